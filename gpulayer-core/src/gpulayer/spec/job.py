@@ -1,0 +1,168 @@
+"""What a user submits: an immutable ``JobSpec``, and the small part of it that scheduling reads."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from gpulayer.ids import JobId
+from gpulayer.spec.request import Request
+from gpulayer.spec.tree import SourceRef
+
+__all__ = [
+    "DEFAULT_GRACE_MS",
+    "DEFAULT_KEEP_FOR_MS",
+    "DEFAULT_LEASE_TTL_MS",
+    "DEFAULT_RETRIES",
+    "FINAL_STATES",
+    "CallRange",
+    "Gang",
+    "JobEntry",
+    "JobKind",
+    "JobSpec",
+    "JobState",
+    "Replicas",
+    "RetryOn",
+    "Shape",
+    "Single",
+]
+
+DEFAULT_RETRIES: Final = 2
+DEFAULT_GRACE_MS: Final = 30_000
+DEFAULT_KEEP_FOR_MS: Final = 3_600_000
+DEFAULT_LEASE_TTL_MS: Final = 30_000
+
+
+class JobKind(StrEnum):
+    COMMAND = "command"
+    FUNCTION = "function"
+    DISTRIBUTED = "distributed"
+    SERVICE = "service"
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    PROVISIONING = "provisioning"
+    STAGING = "staging"
+    RUNNING = "running"
+    ENDING = "ending"
+    UNREACHABLE = "unreachable"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+    REJECTED = "rejected"
+
+    @property
+    def is_final(self) -> bool:
+        return self in FINAL_STATES
+
+
+FINAL_STATES: Final = frozenset(
+    {
+        JobState.SUCCEEDED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+        JobState.TIMED_OUT,
+        JobState.LOST,
+        JobState.REJECTED,
+    }
+)
+
+
+class RetryOn(StrEnum):
+    INFRASTRUCTURE = "infrastructure"  # failures that are not the program's own
+    ANY = "any"  # also the program's
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """One task of one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """One task of ``nodes`` nodes that start all together or not at all."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallRange:
+    """``calls`` calls of one function, leased in ranges; a call is never a row."""
+
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """``count`` tasks that are kept running."""
+
+    count: int
+
+
+Shape = Single | Gang | CallRange | Replicas
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Everything needed to run the job anywhere. Never changed after submission.
+
+    env: the job's own additions to a worker's allow-list. outputs: glob patterns; empty means "every file that
+    is new or changed". keep_for_ms: how long a worker out of contact goes on by itself.
+    """
+
+    command: tuple[str, ...]
+    kind: JobKind = JobKind.COMMAND
+    request: Request = field(default_factory=Request)
+    shape: Shape = field(default_factory=Single)
+    name: str = ""
+    tags: tuple[tuple[str, str], ...] = ()
+    priority: int = 0
+    env: tuple[tuple[str, str], ...] = ()
+    source: SourceRef | None = None
+    outputs: tuple[str, ...] = ()
+    keep_outputs: bool = True
+    retries: int = DEFAULT_RETRIES
+    retry_on: RetryOn = RetryOn.INFRASTRUCTURE
+    timeout_ms: int | None = None
+    grace_ms: int = DEFAULT_GRACE_MS
+    keep_for_ms: int = DEFAULT_KEEP_FOR_MS
+    exclusive: bool = False
+    wait: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JobEntry:
+    """What the engine keeps of a job: no argv, environment, source or log."""
+
+    id: JobId
+    owner: str
+    request: Request
+    shape: Shape
+    priority: int
+    retries: int
+    retry_on: RetryOn
+    timeout_ms: int | None
+    grace_ms: int
+    keep_for_ms: int
+    exclusive: bool
+    wait: bool
+
+    @classmethod
+    def of(cls, job_id: JobId, owner: str, spec: JobSpec) -> "JobEntry":
+        """The scheduling part of a spec."""
+        return cls(
+            id=job_id,
+            owner=owner,
+            request=spec.request,
+            shape=spec.shape,
+            priority=spec.priority,
+            retries=spec.retries,
+            retry_on=spec.retry_on,
+            timeout_ms=spec.timeout_ms,
+            grace_ms=spec.grace_ms,
+            keep_for_ms=spec.keep_for_ms,
+            exclusive=spec.exclusive,
+            wait=spec.wait,
+        )

@@ -1,0 +1,67 @@
+"""What a worker reports of its machine: facts, never promises.
+
+``None`` means "not known"; it is never written as 0, because a request must not be refused for a figure that
+nobody measured.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpulayer.spec.request import Accelerator
+
+__all__ = ["Device", "DeviceState", "Framework", "Locality", "WorkerFacts"]
+
+
+class DeviceState(StrEnum):
+    USABLE = "usable"
+    BUSY = "busy"  # a process that GPUlayer does not own computes on it
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator of a worker. ``links``: (uuid of the peer, link name), strongest first."""
+
+    uuid: str
+    index: int
+    kind: Accelerator
+    model: str
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    compute_capability: str = ""
+    state: DeviceState = DeviceState.USABLE
+    reason: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework that the worker's Python has, and whether it computed on ``accelerator`` when checked."""
+
+    name: str
+    version: str
+    accelerator: Accelerator
+    usable: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    zone: str = ""
+    region: str = ""
+    network_group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """Everything placement knows of a machine. Stored once by its digest, shared by equal machines."""
+
+    platform: str
+    version: str
+    cpus: int
+    memory_bytes: int
+    disk_bytes: int | None = None
+    devices: tuple[Device, ...] = ()
+    frameworks: tuple[Framework, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    locality: Locality = field(default_factory=Locality)

@@ -1,0 +1,56 @@
+"""How an attempt ended, and who is to change something."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpulayer.errors import Blame
+
+__all__ = ["EndedBy", "Outcome", "blame_for"]
+
+
+class EndedBy(StrEnum):
+    PROGRAM = "program"
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    CANCEL = "cancel"
+    WORKER_STOPPED = "worker_stopped"
+    WORKER_LOST = "worker_lost"
+    PREEMPTED = "preempted"
+    STAGING = "staging"
+    ENVIRONMENT = "environment"
+    DISK_FULL = "disk_full"
+    DRIFT = "drift"
+    CLIENT_LOST = "client_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one node of an attempt.
+
+    exit_code: the program's own, None where it never ran or a signal ended it. signal: its number.
+    evidence: what was seen, for people. blame: decides whether the task runs again.
+    """
+
+    ended_by: EndedBy
+    exit_code: int | None = None
+    signal: int | None = None
+    evidence: str = ""
+    blame: Blame = Blame.INFRASTRUCTURE
+
+    @property
+    def is_success(self) -> bool:
+        return self.ended_by is EndedBy.PROGRAM and self.exit_code == 0
+
+
+def blame_for(ended_by: EndedBy) -> Blame:
+    """The usual blame of an end; whoever has better evidence says so in the Outcome itself."""
+    match ended_by:
+        case EndedBy.PROGRAM | EndedBy.SIGNAL | EndedBy.OUT_OF_MEMORY | EndedBy.TIMEOUT | EndedBy.CANCEL:
+            return Blame.USER
+        case EndedBy.CLIENT_LOST | EndedBy.ENVIRONMENT:
+            return Blame.USER
+        case EndedBy.PREEMPTED:
+            return Blame.CAPACITY
+        case _:
+            return Blame.INFRASTRUCTURE

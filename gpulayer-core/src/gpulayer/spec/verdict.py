@@ -1,0 +1,78 @@
+"""What placement says of one worker for one request: the same data for the queue, people, scripts and agents."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpulayer.ids import JobId
+
+__all__ = ["FieldChange", "Reason", "ReasonCode", "Verdict", "VerdictKind"]
+
+
+class ReasonCode(StrEnum):
+    NO_ACCELERATOR = "no_accelerator"
+    NO_CUDA_DEVICE = "no_cuda_device"
+    TOO_FEW_DEVICES = "too_few_devices"
+    DEVICE_MEMORY = "device_memory"
+    DEVICE_MODEL = "device_model"
+    COMPUTE_CAPABILITY = "compute_capability"
+    DEVICE_UNHEALTHY = "device_unhealthy"
+    FRAMEWORK_MISSING = "framework_missing"
+    FRAMEWORK_VERSION = "framework_version"
+    FRAMEWORK_UNUSABLE = "framework_unusable"
+    CPUS = "cpus"
+    MEMORY = "memory"
+    DISK = "disk"
+    LABEL = "label"
+    LOCALITY = "locality"
+    WORKER_NAME = "worker_name"
+    VERSION = "version"
+    DRAINING = "draining"
+    OFFLINE = "offline"
+    QUOTA = "quota"
+    PLUGIN_REJECTED = "plugin_rejected"
+    UNKNOWN_VALUE = "unknown_value"
+    DEVICES_BUSY = "devices_busy"
+    CPUS_BUSY = "cpus_busy"
+    MEMORY_BUSY = "memory_busy"
+    RESERVED = "reserved"
+
+
+class VerdictKind(StrEnum):
+    ELIGIBLE = "eligible"
+    BUSY = "busy"
+    INELIGIBLE = "ineligible"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    code: ReasonCode
+    message: str
+    wanted: str = ""
+    has: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field of the request and the value with which this worker would fit."""
+
+    field: str
+    value: str
+
+    @property
+    def flag(self) -> str:
+        """The change as it is typed: ``--device-memory 24GB``, or ``without --device-model``."""
+        option = "--" + self.field.replace("_", "-")
+        return f"{option} {self.value}" if self.value else f"without {option}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Reasons are complete for an ineligible worker; ``fits_with`` is empty where nothing simple would help."""
+
+    worker: str
+    kind: VerdictKind
+    reasons: tuple[Reason, ...] = ()
+    busy_with: tuple[JobId, ...] = ()
+    until_ms: int | None = None
+    fits_with: tuple[FieldChange, ...] = ()
+    score: float | None = None

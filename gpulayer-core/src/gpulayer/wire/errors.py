@@ -1,0 +1,48 @@
+"""The one error envelope of every route."""
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from gpulayer.errors import GpulayerError, error_from_code
+
+__all__ = ["ErrorBody", "ErrorEnvelope", "envelope", "error_from_envelope"]
+
+
+class ErrorBody(TypedDict):
+    code: str
+    message: str
+    hint: str
+    blame: str
+    details: dict[str, Any]  # Any: each code documents its own JSON fields
+
+
+class ErrorEnvelope(TypedDict):
+    error: ErrorBody
+
+
+def envelope(error: GpulayerError) -> ErrorEnvelope:
+    return {
+        "error": {
+            "code": error.code,
+            "message": error.message,
+            "hint": error.hint,
+            "blame": str(error.blame),
+            "details": error.details,
+        }
+    }
+
+
+def error_from_envelope(document: object) -> GpulayerError | None:
+    """The error an answer's body describes, or None where it is no envelope."""
+    match document:
+        case {"error": {"code": str(code), "message": str(message), **rest}}:
+            hint, details = rest.get("hint"), rest.get("details")
+            return error_from_code(
+                code,
+                message,
+                hint=hint if isinstance(hint, str) else "",
+                details=details if isinstance(details, dict) else None,
+            )
+        case _:
+            return None

@@ -1,0 +1,233 @@
+"""Jobs on the wire: submissions, and the records that people and scripts read."""
+
+from typing import Annotated, Any, NotRequired, Required
+
+from annotated_types import Ge, Le, MaxLen, MinLen
+from typing_extensions import TypedDict
+
+__all__ = [
+    "MAX_BATCH",
+    "MAX_COMMAND_ITEMS",
+    "AttemptNodeRecord",
+    "AttemptRecord",
+    "BatchReply",
+    "BatchSubmission",
+    "CancelBody",
+    "EventPage",
+    "EventRecord",
+    "ExplainBody",
+    "ExplainReply",
+    "JobPage",
+    "JobRecord",
+    "JobSubmission",
+    "OutputRecord",
+    "OutputsReply",
+    "ReasonRecord",
+    "RequestFields",
+    "SourceFields",
+    "SubmitterRecord",
+    "VerdictReasonRecord",
+    "VerdictRecord",
+]
+
+MAX_BATCH = 20_000
+MAX_COMMAND_ITEMS = 10_000
+_MS_LIMIT = 10 * 365 * 86_400_000
+
+Text = Annotated[str, MaxLen(4096)]
+Count = Annotated[int, Ge(0), Le(1_000_000)]
+Bytes = Annotated[int, Ge(0), Le(2**60)]
+Milliseconds = Annotated[int, Ge(0), Le(_MS_LIMIT)]
+
+
+class RequestFields(TypedDict, total=False):
+    """What it needs; an absent field means the default of ``spec.Request``."""
+
+    accelerators: Annotated[list[str], MinLen(1), MaxLen(8)]
+    devices: Count
+    device_models: Annotated[list[Text], MaxLen(32)]
+    device_memory_bytes: Bytes
+    compute_capability: Text
+    frameworks: Annotated[list[Text], MaxLen(32)]
+    cpus: Annotated[int, Ge(1), Le(100_000)]
+    memory_bytes: Bytes
+    disk_bytes: Bytes
+    labels: Annotated[dict[Text, Text], MaxLen(64)]
+    worker: Text
+    zone: Text
+    region: Text
+    network_group: Text
+
+
+class SourceFields(TypedDict):
+    """A tree that is already uploaded, by its root digest."""
+
+    digest: Annotated[str, MinLen(64), MaxLen(64)]
+    files: Count
+    size_bytes: Bytes
+    commit: NotRequired[Text]
+    dirty: NotRequired[bool]
+
+
+class JobSubmission(TypedDict, total=False):
+    """A job as it is sent and as it is stored. ``schema`` is the version of this form."""
+
+    schema: Required[int]
+    command: Required[Annotated[list[Annotated[str, MaxLen(1_000_000)]], MinLen(1), MaxLen(MAX_COMMAND_ITEMS)]]
+    kind: str
+    request: RequestFields
+    name: Annotated[str, MaxLen(200)]
+    tags: Annotated[dict[Text, Text], MaxLen(64)]
+    priority: Annotated[int, Ge(-1_000_000), Le(1_000_000)]
+    env: Annotated[dict[Text, Annotated[str, MaxLen(1_000_000)]], MaxLen(10_000)]
+    source: SourceFields | None
+    outputs: Annotated[list[Text], MaxLen(256)]
+    keep_outputs: bool
+    retries: Annotated[int, Ge(0), Le(1000)]
+    retry_on: str
+    timeout_ms: Annotated[int, Ge(1), Le(_MS_LIMIT)] | None
+    grace_ms: Milliseconds
+    keep_for_ms: Milliseconds
+    exclusive: bool
+    wait: bool
+
+
+class BatchSubmission(TypedDict):
+    schema: int
+    jobs: Annotated[list[JobSubmission], MinLen(1), MaxLen(MAX_BATCH)]
+
+
+class BatchReply(TypedDict):
+    """Ids in the order of the submission."""
+
+    ids: list[str]
+
+
+class ReasonRecord(TypedDict):
+    code: str
+    message: str
+
+
+class SubmitterRecord(TypedDict):
+    token_id: str
+    name: str
+    client: str
+
+
+class OutputRecord(TypedDict):
+    path: str
+    size: int
+    digest: str
+
+
+class AttemptNodeRecord(TypedDict):
+    worker: str
+    devices: list[str]
+    exit_code: int | None
+    signal: int | None
+
+
+class AttemptRecord(TypedDict):
+    number: int
+    epoch: int
+    state: str
+    nodes: list[AttemptNodeRecord]
+    started_at: str | None
+    ended_at: str | None
+    ended_by: str | None
+    blame: str | None
+    evidence: str
+
+
+class JobRecord(TypedDict):
+    id: str
+    name: str
+    kind: str
+    state: str
+    reason: ReasonRecord | None
+    command: list[str]
+    request: RequestFields
+    source: SourceFields | None
+    tags: dict[str, str]
+    priority: int
+    submitted_by: SubmitterRecord
+    submitted_at: str
+    started_at: str | None
+    ended_at: str | None
+    attempts: list[AttemptRecord]
+    exit_code: int | None
+    signal: int | None
+    ended_by: str | None
+    outputs: list[OutputRecord]
+    output_tree: str | None
+    placement: "VerdictRecord | None"
+    verdicts: "list[VerdictRecord]"
+
+
+class JobPage(TypedDict):
+    """Newest first. ``next``: the cursor of the following page, None on the last. ``outputs`` of each is empty."""
+
+    jobs: list[JobRecord]
+    next: str | None
+
+
+class OutputsReply(TypedDict):
+    """``tree``: the root digest of the output tree, None where nothing came home."""
+
+    tree: str | None
+    outputs: list[OutputRecord]
+
+
+class EventRecord(TypedDict):
+    seq: int
+    at: str
+    event: str
+    details: dict[str, Any]  # Any: each event documents its own JSON fields
+
+
+class EventPage(TypedDict):
+    events: list[EventRecord]
+    next: int
+
+
+class CancelBody(TypedDict, total=False):
+    """``grace_ms`` overrides the job's own."""
+
+    grace_ms: Milliseconds
+
+
+class VerdictReasonRecord(TypedDict):
+    code: str
+    message: str
+    wanted: str
+    has: str
+
+
+class VerdictRecord(TypedDict):
+    """``fits_with``: request fields and the values with which this worker would fit; empty if nothing simple helps."""
+
+    worker: str
+    verdict: str
+    reasons: list[VerdictReasonRecord]
+    busy_with: list[str]
+    until: str | None
+    fits_with: dict[str, str]
+    score: float | None
+
+
+class ExplainBody(TypedDict):
+    request: RequestFields
+
+
+class ExplainReply(TypedDict):
+    """``choice``: the worker that would get it now, None where none can. ``request``: one line for people."""
+
+    request: str
+    choice: str | None
+    verdicts: list[VerdictRecord]
+
+
+# Pydantic reads this attribute; a TypedDict body may not hold it, and pydantic is not imported here.
+_CONFIG: Final = "__pydantic_config__"
+for _submission in (RequestFields, SourceFields, JobSubmission, BatchSubmission):
+    setattr(_submission, _CONFIG, {"extra": "forbid"})

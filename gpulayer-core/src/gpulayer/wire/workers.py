@@ -1,0 +1,231 @@
+"""The worker's side of the wire: enrolment, sessions, reports, commands; and the worker record."""
+
+from typing import Annotated, Literal, NotRequired
+
+from annotated_types import Ge, Le, MaxLen, MinLen
+from typing_extensions import TypedDict
+
+__all__ = [
+    "AssignCommand",
+    "Command",
+    "CommandsReply",
+    "DeviceFields",
+    "EnrolBody",
+    "EnrolReply",
+    "FrameworkFields",
+    "LocalityFields",
+    "LogReply",
+    "OutcomeFields",
+    "OutputsAccepted",
+    "OutputsBody",
+    "ReportBody",
+    "ReportItem",
+    "ReportReply",
+    "SessionBody",
+    "SessionReply",
+    "StopCommand",
+    "WorkerFactsFields",
+    "WorkerPage",
+    "WorkerRecord",
+]
+
+Text = Annotated[str, MaxLen(4096)]
+Counter = Annotated[int, Ge(0), Le(2**62)]
+
+
+class DeviceFields(TypedDict):
+    uuid: Text
+    index: int
+    kind: str
+    model: Text
+    memory_bytes: int | None
+    memory_free_bytes: int | None
+    compute_capability: Text
+    state: str
+    reason: Text
+    links: dict[str, str]
+
+
+class FrameworkFields(TypedDict):
+    name: Text
+    version: Text
+    accelerator: str
+    usable: bool
+    reason: Text
+
+
+class LocalityFields(TypedDict):
+    zone: Text
+    region: Text
+    network_group: Text
+
+
+class WorkerFactsFields(TypedDict):
+    platform: Text
+    version: Text
+    cpus: Annotated[int, Ge(1), Le(100_000)]
+    memory_bytes: Annotated[int, Ge(0), Le(2**60)]
+    disk_bytes: int | None
+    devices: Annotated[list[DeviceFields], MaxLen(1024)]
+    frameworks: Annotated[list[FrameworkFields], MaxLen(256)]
+    labels: Annotated[dict[Text, Text], MaxLen(64)]
+    locality: LocalityFields
+
+
+class EnrolBody(TypedDict):
+    """Exchanges a join token (in the Authorization header) for an identity. ``public_key``: Ed25519, 64 hex."""
+
+    schema: int
+    name: Annotated[str, MinLen(1), MaxLen(100)]
+    public_key: Annotated[str, MinLen(64), MaxLen(64)]
+    facts: WorkerFactsFields
+
+
+class EnrolReply(TypedDict):
+    worker_id: str
+    name: str
+
+
+class SessionBody(TypedDict):
+    """Proof of possession: Ed25519 over ``gpulayer-session:<worker id>:<counter>``, 128 hex characters.
+
+    ``counter`` grows with every request of this identity, so that a signature can't be used twice.
+    """
+
+    schema: int
+    counter: Counter
+    signature: Annotated[str, MinLen(128), MaxLen(128)]
+
+
+class SessionReply(TypedDict):
+    """``token`` lives ``expires_in_s``; a report at least every ``heartbeat_ms`` keeps the worker's leases."""
+
+    token: str
+    expires_in_s: int
+    incarnation: str
+    lease_ttl_ms: int
+    heartbeat_ms: int
+
+
+class OutcomeFields(TypedDict):
+    ended_by: str
+    exit_code: int | None
+    signal: int | None
+    evidence: Annotated[str, MaxLen(65_536)]
+    blame: str
+
+
+class ReportItem(TypedDict):
+    """Where one node of an attempt is. States only move forward; a repeated or stale item changes nothing."""
+
+    epoch: Counter
+    node: Annotated[int, Ge(0), Le(100_000)]
+    state: Literal["staging", "running", "ending", "ended"]
+    outcome: NotRequired[OutcomeFields | None]
+    outputs: NotRequired[str | None]
+
+
+class ReportBody(TypedDict):
+    """One report. ``boot`` counts starts of this agent, ``seq`` reports of this boot.
+
+    ``recovered``: the epochs that the agent still knew when it started, sent until the first answer of a boot:
+    an attempt that the control plane believes there and that is not listed is lost.
+    ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
+    """
+
+    schema: int
+    boot: Counter
+    seq: Counter
+    sent_ms: int
+    recovered: NotRequired[list[Counter] | None]
+    facts: NotRequired[WorkerFactsFields | None]
+    leaving: NotRequired[bool]
+    items: Annotated[list[ReportItem], MaxLen(20_000)]
+
+
+class ReportReply(TypedDict):
+    """Answered after commit. ``void``: epochs that are not this worker's any more: end and forget them."""
+
+    seq: int
+    void: list[int]
+
+
+class AssignCommand(TypedDict):
+    """Everything needed to run one node of an attempt."""
+
+    type: Literal["assign"]
+    epoch: int
+    node: int
+    job_id: str
+    attempt: int
+    command: list[str]
+    env: dict[str, str]
+    source: str | None
+    devices: list[str]
+    cpus: int
+    memory_bytes: int
+    outputs: list[str]
+    keep_outputs: bool
+    timeout_ms: int | None
+    grace_ms: int
+    keep_for_ms: int
+    exclusive: bool
+
+
+class StopCommand(TypedDict):
+    """End the attempt; ``ended_by`` says why (cancel, preempted, worker_stopped, …)."""
+
+    type: Literal["stop"]
+    epoch: int
+    ended_by: str
+    grace_ms: int
+
+
+Command = AssignCommand | StopCommand
+
+
+class CommandsReply(TypedDict):
+    """``cursor`` acknowledges these commands when it comes back as ``after``. A command may come twice."""
+
+    cursor: str
+    commands: list[Command]
+
+
+class LogReply(TypedDict):
+    """``offset``: how many bytes of this log the control plane holds."""
+
+    offset: int
+
+
+class OutputsBody(TypedDict):
+    """The root of a finished attempt's output tree, all of whose objects are uploaded."""
+
+    tree: Annotated[str, MinLen(64), MaxLen(64)]
+
+
+class OutputsAccepted(TypedDict):
+    files: int
+    size_bytes: int
+
+
+class WorkerRecord(TypedDict):
+    id: str
+    name: str
+    state: str
+    last_seen_at: str | None
+    version: str
+    platform: str
+    labels: dict[str, str]
+    locality: LocalityFields
+    cpus: int
+    cpus_free: int
+    memory_bytes: int
+    disk_bytes: int | None
+    devices: list[DeviceFields]
+    frameworks: list[FrameworkFields]
+    leases: list[int]
+
+
+class WorkerPage(TypedDict):
+    workers: list[WorkerRecord]
+    next: str | None
