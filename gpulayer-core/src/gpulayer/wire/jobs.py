@@ -1,6 +1,6 @@
 """Jobs on the wire: submissions, and the records that people and scripts read."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NotRequired, Required
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import TypedDict
