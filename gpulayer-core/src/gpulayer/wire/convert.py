@@ -1,0 +1,384 @@
+"""Domain types to wire schemas and back: the one place where either is turned into the other.
+
+``*_from_wire`` raises BadRequest that names the field; shapes and ranges were checked by the server's edge, what
+is checked here is meaning (an unknown accelerator, a specifier that does not parse, ``cpu`` with devices).
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeVar
+
+from gpulayer.clock import iso_utc
+from gpulayer.errors import BadRequest, Blame, NotSupported
+from gpulayer.ids import Digest, is_digest
+from gpulayer.spec.job import (
+    DEFAULT_GRACE_MS,
+    DEFAULT_KEEP_FOR_MS,
+    DEFAULT_RETRIES,
+    JobKind,
+    JobSpec,
+    RetryOn,
+    Single,
+)
+from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.tree import SourceRef
+from gpulayer.spec.verdict import Verdict
+from gpulayer.wire import SCHEMA_VERSION
+from gpulayer.wire.jobs import JobSubmission, RequestFields, SourceFields, VerdictRecord
+from gpulayer.wire.workers import DeviceFields, OutcomeFields, WorkerFactsFields
+
+__all__ = [
+    "check_schema",
+    "device_to_wire",
+    "facts_from_wire",
+    "facts_to_wire",
+    "framework_need",
+    "outcome_from_wire",
+    "outcome_to_wire",
+    "request_from_wire",
+    "request_to_wire",
+    "source_to_wire",
+    "spec_from_wire",
+    "spec_to_wire",
+    "verdict_to_wire",
+]
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def check_schema(schema: int, what: str) -> None:
+    """Raises BadRequest for a schema version that this program does not read."""
+    if schema != SCHEMA_VERSION:
+        raise BadRequest(
+            f"{what}: schema version {schema!r} is unknown here; this control plane reads version {SCHEMA_VERSION}",
+            hint="use a client and a control plane of the same minor series",
+        )
+
+
+def request_to_wire(request: Request) -> RequestFields:
+    """Only what differs from the defaults, so that an older reader meets no field it need not know."""
+    fields: RequestFields = {}
+    if request.accelerators != (Accelerator.ANY,):
+        fields["accelerators"] = [str(kind) for kind in request.accelerators]
+    if request.devices:
+        fields["devices"] = request.devices
+    if request.device_models:
+        fields["device_models"] = list(request.device_models)
+    if request.device_memory_bytes:
+        fields["device_memory_bytes"] = request.device_memory_bytes
+    if request.compute_capability:
+        fields["compute_capability"] = request.compute_capability
+    if request.frameworks:
+        fields["frameworks"] = [str(need) for need in request.frameworks]
+    if request.cpus != 1:
+        fields["cpus"] = request.cpus
+    if request.memory_bytes:
+        fields["memory_bytes"] = request.memory_bytes
+    if request.disk_bytes:
+        fields["disk_bytes"] = request.disk_bytes
+    if request.labels:
+        fields["labels"] = dict(request.labels)
+    if request.worker:
+        fields["worker"] = request.worker
+    if request.zone:
+        fields["zone"] = request.zone
+    if request.region:
+        fields["region"] = request.region
+    if request.network_group:
+        fields["network_group"] = request.network_group
+    return fields
+
+
+def request_from_wire(fields: RequestFields) -> Request:
+    """Naming an accelerator without a number of devices asks for one; ``cpu`` and ``any`` ask for none."""
+    accelerators = tuple(
+        _choice(Accelerator, text, "request.accelerators") for text in fields.get("accelerators", [Accelerator.ANY])
+    )
+    named = [kind for kind in accelerators if kind in DEVICE_KINDS]
+    devices = fields.get("devices", 1 if named and named[0] == accelerators[0] else 0)
+    if devices and Accelerator.CPU in accelerators and not named:
+        raise BadRequest("request.devices: cpu has no devices to lease", hint="ask for cores with --cpus N")
+    needs_device = fields.get("device_memory_bytes") or fields.get("device_models") or fields.get("compute_capability")
+    if needs_device and not devices:
+        raise BadRequest(
+            "the request names properties of a device but asks for no device",
+            hint="add --devices 1 or name an accelerator, as in --accelerator cuda",
+        )
+    capability = fields.get("compute_capability", "")
+    if capability:
+        _check_specifier(capability, "request.compute_capability")
+    return Request(
+        accelerators=accelerators,
+        devices=devices,
+        device_models=tuple(fields.get("device_models", ())),
+        device_memory_bytes=fields.get("device_memory_bytes", 0),
+        compute_capability=capability,
+        frameworks=tuple(framework_need(text) for text in fields.get("frameworks", ())),
+        cpus=fields.get("cpus", 1),
+        memory_bytes=fields.get("memory_bytes", 0),
+        disk_bytes=fields.get("disk_bytes", 0),
+        labels=tuple(sorted(fields.get("labels", {}).items())),
+        worker=fields.get("worker", ""),
+        zone=fields.get("zone", ""),
+        region=fields.get("region", ""),
+        network_group=fields.get("network_group", ""),
+    )
+
+
+def framework_need(text: str) -> FrameworkNeed:
+    """``torch>=2.4`` to its name and specifier. Raises BadRequest that shows a right example."""
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - 40 ms, seldom needed
+
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        requirement = None
+    if requirement is None or requirement.extras or requirement.marker or requirement.url:
+        raise BadRequest(f"request.frameworks: {text!r} is not a framework", hint="write it like torch>=2.4 or jax")
+    return FrameworkNeed(requirement.name.lower(), str(requirement.specifier))
+
+
+def spec_to_wire(spec: JobSpec) -> JobSubmission:
+    """The form in which a job is sent and stored."""
+    if spec.kind is not JobKind.COMMAND or not isinstance(spec.shape, Single):
+        raise NotSupported(f"jobs of kind {spec.kind} with shape {spec.shape} have no wire form yet")
+    submission: JobSubmission = {"schema": SCHEMA_VERSION, "command": list(spec.command)}
+    request = request_to_wire(spec.request)
+    if request:
+        submission["request"] = request
+    if spec.name:
+        submission["name"] = spec.name
+    if spec.tags:
+        submission["tags"] = dict(spec.tags)
+    if spec.priority:
+        submission["priority"] = spec.priority
+    if spec.env:
+        submission["env"] = dict(spec.env)
+    if spec.source is not None:
+        submission["source"] = source_to_wire(spec.source)
+    if spec.outputs:
+        submission["outputs"] = list(spec.outputs)
+    if not spec.keep_outputs:
+        submission["keep_outputs"] = False
+    if spec.retries != DEFAULT_RETRIES:
+        submission["retries"] = spec.retries
+    if spec.retry_on is not RetryOn.INFRASTRUCTURE:
+        submission["retry_on"] = str(spec.retry_on)
+    if spec.timeout_ms is not None:
+        submission["timeout_ms"] = spec.timeout_ms
+    if spec.grace_ms != DEFAULT_GRACE_MS:
+        submission["grace_ms"] = spec.grace_ms
+    if spec.keep_for_ms != DEFAULT_KEEP_FOR_MS:
+        submission["keep_for_ms"] = spec.keep_for_ms
+    if spec.exclusive:
+        submission["exclusive"] = True
+    if not spec.wait:
+        submission["wait"] = False
+    return submission
+
+
+def spec_from_wire(submission: JobSubmission) -> JobSpec:
+    """Read a submission. Raises BadRequest or NotSupported; the schema version is checked first."""
+    check_schema(submission["schema"], "job")
+    kind = _choice(JobKind, submission.get("kind", JobKind.COMMAND), "kind")
+    if kind is not JobKind.COMMAND:
+        raise NotSupported(f"kind {kind!s} is not supported by this version", hint="submit a command")
+    command = submission["command"]
+    if not command[0]:
+        raise BadRequest("command: the program's name is empty")
+    for argument in command:
+        _check_text(argument, "command")
+    env = submission.get("env", {})
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in key:
+            raise BadRequest(f"env: {key!r} can't name a variable")
+        _check_text(value, f"env.{key}")
+    return JobSpec(
+        command=tuple(command),
+        kind=kind,
+        request=request_from_wire(submission.get("request", {})),
+        name=submission.get("name", ""),
+        tags=tuple(sorted(submission.get("tags", {}).items())),
+        priority=submission.get("priority", 0),
+        env=tuple(sorted(env.items())),
+        source=_source_from_wire(submission.get("source")),
+        outputs=tuple(submission.get("outputs", ())),
+        keep_outputs=submission.get("keep_outputs", True),
+        retries=submission.get("retries", DEFAULT_RETRIES),
+        retry_on=_choice(RetryOn, submission.get("retry_on", RetryOn.INFRASTRUCTURE), "retry_on"),
+        timeout_ms=submission.get("timeout_ms"),
+        grace_ms=submission.get("grace_ms", DEFAULT_GRACE_MS),
+        keep_for_ms=submission.get("keep_for_ms", DEFAULT_KEEP_FOR_MS),
+        exclusive=submission.get("exclusive", False),
+        wait=submission.get("wait", True),
+    )
+
+
+def source_to_wire(source: SourceRef) -> SourceFields:
+    fields: SourceFields = {"digest": source.digest, "files": source.files, "size_bytes": source.size_bytes}
+    if source.commit:
+        fields["commit"] = source.commit
+        fields["dirty"] = source.dirty
+    return fields
+
+
+def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
+    return {
+        "platform": facts.platform,
+        "version": facts.version,
+        "cpus": facts.cpus,
+        "memory_bytes": facts.memory_bytes,
+        "disk_bytes": facts.disk_bytes,
+        "devices": [device_to_wire(device) for device in facts.devices],
+        "frameworks": [
+            {
+                "name": framework.name,
+                "version": framework.version,
+                "accelerator": str(framework.accelerator),
+                "usable": framework.usable,
+                "reason": framework.reason,
+            }
+            for framework in facts.frameworks
+        ],
+        "labels": dict(facts.labels),
+        "locality": {
+            "zone": facts.locality.zone,
+            "region": facts.locality.region,
+            "network_group": facts.locality.network_group,
+        },
+    }
+
+
+def device_to_wire(device: Device) -> DeviceFields:
+    return {
+        "uuid": device.uuid,
+        "index": device.index,
+        "kind": str(device.kind),
+        "model": device.model,
+        "memory_bytes": device.memory_bytes,
+        "memory_free_bytes": device.memory_free_bytes,
+        "compute_capability": device.compute_capability,
+        "state": str(device.state),
+        "reason": device.reason,
+        "links": dict(device.links),
+    }
+
+
+def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
+    devices = tuple(
+        Device(
+            uuid=device["uuid"],
+            index=device["index"],
+            kind=_choice(Accelerator, device["kind"], "facts.devices.kind"),
+            model=device["model"],
+            memory_bytes=device["memory_bytes"],
+            memory_free_bytes=device["memory_free_bytes"],
+            compute_capability=device["compute_capability"],
+            state=_choice(DeviceState, device["state"], "facts.devices.state"),
+            reason=device["reason"],
+            links=tuple(device["links"].items()),
+        )
+        for device in fields["devices"]
+    )
+    _check_unique((device.uuid for device in devices), "facts.devices.uuid")
+    return WorkerFacts(
+        platform=fields["platform"],
+        version=fields["version"],
+        cpus=fields["cpus"],
+        memory_bytes=fields["memory_bytes"],
+        disk_bytes=fields["disk_bytes"],
+        devices=devices,
+        frameworks=tuple(
+            Framework(
+                name=framework["name"],
+                version=framework["version"],
+                accelerator=_choice(Accelerator, framework["accelerator"], "facts.frameworks.accelerator"),
+                usable=framework["usable"],
+                reason=framework["reason"],
+            )
+            for framework in fields["frameworks"]
+        ),
+        labels=tuple(sorted(fields["labels"].items())),
+        locality=Locality(**fields["locality"]),
+    )
+
+
+def outcome_to_wire(outcome: Outcome) -> OutcomeFields:
+    return {
+        "ended_by": str(outcome.ended_by),
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "evidence": outcome.evidence,
+        "blame": str(outcome.blame),
+    }
+
+
+def outcome_from_wire(fields: OutcomeFields) -> Outcome:
+    return Outcome(
+        ended_by=_choice(EndedBy, fields["ended_by"], "outcome.ended_by"),
+        exit_code=fields["exit_code"],
+        signal=fields["signal"],
+        evidence=fields["evidence"],
+        blame=_choice(Blame, fields["blame"], "outcome.blame"),
+    )
+
+
+def verdict_to_wire(verdict: Verdict) -> VerdictRecord:
+    return {
+        "worker": verdict.worker,
+        "verdict": str(verdict.kind),
+        "reasons": [
+            {"code": str(reason.code), "message": reason.message, "wanted": reason.wanted, "has": reason.has}
+            for reason in verdict.reasons
+        ],
+        "busy_with": list(verdict.busy_with),
+        "until": iso_utc(verdict.until_ms),
+        "fits_with": {change.field: change.value for change in verdict.fits_with},
+        "score": verdict.score,
+    }
+
+
+def _source_from_wire(fields: SourceFields | None) -> SourceRef | None:
+    if fields is None:
+        return None
+    if not is_digest(fields["digest"]):
+        raise BadRequest(f"source.digest: {fields['digest'][:20]!r} is not a SHA-256 digest")
+    return SourceRef(
+        digest=Digest(fields["digest"]),
+        files=fields["files"],
+        size_bytes=fields["size_bytes"],
+        commit=fields.get("commit", ""),
+        dirty=fields.get("dirty", False),
+    )
+
+
+def _choice(kind: type[_Choice], text: str, where: str) -> _Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        known = ", ".join(kind)
+        raise BadRequest(f"{where}: {text!r} is unknown", hint=f"one of {known}") from None
+
+
+def _check_specifier(text: str, where: str) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - 40 ms, seldom needed
+
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise BadRequest(f"{where}: {text!r} is not a version range", hint='write it like ">=8.0"') from None
+
+
+def _check_text(text: str, where: str) -> None:
+    if "\0" in text:
+        raise BadRequest(f"{where}: a NUL character can't be passed to a program")
+
+
+def _check_unique(values: Iterable[str], where: str) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise BadRequest(f"{where}: {value!r} stands twice")
+        seen.add(value)
