@@ -4,12 +4,15 @@ Two clocks are told apart everywhere: ``monotonic_ms`` runs through suspend and 
 retries; ``wall_ms`` is for people to read and decides nothing.
 """
 
-import sys
 import time
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 __all__ = ["Clock", "Instant", "ManualClock", "SystemClock", "iso_utc"]
+
+
+# CLOCK_BOOTTIME counts suspended time on Linux; CLOCK_MONOTONIC_RAW is the continuous clock of macOS.
+_CONTINUOUS: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC_RAW", None))
 
 
 class Instant(NamedTuple):
@@ -33,7 +36,9 @@ class SystemClock:
     """The machine's own clocks: CLOCK_BOOTTIME on Linux, the continuous clock on macOS."""
 
     def monotonic_ms(self) -> int:
-        return _boottime_ns() // 1_000_000
+        if _CONTINUOUS is None:
+            return time.monotonic_ns() // 1_000_000
+        return time.clock_gettime_ns(_CONTINUOUS) // 1_000_000
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -64,11 +69,3 @@ def iso_utc(wall_ms: int | None) -> str | None:
         return None
     seconds, ms = divmod(wall_ms, 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ms:03d}Z"
-
-
-def _boottime_ns() -> int:
-    if sys.platform == "linux":
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    if sys.platform == "darwin":
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-    return time.monotonic_ns()

@@ -140,6 +140,8 @@ class AttemptRecord(TypedDict):
 
 
 class JobRecord(TypedDict):
+    """``placement``: why the latest attempt runs where it runs. ``verdicts``: of a rejected job, else empty."""
+
     id: str
     name: str
     kind: str
@@ -160,7 +162,7 @@ class JobRecord(TypedDict):
     ended_by: str | None
     outputs: list[OutputRecord]
     output_tree: str | None
-    placement: "VerdictRecord | None"
+    placement: str | None
     verdicts: "list[VerdictRecord]"
 
 

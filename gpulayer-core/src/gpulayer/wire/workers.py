@@ -130,6 +130,7 @@ class ReportBody(TypedDict):
 
     ``recovered``: the epochs that the agent still knew when it started, sent until the first answer of a boot:
     an attempt that the control plane believes there and that is not listed is lost.
+    ``holding``: all epochs the agent holds now; what the control plane no longer lends it comes back as ``void``.
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
     """
 
@@ -137,6 +138,7 @@ class ReportBody(TypedDict):
     boot: Counter
     seq: Counter
     sent_ms: int
+    holding: Annotated[list[Counter], MaxLen(20_000)]
     recovered: NotRequired[list[Counter] | None]
     facts: NotRequired[WorkerFactsFields | None]
     leaving: NotRequired[bool]

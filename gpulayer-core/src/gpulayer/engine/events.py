@@ -1,0 +1,152 @@
+"""What happened: the only input of the engine.
+
+Events are past tense and carry everything that ``step`` may know, above all the time. A plugin's answer, a
+provider's result and the passing of a deadline are events too. ``due`` derives the last kind from the state, so
+that they stand in the log and a replay needs no heartbeats.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpulayer.clock import Instant
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
+from gpulayer.spec.job import JobEntry
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import Outcome
+
+__all__ = [
+    "CancelRequested",
+    "DrainRequested",
+    "Event",
+    "JobSubmitted",
+    "KeepForPassed",
+    "LeaseExpired",
+    "NodePhase",
+    "NodeReport",
+    "WorkerJoined",
+    "WorkerRemoved",
+    "WorkerReported",
+    "WorkerResumed",
+    "WorkerWentSilent",
+]
+
+
+class NodePhase(StrEnum):
+    """Where one node of an attempt is; only ever moves down this list."""
+
+    ASSIGNED = "assigned"
+    STAGING = "staging"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A worker's word on one node. ``outcome`` and ``outputs`` come with ENDED alone."""
+
+    epoch: Epoch
+    node: int
+    phase: NodePhase
+    outcome: Outcome | None = None
+    outputs: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    at: Instant
+    job: JobEntry
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    at: Instant
+    job_id: JobId
+    grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker enrolled. ``facts_digest`` names the facts, so that equal machines share them."""
+
+    at: Instant
+    worker: WorkerId
+    name: str
+    facts: WorkerFacts
+    facts_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReported:
+    """One report of an agent; see ``wire.workers.ReportBody`` for boot, seq, holding and recovered."""
+
+    at: Instant
+    worker: WorkerId
+    boot: int
+    seq: int
+    holding: tuple[Epoch, ...] = ()
+    recovered: tuple[Epoch, ...] | None = None
+    items: tuple[NodeReport, ...] = ()
+    facts: WorkerFacts | None = None
+    facts_digest: Digest | None = None
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWentSilent:
+    """No report for ``lease_ttl`` × 1.1."""
+
+    at: Instant
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
+    """A node's worker has been silent past the lease: the control plane may act."""
+
+    at: Instant
+    epoch: Epoch
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class KeepForPassed:
+    """The silent worker has ended the attempt by itself by now."""
+
+    at: Instant
+    epoch: Epoch
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    at: Instant
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResumed:
+    at: Instant
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRemoved:
+    """A person said that this worker is gone for good; whatever it held is lost."""
+
+    at: Instant
+    worker: WorkerId
+
+
+Event = (
+    JobSubmitted
+    | CancelRequested
+    | WorkerJoined
+    | WorkerReported
+    | WorkerWentSilent
+    | LeaseExpired
+    | KeepForPassed
+    | DrainRequested
+    | WorkerResumed
+    | WorkerRemoved
+)

@@ -1,0 +1,106 @@
+"""What is to be stored: whole row images of every entity that a step changed.
+
+A record replaces the row of the same key, so storing one twice changes nothing, the last of a batch wins, and the
+live state is rebuilt from the last image of every live entity (``rebuild``). Images hold plain values only.
+"""
+
+from dataclasses import dataclass
+
+from gpulayer.engine.events import NodePhase
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
+from gpulayer.spec.job import JobState
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["AttemptImage", "CounterImage", "FactsImage", "JobImage", "NodeImage", "Record", "TaskImage", "WorkerImage"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobImage:
+    """``seq`` orders the queue. ``stop``: a stop was asked for and by what. Wall times are for people."""
+
+    id: JobId
+    seq: int
+    state: JobState
+    reason_code: str
+    reason_message: str
+    stop: EndedBy | None
+    stop_grace_ms: int
+    started_wall_ms: int | None
+    ended_wall_ms: int | None
+    outcome: Outcome | None
+    outputs: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskImage:
+    """Written from a task's first attempt on; a task without an image is queued and untried.
+
+    ``failures`` counts attempts that used up a retry; ``avoid``: workers where it failed through no fault of its own.
+    """
+
+    job_id: JobId
+    index: int
+    is_done: bool
+    attempts: int
+    failures: int
+    avoid: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    worker: WorkerId
+    worker_name: str
+    devices: tuple[str, ...]
+    cpus: int
+    memory_bytes: int
+    phase: NodePhase
+    outcome: Outcome | None
+    outputs: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptImage:
+    epoch: Epoch
+    job_id: JobId
+    task_index: int
+    number: int
+    phase: NodePhase
+    nodes: tuple[NodeImage, ...]
+    stop: EndedBy | None
+    is_unreachable: bool
+    first_failure: int | None
+    started_wall_ms: int | None
+    ended_wall_ms: int | None
+    outcome: Outcome | None
+    placement: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerImage:
+    id: WorkerId
+    name: str
+    state: WorkerState
+    is_draining: bool
+    facts_digest: Digest
+    boot: int
+    seen_wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FactsImage:
+    digest: Digest
+    facts: WorkerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class CounterImage:
+    """The one row of counters. ``now_ms``: engine time at this step, so that time goes on after a restart."""
+
+    next_epoch: int
+    next_seq: int
+    now_ms: int
+
+
+Record = JobImage | TaskImage | AttemptImage | WorkerImage | FactsImage | CounterImage

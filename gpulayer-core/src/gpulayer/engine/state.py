@@ -1,0 +1,148 @@
+"""The live state: what scheduling needs and nothing else (no argv, environment, source or log).
+
+Only ``step`` changes it, in place. Jobs leave it when they are final; the store keeps their rows. Everything that
+``rebuild`` can't restore from row images (``heard_ms``, ``seq`` of reports) must be safe to forget.
+"""
+
+from dataclasses import dataclass, field
+
+from gpulayer.engine.events import NodePhase
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
+from gpulayer.placement.capacity import Allocation, Free
+from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, JobEntry, JobState
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.request import Request
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["Attempt", "Capacity", "Job", "Node", "Policy", "RequestClass", "State", "Task", "TaskKey", "Worker"]
+
+TaskKey = tuple[JobId, int]
+QueueEntry = tuple[int, int, JobId, int]  # (-priority, seq, job, task index): heap order is queue order
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Numbers that the whole control plane shares. ``expiry_percent``: the control plane waits that much longer
+    than the worker, so that clock rates may differ by 5 % and the worker is always the first to give up."""
+
+    lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
+    expiry_percent: int = 110
+
+    def expiry_ms(self, duration_ms: int) -> int:
+        return duration_ms * self.expiry_percent // 100
+
+
+@dataclass(slots=True)
+class Task:
+    """The unit that is placed. ``epoch``: its live attempt, None while it waits."""
+
+    index: int
+    epoch: Epoch | None = None
+    is_done: bool = False
+    attempts: int = 0
+    failures: int = 0
+    avoid: set[WorkerId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Job:
+    entry: JobEntry
+    seq: int
+    state: JobState
+    class_key: tuple[Request, int]
+    tasks: dict[int, Task]
+    reason_code: str = ""
+    reason_message: str = ""
+    stop: EndedBy | None = None
+    stop_grace_ms: int = 0
+    started_wall_ms: int | None = None
+    ended_wall_ms: int | None = None
+    outcome: Outcome | None = None
+    outputs: Digest | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """One node of an attempt: the lease of its allocation, fenced by the attempt's epoch."""
+
+    allocation: Allocation
+    phase: NodePhase = NodePhase.ASSIGNED
+    outcome: Outcome | None = None
+    outputs: Digest | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try of a task; never revived. ``first_failure``: the node whose failure ended it."""
+
+    epoch: Epoch
+    job_id: JobId
+    task_index: int
+    number: int
+    nodes: list[Node]
+    phase: NodePhase = NodePhase.ASSIGNED
+    stop: EndedBy | None = None
+    is_unreachable: bool = False
+    first_failure: int | None = None
+    started_wall_ms: int | None = None
+    ended_wall_ms: int | None = None
+    outcome: Outcome | None = None
+    placement: str = ""
+
+
+@dataclass(slots=True)
+class Worker:
+    """``leases``: epochs with a node here that has not ended. ``heard_ms``, ``seq``: volatile."""
+
+    id: WorkerId
+    name: str
+    state: WorkerState
+    facts: WorkerFacts
+    facts_digest: Digest
+    free: Free
+    boot: int = 0
+    is_draining: bool = False
+    seen_wall_ms: int = 0
+    seq: int = -1
+    heard_ms: int = 0
+    leases: dict[Epoch, int] = field(default_factory=dict)  # epoch → node index
+
+
+@dataclass(slots=True)
+class RequestClass:
+    """Equal requests wait in one queue and share what is known of them.
+
+    ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
+    """
+
+    request: Request
+    nodes: int
+    queue: list[QueueEntry] = field(default_factory=list)
+    eligible: dict[Digest, bool] = field(default_factory=dict)  # by facts digest
+    is_blocked: bool = False
+
+
+@dataclass(slots=True)
+class Capacity:
+    """A machine asked of a provider, from request to release. Joined to its worker by name once that enrols."""
+
+    request_id: str
+    provider: str
+    request: Request
+    worker: WorkerId | None = None
+    is_released: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    policy: Policy = field(default_factory=Policy)
+    now_ms: int = 0
+    next_epoch: int = 1
+    next_seq: int = 1
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    attempts: dict[Epoch, Attempt] = field(default_factory=dict)
+    workers: dict[WorkerId, Worker] = field(default_factory=dict)
+    facts: dict[Digest, WorkerFacts] = field(default_factory=dict)
+    classes: dict[tuple[Request, int], RequestClass] = field(default_factory=dict)
+    capacity: dict[str, Capacity] = field(default_factory=dict)
