@@ -67,6 +67,7 @@ class Node:
     """One node of an attempt: the lease of its allocation, fenced by the attempt's epoch."""
 
     allocation: Allocation
+    worker_name: str
     phase: NodePhase = NodePhase.ASSIGNED
     outcome: Outcome | None = None
     outputs: Digest | None = None

@@ -1,0 +1,62 @@
+"""What the passing of time has brought: a pure function from the state and the time to events.
+
+The driver logs and steps these events like any other, so a replay of the log needs neither heartbeats nor clock.
+"""
+
+from gpulayer.clock import Instant
+from gpulayer.engine.events import Event, KeepForPassed, LeaseExpired, WorkerWentSilent
+from gpulayer.engine.state import State, Worker
+from gpulayer.ids import Epoch
+from gpulayer.spec.job import JobEntry
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["due", "keep_for_ms", "next_due_ms"]
+
+
+def due(state: State, at: Instant) -> tuple[Event, ...]:
+    """Events whose time has come, workers in order of their joining. Asking again without stepping repeats them."""
+    events: list[Event] = []
+    for worker in state.workers.values():
+        if at.ms < _silent_at_ms(state, worker):
+            continue
+        if worker.state not in (WorkerState.SILENT, WorkerState.JOINING):
+            events.append(WorkerWentSilent(at, worker.id))
+        for epoch in sorted(worker.leases):
+            if at.ms >= _kept_until_ms(state, worker, epoch):
+                events.append(KeepForPassed(at, epoch, worker.id))
+            elif not state.attempts[epoch].is_unreachable:
+                events.append(LeaseExpired(at, epoch, worker.id))
+    return tuple(events)
+
+
+def next_due_ms(state: State) -> int | None:
+    """Engine time of the next event that ``due`` would give if nothing else happened; None if there is none."""
+    moments: list[int] = []
+    for worker in state.workers.values():
+        silent_at = _silent_at_ms(state, worker)
+        if worker.state not in (WorkerState.SILENT, WorkerState.JOINING):
+            moments.append(silent_at)
+        for epoch in worker.leases:
+            if state.attempts[epoch].is_unreachable:
+                moments.append(_kept_until_ms(state, worker, epoch))
+            else:
+                moments.append(silent_at)
+    return min(moments, default=None)
+
+
+def keep_for_ms(entry: JobEntry, lease_ttl_ms: int) -> int:
+    """How long a worker out of contact goes on with this job. An exclusive job's time is shorter than the lease by
+    the kill grace (at most half of the lease), so that its processes are gone before anyone else may start it."""
+    if entry.exclusive:
+        return min(entry.keep_for_ms, lease_ttl_ms - min(entry.grace_ms, lease_ttl_ms // 2))
+    return entry.keep_for_ms
+
+
+def _silent_at_ms(state: State, worker: Worker) -> int:
+    return worker.heard_ms + state.policy.expiry_ms(state.policy.lease_ttl_ms)
+
+
+def _kept_until_ms(state: State, worker: Worker, epoch: Epoch) -> int:
+    entry = state.jobs[state.attempts[epoch].job_id].entry
+    kept = state.policy.expiry_ms(keep_for_ms(entry, state.policy.lease_ttl_ms) + entry.grace_ms)
+    return max(worker.heard_ms + kept, _silent_at_ms(state, worker))
