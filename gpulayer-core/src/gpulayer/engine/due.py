@@ -24,7 +24,7 @@ def due(state: State, at: Instant) -> tuple[Event, ...]:
         for epoch in sorted(worker.leases):
             if at.ms >= _kept_until_ms(state, worker, epoch):
                 events.append(KeepForPassed(at, epoch, worker.id))
-            elif not state.attempts[epoch].is_unreachable:
+            elif _is_worth_acting_on(state, epoch):
                 events.append(LeaseExpired(at, epoch, worker.id))
     return tuple(events)
 
@@ -37,10 +37,10 @@ def next_due_ms(state: State) -> int | None:
         if worker.state not in (WorkerState.SILENT, WorkerState.JOINING):
             moments.append(silent_at)
         for epoch in worker.leases:
-            if state.attempts[epoch].is_unreachable:
-                moments.append(_kept_until_ms(state, worker, epoch))
-            else:
+            if _is_worth_acting_on(state, epoch):
                 moments.append(silent_at)
+            else:
+                moments.append(_kept_until_ms(state, worker, epoch))
     return min(moments, default=None)
 
 
@@ -50,6 +50,12 @@ def keep_for_ms(entry: JobEntry, lease_ttl_ms: int) -> int:
     if entry.exclusive:
         return min(entry.keep_for_ms, lease_ttl_ms - min(entry.grace_ms, lease_ttl_ms // 2))
     return entry.keep_for_ms
+
+
+def _is_worth_acting_on(state: State, epoch: Epoch) -> bool:
+    """An expired lease is acted on once, and again when somebody asks to stop what can't be reached."""
+    attempt = state.attempts[epoch]
+    return not attempt.is_unreachable or state.jobs[attempt.job_id].stop is not None
 
 
 def _silent_at_ms(state: State, worker: Worker) -> int:

@@ -1,4 +1,4 @@
-"""What must hold after every step. The simulator checks it each time; a violation is a fault of ours, never a user's."""
+"""What must hold after every step. The simulator checks it each time; a violation is always a fault of ours."""
 
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import State

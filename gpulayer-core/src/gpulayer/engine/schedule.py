@@ -5,8 +5,8 @@ nothing while nothing is free. Gangs start all or none; nothing is reserved for 
 """
 
 from gpulayer.engine import queue
-from gpulayer.engine.effects import Assign
-from gpulayer.engine.state import Attempt, Job, Node, RequestClass, State, Task, Worker
+from gpulayer.engine.effects import Assign, Notify
+from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import allocate
@@ -24,7 +24,7 @@ def run(turn: Turn) -> None:
     state = turn.state
     while True:
         best: RequestClass | None = None
-        best_entry: queue.QueueEntry | None = None
+        best_entry: QueueEntry | None = None
         for key in [key for key, known in state.classes.items() if not known.is_blocked]:
             known = state.classes[key]
             entry = queue.peek(state, known)
@@ -98,7 +98,8 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
         worker.free = worker.free.less(candidate.allocation)
         worker.leases[epoch] = index
         turn.effects.append(Assign(worker.id, epoch, index, job.entry.id))
-    job.state = JobState.STAGING
+    job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
+    turn.effects.append(Notify(job.entry.id, job.state))
     turn.jobs[job.entry.id] = job
     turn.tasks[job.entry.id, task.index] = task
     turn.attempts[epoch] = attempt

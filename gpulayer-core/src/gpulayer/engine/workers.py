@@ -1,8 +1,8 @@
 """Workers come, report, fall silent, come back and go; and what that means for the attempts they hold.
 
-A silent worker's attempts are in one of two hands: with retries left the control plane re-lends after the lease (the old
-attempt is fenced by its epoch and ends at the next contact); without, the attempt is shown unreachable until the worker
-must have ended it by itself.
+With retries left, the control plane lends a silent worker's task again after the lease: the old attempt is fenced by
+its epoch and ends at the next contact. Without, the attempt is shown unreachable until the worker must have ended it
+by itself.
 """
 
 from gpulayer.engine import attempts, schedule
@@ -78,7 +78,7 @@ def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
 
 
 def lease_expired(turn: Turn, event: LeaseExpired) -> None:
-    """The control plane may act on the silence: give the task to another worker, or only say that it can't be reached."""
+    """The control plane may act on the silence: lend the task again, or only say that it can't be reached."""
     worker = turn.state.workers.get(event.worker)
     attempt = turn.state.attempts.get(event.epoch)
     if worker is None or attempt is None or event.epoch not in worker.leases:

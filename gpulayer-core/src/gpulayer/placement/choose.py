@@ -1,7 +1,7 @@
 """Which of the workers that fit gets a task: packing, so that large requests find whole machines.
 
 Order: the accelerator the request prefers, then the fewest devices left free (best fit), then the fewest cores left
-free, then the name. Workers to be avoided (the task failed there) come last of all, and are taken when nothing else fits.
+free, then the name. Workers to be avoided (the task failed there) come last, and are taken when nothing else fits.
 """
 
 from collections.abc import Iterable
