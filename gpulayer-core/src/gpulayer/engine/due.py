@@ -7,10 +7,9 @@ from gpulayer.clock import Instant
 from gpulayer.engine.events import Event, KeepForPassed, LeaseExpired, WorkerWentSilent
 from gpulayer.engine.state import State, Worker
 from gpulayer.ids import Epoch
-from gpulayer.spec.job import JobEntry
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["due", "keep_for_ms", "next_due_ms"]
+__all__ = ["due", "next_due_ms"]
 
 
 def due(state: State, at: Instant) -> tuple[Event, ...]:
@@ -44,14 +43,6 @@ def next_due_ms(state: State) -> int | None:
     return min(moments, default=None)
 
 
-def keep_for_ms(entry: JobEntry, lease_ttl_ms: int) -> int:
-    """How long a worker out of contact goes on with this job. An exclusive job's time is shorter than the lease by
-    the kill grace (at most half of the lease), so that its processes are gone before anyone else may start it."""
-    if entry.exclusive:
-        return min(entry.keep_for_ms, lease_ttl_ms - min(entry.grace_ms, lease_ttl_ms // 2))
-    return entry.keep_for_ms
-
-
 def _is_worth_acting_on(state: State, epoch: Epoch) -> bool:
     """An expired lease is acted on once, and again when somebody asks to stop what can't be reached."""
     attempt = state.attempts[epoch]
@@ -63,6 +54,9 @@ def _silent_at_ms(state: State, worker: Worker) -> int:
 
 
 def _kept_until_ms(state: State, worker: Worker, epoch: Epoch) -> int:
+    """An exclusive job's worker ends it before the lease is over (``protocol.agent``); any other after its keep time."""
     entry = state.jobs[state.attempts[epoch].job_id].entry
-    kept = state.policy.expiry_ms(keep_for_ms(entry, state.policy.lease_ttl_ms) + entry.grace_ms)
+    if entry.exclusive:
+        return _silent_at_ms(state, worker)
+    kept = state.policy.expiry_ms(entry.keep_for_ms + entry.grace_ms)
     return max(worker.heard_ms + kept, _silent_at_ms(state, worker))
