@@ -5,9 +5,10 @@ swapped for a link can't lead outside. Descriptors of the current path stay open
 cheap and paths longer than PATH_MAX possible. Not for several threads at once.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -104,17 +105,35 @@ class Beneath:
         found.sort(key=lambda entry: os.fsencode(entry.path[-1]))
         return found
 
-    def walk(self) -> Iterator[Found]:
-        """Everything below the root, parents first. The caller limits depth by closing the generator."""
-        pending: list[Iterator[Found]] = [iter(self.listing(()))]
+    def walk(
+        self,
+        *,
+        start: Path = (),
+        enter: Callable[[Found], bool] = lambda found: True,
+        unreadable: Callable[[Path, OSError], None] | None = None,
+    ) -> Iterator[Found]:
+        """Everything below ``start``, parents first. Folders that ``enter`` declines are yielded, but not entered.
+
+        A folder that can't be listed is told to ``unreadable``; without it the OSError comes out.
+        """
+        pending: list[Iterator[Found]] = [iter(self._list(start, unreadable))]
         while pending:
-            entry = next(pending[-1], None)
-            if entry is None:
+            found = next(pending[-1], None)
+            if found is None:
                 pending.pop()
                 continue
-            yield entry
-            if entry.kind is EntryKind.DIRECTORY:
-                pending.append(iter(self.listing(entry.path)))
+            yield found
+            if found.kind is EntryKind.DIRECTORY and enter(found):
+                pending.append(iter(self._list(found.path, unreadable)))
+
+    def _list(self, path: Path, unreadable: Callable[[Path, OSError], None] | None) -> list[Found]:
+        try:
+            return self.listing(path)
+        except OSError as error:
+            if unreadable is None:
+                raise
+            unreadable(path, error)
+            return []
 
 
 def look(parent: int, path: Path) -> Found | None:
@@ -123,7 +142,7 @@ def look(parent: int, path: Path) -> Found | None:
         status = os.stat(path[-1], dir_fd=parent, follow_symlinks=False)
         target = os.readlink(path[-1], dir_fd=parent) if stat.S_ISLNK(status.st_mode) else ""
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or error.errno == 22:  # EINVAL: no longer a link
+        if error.errno in (errno.ENOENT, errno.EINVAL):  # gone, or a link no longer
             return None
         raise
     return found_from(path, status, target)
