@@ -250,7 +250,7 @@ class _Scanner:
                 if self.budget < 0:
                     self._tally(rule).at_least = True
                     return
-            if not self._never_ships(below) and not self._excluded(below):
+            if below.kind is not None and not self._never_ships(below) and not self._excluded(below):
                 self._include_or_count(below, rule)
 
     def _may_enter(self, found: Found) -> bool:
@@ -348,9 +348,7 @@ class _Scanner:
         for found in self.shipped:
             self.kept_folders.add(found.path[:-1])
         for path in list(self.kept_folders):
-            while path:
-                self.kept_folders.add(path)
-                path = path[:-1]
+            self.kept_folders.update(path[:length] for length in range(1, len(path)))
         self.kept_folders.discard(())
         self.shipped.extend(self.folders[path] for path in self.kept_folders)
         # Components compared one by one: a folder comes before all that lies in it.
@@ -398,7 +396,7 @@ class _Scanner:
                 totals.pop(path[:-1], None)
         largest = sorted(totals.items(), key=lambda item: -item[1][by])[:5]
         lines = [f"{shown(path) or '.'}/ ({count:,} files, {format_bytes(size)})" for path, (count, size) in largest]
-        biggest = max((found for found in self.shipped if found.kind is EntryKind.FILE), key=lambda found: found.size)
+        biggest = max(self.shipped, key=lambda found: found.size)
         self.limits.check(
             files,
             size_bytes,
