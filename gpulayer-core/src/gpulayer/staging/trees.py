@@ -151,7 +151,7 @@ def assemble(
     dirty: bool = False,
     warnings: tuple[str, ...] = (),
 ) -> BuiltTree:
-    """Tree objects from entries by path; folders that are only implied get mode 755. DIRECTORY digests are filled in."""
+    """Tree objects from entries by path. Digests of folders are filled in; folders only implied get mode 755."""
     children: dict[Path, dict[str, Entry]] = {(): {}}
     for path, entry in nodes.items():
         if entry.kind is EntryKind.DIRECTORY:
@@ -277,21 +277,23 @@ class _Loader:
         stack = [self._open(root, ())]
         while stack:
             frame = stack[-1]
-            entries = frame.tree.entries
-            while frame.position < len(entries):
-                entry = entries[frame.position]
-                if entry.kind is EntryKind.DIRECTORY and entry.digest not in self.sums:
-                    break
-                frame.position += 1
-            else:
+            below = self._next_folder(frame)
+            if below is None:
                 self.sums[frame.digest] = self._sum(frame.tree)
                 stack.pop()
                 continue
-            path = tuple(f.tree.entries[f.position].name for f in stack)
             if len(stack) > self.limits.depth:
                 raise self._too_deep()
-            stack.append(self._open(entry.digest, path))
+            stack.append(self._open(below.digest, tuple(f.tree.entries[f.position].name for f in stack)))
         return self.sums[root]
+
+    def _next_folder(self, frame: _Frame) -> Entry | None:
+        for position in range(frame.position, len(frame.tree.entries)):
+            entry = frame.tree.entries[position]
+            if entry.kind is EntryKind.DIRECTORY and entry.digest not in self.sums:
+                frame.position = position
+                return entry
+        return None
 
     def _open(self, digest: Digest, path: Path) -> _Frame:
         where = f"folder {shown(path)!r}" if path else "the root"
