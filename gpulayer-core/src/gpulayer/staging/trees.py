@@ -35,6 +35,7 @@ __all__ = [
 
 _READS: Final = 5  # how often a file that keeps changing is read before giving up
 _CHUNK: Final = 1024 * 1024
+_EMPTY: Final = digest_of(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,8 @@ class _Loader:
         self.distinct_entries += len(tree.entries)
         self._check_entries(self.distinct_entries)
         for entry in tree.entries:
+            if entry.kind is EntryKind.FILE and (entry.size == 0) != (entry.digest == _EMPTY):
+                raise BadRequest(f"{self.what}: {shown((*path, entry.name))!r} has {entry.size} bytes, its digest not")
             if entry.kind is EntryKind.FILE and self.blobs.setdefault(entry.digest, entry.size) != entry.size:
                 raise BadRequest(
                     f"{self.what}: {shown((*path, entry.name))!r} says blob {entry.digest[:12]}… has {entry.size} "
