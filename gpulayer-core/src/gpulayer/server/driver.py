@@ -292,7 +292,7 @@ class Driver:
             try:
                 await self._in_writer(lambda: self._store.commit(opened.batch))
             except StorageUnavailable as error:
-                _log.error("a commit failed: %s", error.message)  # noqa: TRY400 - the cause is in the message
+                _log.error("a commit failed: %s", error.message)
                 self._failure = error
                 self._state, self._is_clean = None, False
                 for arrival in opened.arrivals:
@@ -379,7 +379,7 @@ class Driver:
                 continue
             try:
                 answer.set_result(read(self._loaded()))
-            except Exception as failure:  # noqa: BLE001 - it is the reader's, and goes to the reader
+            except Exception as failure:
                 answer.set_exception(failure)
 
     def _loaded(self) -> State:

@@ -1,5 +1,6 @@
 """The durable side: one transaction a micro-batch, and reads that never wait for it."""
 
+from gpulayer.server.store import reads
 from gpulayer.server.store.rows import (
     Batch,
     EventRow,
@@ -27,4 +28,5 @@ __all__ = [
     "StoredEvent",
     "StoredJob",
     "TokenRow",
+    "reads",
 ]

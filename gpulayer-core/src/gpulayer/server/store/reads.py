@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, func, select
 
 from gpulayer.engine.records import AttemptImage
 from gpulayer.errors import NotFound
@@ -127,7 +127,7 @@ def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId,
 
 def count_jobs(connection: Connection) -> dict[str, int]:
     rows = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
-    return {state: count for state, count in sorted((row[0], row[1]) for row in rows)}
+    return dict(sorted((row[0], row[1]) for row in rows))
 
 
 def has_live_jobs(connection: Connection) -> bool:
@@ -191,7 +191,7 @@ def _exact(connection: Connection, ref: str) -> JobId | None:
     return None if found is None else JobId(found)
 
 
-def _job(row: Row[Any], tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: columns differ in type
+def _job(row: Any, tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: a row of _COLUMNS
     return StoredJob(
         submission=json.loads(row.spec),
         owner=row.owner,

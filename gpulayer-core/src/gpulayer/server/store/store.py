@@ -124,10 +124,7 @@ class Store:
             ).all()
         return Live(
             counters=CounterImage(counters.next_epoch, counters.next_seq, counters.now_ms),
-            jobs=[
-                (reader.entry(row[0], row[1], row[2]), job_image(row[0], row[3], row[4:]))
-                for row in job_rows
-            ],
+            jobs=[(reader.entry(row[0], row[1], row[2]), job_image(row[0], row[3], row[4:])) for row in job_rows],
             tasks=[
                 TaskImage(
                     job_id=JobId(row.job_id),
@@ -328,7 +325,7 @@ def _split(batch: Batch) -> _Split:
 
 def _insert(table: Table, names: tuple[str, ...]) -> str:
     columns, marks = ", ".join(names), ", ".join("?" for _ in names)
-    return f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"
+    return f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"  # noqa: S608 - names of the metadata
 
 
 def _upsert(table: Table) -> str:
@@ -341,7 +338,7 @@ def _upsert(table: Table) -> str:
 
 def _update(table: Table, names: tuple[str, ...], where: str) -> str:
     changes = ", ".join(f"{name} = ?" for name in names)
-    return f"UPDATE {table.name} SET {changes} WHERE {where} = ?"
+    return f"UPDATE {table.name} SET {changes} WHERE {where} = ?"  # noqa: S608 - names of the metadata
 
 
 # The hot statements are texts made of the metadata's names: executemany of a text takes half of what a Core
