@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpulayer.errors import BadRequest, GpulayerError, InternalError, NotFound
 from gpulayer.ids import new_id
-from gpulayer.server.auth import TokenKind
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes import ROUTES
+from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import Call, Route, error_response
 
 __all__ = ["OPEN_PATHS", "create_app"]

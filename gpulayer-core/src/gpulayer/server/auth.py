@@ -1,42 +1,27 @@
 """Who calls: typed bearer tokens, and sessions of workers by signature.
 
-A token is ``<prefix><12 id>_<43 secret><6 check>``. Stored is SHA-256 of a pepper and the secret; a token is found by
-its id and compared in constant time. Tokens of workers live in memory alone: a worker whose session is unknown (the
-control plane started anew) signs for another. A join token is good for one worker; that worker may show it again,
-because the answer to its enrolment may have been lost.
+Stored is SHA-256 of a pepper and a token's secret; a token is found by its id and compared in constant time. Sessions
+live in memory alone: a worker whose session is unknown (the control plane started anew) signs for another. A join
+token is good for one worker; that worker may show it again, because the answer to its enrolment may have been lost.
 """
 
 import hashlib
 import hmac
 import os
 import secrets
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final
 
 from gpulayer.clock import Clock
 from gpulayer.errors import Unauthenticated
-from gpulayer.ids import RandomBytes, WorkerId, new_id
+from gpulayer.ids import RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
+from gpulayer.server.tokens import TokenKind, make_token, parse_token
 
-__all__ = ["Auth", "Caller", "TokenKind", "load_pepper", "make_token", "token_id"]
+__all__ = ["Auth", "Caller", "load_pepper"]
 
-_ID_LENGTH: Final = 12
-_SECRET_LENGTH: Final = 43
-_CHECK_LENGTH: Final = 6
-_BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-class TokenKind(StrEnum):
-    CLIENT = "client"
-    JOIN = "join"
-    WORKER = "worker"
-
-
-_PREFIXES: Final = {TokenKind.CLIENT: "glc_", TokenKind.JOIN: "gle_", TokenKind.WORKER: "glw_"}
+_KEPT_MS = 86_400_000  # an expired token is named as such for a day; then it is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +69,7 @@ class Auth:
         scheme, _, token = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("this route needs a token", hint="send Authorization: Bearer TOKEN")
-        kind, id_, secret = _parse(token.strip())
+        kind, id_, secret = parse_token(token.strip())
         if kind not in kinds:
             accepted = " or ".join(sorted(kinds))
             raise Unauthenticated(f"a {kind} token does not open this route; it takes a {accepted} token")
@@ -107,7 +92,7 @@ class Auth:
     ) -> tuple[str, TokenRow]:
         """A new token, to be shown once, and its row. ``token``: one that ``make_token`` gave before."""
         token = token or make_token(kind, self._random)
-        _, id_, secret = _parse(token)
+        _, id_, secret = parse_token(token)
         now_ms = self._clock.wall_ms()
         expires_ms = None if life_s is None else now_ms + life_s * 1000
         return token, TokenRow(id_, kind, name, self._hash(secret), now_ms, expires_ms, is_local=is_local)
@@ -116,13 +101,22 @@ class Auth:
         """From now on the token is as its (committed) row says."""
         self._tokens[row.id] = row
 
+    def forget_tokens(self, ids: Iterable[str]) -> None:
+        """Their (committed) rows are gone: they open nothing any more."""
+        for id_ in ids:
+            self._tokens.pop(id_, None)
+
     def token(self, id_: str) -> TokenRow | None:
         return self._tokens.get(id_)
 
-    def local_client_tokens(self) -> list[TokenRow]:
-        """Unrevoked tokens that earlier runs of this plane made for its own user."""
+    def stale_tokens(self) -> list[str]:
+        """Ids of tokens that nobody can use: of this plane's own user in earlier runs, and expired ones."""
+        now_ms = self._clock.wall_ms()
         return [
-            row for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT and not row.is_revoked
+            row.id
+            for row in self._tokens.values()
+            if (row.is_local and row.kind == TokenKind.CLIENT)
+            or (row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms)
         ]
 
     def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
@@ -186,7 +180,7 @@ class Auth:
     def open_session(self, worker: WorkerId, life_s: int) -> str:
         """A session token. Older sessions of the worker go on until they expire, so that a late request is good."""
         token = make_token(TokenKind.WORKER, self._random)
-        _, id_, secret = _parse(token)
+        _, id_, secret = parse_token(token)
         now_ms = self._clock.monotonic_ms()
         self._sessions = {key: session for key, session in self._sessions.items() if session.expires_ms > now_ms}
         self._sessions[id_] = _Session(worker, self._hash(secret), now_ms + life_s * 1000)
@@ -203,20 +197,6 @@ class Auth:
 
     def _hash(self, secret: str) -> str:
         return hashlib.sha256(self._pepper + secret.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def make_token(kind: TokenKind, random_bytes: RandomBytes = secrets.token_bytes) -> str:
-    """A token that nobody knows yet; needs no store."""
-    import base64  # noqa: PLC0415 - start-up time
-
-    body = f"{_PREFIXES[kind]}{new_id(random_bytes, _ID_LENGTH)}_"
-    body += base64.urlsafe_b64encode(random_bytes(32)).decode().rstrip("=")
-    return body + _check(body)
-
-
-def token_id(token: str) -> str:
-    """The public part of a token. Raises Unauthenticated for what is none."""
-    return _parse(token)[1]
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
@@ -237,23 +217,3 @@ def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.t
         os.close(descriptor)
     os.replace(temporary, layout.pepper)
     return made
-
-
-def _parse(token: str) -> tuple[TokenKind, str, str]:
-    for kind, prefix in _PREFIXES.items():
-        if token.startswith(prefix):
-            id_, separator, rest = token[len(prefix) :].partition("_")
-            secret, check = rest[:_SECRET_LENGTH], rest[_SECRET_LENGTH:]
-            whole = separator and len(id_) == _ID_LENGTH and len(check) == _CHECK_LENGTH
-            if whole and hmac.compare_digest(_check(token[:-_CHECK_LENGTH]).encode(), check.encode("utf-8", "replace")):
-                return kind, id_, secret
-            break
-    raise Unauthenticated("this is no token", hint="a token looks like glc_… and was perhaps cut off while copying")
-
-
-def _check(body: str) -> str:
-    number, digits = zlib.crc32(body.encode("utf-8", "replace")), ""
-    for _ in range(_CHECK_LENGTH):
-        number, digit = divmod(number, 62)
-        digits = _BASE62[digit] + digits
-    return digits

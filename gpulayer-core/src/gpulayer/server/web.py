@@ -17,8 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gpulayer.errors import BadRequest, GpulayerError, TooLarge
-from gpulayer.server.auth import Caller, TokenKind
+from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
+from gpulayer.server.tokens import TokenKind
 from gpulayer.spec.units import format_bytes
 from gpulayer.wire.errors import envelope
 

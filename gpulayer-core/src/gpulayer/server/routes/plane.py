@@ -8,9 +8,9 @@ from starlette.responses import Response
 from gpulayer import __version__
 from gpulayer.clock import iso_utc
 from gpulayer.errors import StorageUnavailable
-from gpulayer.server.auth import TokenKind
 from gpulayer.server.openapi import describe
 from gpulayer.server.store import Side, reads
+from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import CLIENT, CLIENT_OR_WORKER, OPEN, Call, Route, json_response
 from gpulayer.wire.plane import PlaneRecord, ShutdownBody, TokenBody, TokenReply
 

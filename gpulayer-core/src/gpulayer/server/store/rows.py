@@ -78,6 +78,7 @@ class Side:
     tokens: tuple[TokenRow, ...] = ()
     identities: tuple[IdentityRow, ...] = ()
     forget_identities: tuple[WorkerId, ...] = ()
+    forget_tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ class _Split:
         self.tokens: dict[str, TokenRow] = {}
         self.identities: dict[WorkerId, IdentityRow] = {}
         self.forgotten: list[WorkerId] = []
+        self.forgotten_tokens: list[str] = []
         self.verdicts: dict[JobId, str] = {}
 
     def statements(self) -> Iterator[tuple[str, list[Row]]]:
@@ -274,6 +275,7 @@ class _Split:
             [(row.worker, row.public_key, row.counter, row.is_local) for row in self.identities.values()],
         )
         yield _FORGET_IDENTITY, [(worker,) for worker in self.forgotten]
+        yield _FORGET_TOKEN, [(id_,) for id_ in self.forgotten_tokens]
 
     def _new_job(self, job_id: JobId) -> Row:
         row, image = self.new_jobs[job_id], self.jobs[job_id]
@@ -315,6 +317,7 @@ def _split(batch: Batch) -> _Split:
         split.tokens.update((row.id, row) for row in side.tokens)
         split.identities.update((row.worker, row) for row in side.identities)
         split.forgotten.extend(side.forget_identities)
+        split.forgotten_tokens.extend(side.forget_tokens)
     from gpulayer import __version__ as version  # noqa: PLC0415 - the face of the package, not a module below
 
     split.events = [
@@ -356,6 +359,7 @@ _UPSERT_IDEMPOTENCY: Final = _upsert(tables.idempotency)
 _UPSERT_TOKEN: Final = _upsert(tables.tokens)
 _UPSERT_IDENTITY: Final = _upsert(tables.identities)
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
+_FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 
 
 def _engine(path: str) -> Engine:
