@@ -37,6 +37,7 @@ _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _WORKER_STOP_S: Final = 30.0
 _BACKLOG: Final = 1024
+_COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ async def _serve(served: _Served) -> None:
         token = await _own_tokens(plane, served.join_token)
         server = _http_server(create_app(plane), settings)
         gc.freeze()
+        gc.set_threshold(*_COLLECT)
         gc.enable()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

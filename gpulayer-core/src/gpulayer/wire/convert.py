@@ -6,7 +6,7 @@ is checked here is meaning (an unknown accelerator, a specifier that does not pa
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported
@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
+_ANYWHERE: Final = Request()
 
 
 def check_schema(schema: int, what: str) -> None:
@@ -93,6 +94,8 @@ def request_to_wire(request: Request) -> RequestFields:
 
 def request_from_wire(fields: RequestFields) -> Request:
     """Naming an accelerator without a number of devices asks for one; ``cpu`` and ``any`` ask for none."""
+    if not fields:
+        return _ANYWHERE  # most of a batch of tiny jobs
     accelerators = tuple(
         _choice(Accelerator, text, "request.accelerators") for text in fields.get("accelerators", [Accelerator.ANY])
     )
@@ -355,6 +358,8 @@ def _source_from_wire(fields: SourceFields | None) -> SourceRef | None:
 
 
 def _choice(kind: type[_Choice], text: str, where: str) -> _Choice:
+    if isinstance(text, kind):
+        return text  # a default
     try:
         return kind(text)
     except ValueError:

@@ -13,11 +13,11 @@ from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.job import Gang, JobEntry, JobSpec, RetryOn, Shape, Single
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
-from gpulayer.spec.request import Request
 from gpulayer.wire.convert import facts_from_wire, facts_to_wire, request_from_wire, request_to_wire
 
 __all__ = [
     "EntryReader",
+    "ScheduleWriter",
     "attempt_from_text",
     "attempt_to_text",
     "dump",
@@ -25,7 +25,6 @@ __all__ = [
     "facts_to_text",
     "outcome_from_text",
     "outcome_to_text",
-    "schedule_to_text",
 ]
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
@@ -115,9 +114,77 @@ def facts_from_text(text: str) -> WorkerFacts:
     return facts_from_wire(json.loads(text))
 
 
-def schedule_to_text(spec: JobSpec) -> str:
-    """The scheduling part of a spec. Jobs that are placed alike share this text, so that 100,000 of them are
-    rebuilt by parsing it once."""
+class ScheduleWriter:
+    """The scheduling part of specs as text. Jobs that are placed alike share one text, so that 100,000 of them are
+    rebuilt by parsing it once, and a batch of them is stored by making it once. One for each commit."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def text(self, spec: JobSpec) -> str:
+        key = (
+            spec.request,
+            spec.shape,
+            spec.priority,
+            spec.retries,
+            spec.retry_on,
+            spec.timeout_ms,
+            spec.grace_ms,
+            spec.keep_for_ms,
+            spec.exclusive,
+            spec.wait,
+        )
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _schedule(spec)
+        return known
+
+
+class EntryReader:
+    """Builds entries from the texts of ``ScheduleWriter`` and remembers each text that it has read; one per load."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, JobEntry] = {}
+
+    def entry(self, job_id: str, owner: str, text: str) -> JobEntry:
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = _entry(text)
+        return JobEntry(
+            JobId(job_id),
+            owner,
+            known.request,
+            known.shape,
+            known.priority,
+            known.retries,
+            known.retry_on,
+            known.timeout_ms,
+            known.grace_ms,
+            known.keep_for_ms,
+            known.exclusive,
+            known.wait,
+        )
+
+
+def _entry(text: str) -> JobEntry:
+    fields = json.loads(text)
+    return JobEntry(
+        id=JobId(""),
+        owner="",
+        request=request_from_wire(fields["r"]),
+        shape=_shape_in(fields["s"]),
+        priority=fields["p"],
+        retries=fields["n"],
+        retry_on=RetryOn(fields["o"]),
+        timeout_ms=fields["t"],
+        grace_ms=fields["g"],
+        keep_for_ms=fields["k"],
+        exclusive=fields["x"],
+        wait=fields["w"],
+    )
+
+
+def _schedule(spec: JobSpec) -> str:
     return _encode(
         {
             "r": request_to_wire(spec.request),
@@ -132,34 +199,6 @@ def schedule_to_text(spec: JobSpec) -> str:
             "w": spec.wait,
         }
     )
-
-
-class EntryReader:
-    """Builds entries from ``schedule`` texts and remembers each text that it has read; one per load."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Request, Shape, dict[str, Any]]] = {}  # Any: parsed JSON
-
-    def entry(self, job_id: str, owner: str, text: str) -> JobEntry:
-        known = self._known.get(text)
-        if known is None:
-            fields = json.loads(text)
-            known = self._known[text] = (request_from_wire(fields["r"]), _shape_in(fields["s"]), fields)
-        request, shape, fields = known
-        return JobEntry(
-            id=JobId(job_id),
-            owner=owner,
-            request=request,
-            shape=shape,
-            priority=fields["p"],
-            retries=fields["n"],
-            retry_on=RetryOn(fields["o"]),
-            timeout_ms=fields["t"],
-            grace_ms=fields["g"],
-            keep_for_ms=fields["k"],
-            exclusive=fields["x"],
-            wait=fields["w"],
-        )
 
 
 def _outcome_out(outcome: Outcome | None) -> list[object] | None:

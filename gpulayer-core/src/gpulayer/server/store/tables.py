@@ -34,8 +34,9 @@ version: Final = Table("alembic_version", metadata, Column("version_num", String
 jobs: Final = Table(
     "jobs",
     metadata,
-    Column("id", String(32), primary_key=True),
-    Column("seq", BigInteger, nullable=False),
+    # The rows lie in the order of their submission, which is how they are listed; ids are random.
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("id", String(32), nullable=False),
     Column("is_live", Boolean(create_constraint=False), nullable=False),
     Column("state", String(16), nullable=False),
     Column("name", Text, nullable=False),
@@ -54,7 +55,7 @@ jobs: Final = Table(
     Column("outcome", Text),
     Column("outputs", String(64)),
     Column("verdicts", Text),
-    Index("ix_jobs_seq", "seq", unique=True),
+    Index("ix_jobs_id", "id", unique=True),
     Index("ix_jobs_name", "name"),
     Index("ix_jobs_state", "state", "seq"),
 )

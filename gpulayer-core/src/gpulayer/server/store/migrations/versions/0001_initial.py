@@ -12,8 +12,8 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "jobs",
-        sa.Column("id", sa.String(32), primary_key=True),
-        sa.Column("seq", sa.BigInteger, nullable=False),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+        sa.Column("id", sa.String(32), nullable=False),
         sa.Column("is_live", sa.Boolean(create_constraint=False), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("name", sa.Text, nullable=False),
@@ -33,7 +33,7 @@ def upgrade() -> None:
         sa.Column("outputs", sa.String(64)),
         sa.Column("verdicts", sa.Text),
     )
-    op.create_index("ix_jobs_seq", "jobs", ["seq"], unique=True)
+    op.create_index("ix_jobs_id", "jobs", ["id"], unique=True)
     op.create_index("ix_jobs_name", "jobs", ["name"])
     op.create_index("ix_jobs_state", "jobs", ["state", "seq"])
     live = sa.column("is_live", sa.Boolean)
