@@ -169,3 +169,13 @@ def test_a_held_request_whose_client_leaves_is_let_go(plane, worker) -> None:
             timeout=0.2,
         )
     plane.until(lambda: not plane.plane.hub._watches)
+
+
+def test_a_client_that_follows_counts_as_present(plane, worker) -> None:
+    job, epoch = _start(plane, worker)
+    worker.put_log(epoch, 0, b"x")
+    with plane.http.stream("GET", f"/v1/jobs/{job}/logs", params={"follow": 1}) as answer:
+        assert next(answer.iter_raw()) == b"x"
+        assert plane.plane.clients_now == 1
+        worker.report(worker.ended(epoch))
+    plane.until(lambda: plane.plane.clients_now == 0)

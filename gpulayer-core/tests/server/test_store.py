@@ -158,7 +158,7 @@ def _comparable(state: State) -> object:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("world")

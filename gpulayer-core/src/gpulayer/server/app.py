@@ -6,7 +6,8 @@ address, because a web page that a user has open may make their browser send req
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from fastapi import FastAPI
@@ -68,12 +69,8 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             call = Call(plane, request, caller)
             if caller is None or caller.kind is not TokenKind.CLIENT:
                 return await route.handler(call)
-            plane.clients_now += 1
-            try:
-                return await route.handler(call)
-            finally:
-                plane.clients_now -= 1
-                plane.last_client_ms = plane.clock.monotonic_ms()
+            with _present(plane):
+                return _Presence(plane, await route.handler(call))
         except GpulayerError as error:
             if isinstance(error, InternalError):
                 _log.error("%s %s: %s", request.method, route.path, error.message)
@@ -84,6 +81,33 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             return _internal(request, error)
 
     return endpoint
+
+
+@contextmanager
+def _present(plane: Plane) -> Iterator[None]:
+    """A client is here: an embedded plane does not end meanwhile."""
+    plane.clients_now += 1
+    try:
+        yield
+    finally:
+        plane.clients_now -= 1
+        plane.last_client_ms = plane.clock.monotonic_ms()
+
+
+class _Presence(Response):
+    """A client's answer, which may take its time to send: a followed log, a large blob."""
+
+    def __init__(self, plane: Plane, answer: Response) -> None:
+        self._plane = plane
+        self._answer = answer
+        self.status_code = answer.status_code
+        self.background = None
+        self.body = b""
+        self.raw_headers = answer.raw_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with _present(self._plane):
+            await self._answer(scope, receive, send)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

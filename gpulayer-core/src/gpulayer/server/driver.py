@@ -303,7 +303,11 @@ class Driver:
                 await self._discard(opened, opened.arrivals[0] if len(opened.arrivals) == 1 else None)
                 return
         self._is_clean = True
-        self._observer.committed(self._loaded(), opened.batch.records, opened.effects)
+        try:
+            self._observer.committed(self._loaded(), opened.batch.records, opened.effects)
+        except Exception:
+            # Effects may be lost: workers and waiters derive them from the state when they ask again.
+            _log.exception("effects of a commit were not released")
         for arrival in opened.arrivals:
             arrival.resolve()
         self._answer_readers(None)

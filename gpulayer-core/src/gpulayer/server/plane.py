@@ -5,6 +5,7 @@ wake-ups, and the word that it is closing.
 """
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -39,9 +40,12 @@ __all__ = ["Plane"]
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_log = logging.getLogger(__name__)
+
 _READERS: Final = 4
 _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
+_TREES_KEPT: Final = 4096
 
 
 class Plane:
@@ -93,12 +97,14 @@ class Plane:
         self._io = ThreadPoolExecutor(_WORKERS_IO, thread_name_prefix="gpulayer-io")
         self._specs: OrderedDict[JobId, JobSubmission] = OrderedDict()
         self._outputs: OrderedDict[Digest, list[OutputRecord]] = OrderedDict()
+        self._accepted: OrderedDict[Digest, None] = OrderedDict()
         self._driving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the state and begin to drive. Raises StorageUnavailable."""
         await self.driver.load()
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
+        self._driving.add_done_callback(self._driver_ended)
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
 
     def stop_holding(self) -> None:
@@ -121,6 +127,12 @@ class Plane:
         """Tell whoever serves this plane to end it."""
         self.keep_worker = keep_worker
         self.shutdown_asked.set()
+
+    def _driver_ended(self, driving: "asyncio.Task[None]") -> None:
+        """Without its driver a plane answers nothing right: end, so that a new start can load the state."""
+        if not driving.cancelled() and driving.exception() is not None:
+            _log.critical("the driver failed", exc_info=driving.exception())
+            self.ask_shutdown(keep_worker=True)
 
     async def query(self, read: "Callable[Concatenate[Connection, P], T]", *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a read of ``store.reads`` on a connection and thread of its own."""
@@ -149,6 +161,15 @@ class Plane:
         self._specs.update(submissions)
         while len(self._specs) > _SPECS_KEPT:
             self._specs.popitem(last=False)
+
+    def accept_tree(self, tree: Digest) -> None:
+        """An output tree was checked whole; its attempt's end need not check it again."""
+        self._accepted[tree] = None
+        if len(self._accepted) > _TREES_KEPT:
+            self._accepted.popitem(last=False)
+
+    def is_accepted(self, tree: Digest) -> bool:
+        return tree in self._accepted
 
     def known_outputs(self, tree: Digest) -> list[OutputRecord] | None:
         return self._outputs.get(tree)

@@ -160,6 +160,7 @@ identities: Final = Table(
     Index("ix_identities_key", "public_key", unique=True),
 )
 
-# Rebuilding reads the live rows alone, however many ended ones there are.
-Index("ix_jobs_live", jobs.c.seq, sqlite_where=jobs.c.is_live, postgresql_where=jobs.c.is_live)
-Index("ix_attempts_live", attempts.c.epoch, sqlite_where=attempts.c.is_live, postgresql_where=attempts.c.is_live)
+# Rebuilding reads the live rows alone, however many ended ones there are. (Naming another dialect's twin of
+# ``sqlite_where`` here would import that dialect: 50 ms of every start.)
+Index("ix_jobs_live", jobs.c.seq, sqlite_where=jobs.c.is_live)
+Index("ix_attempts_live", attempts.c.epoch, sqlite_where=attempts.c.is_live)

@@ -37,7 +37,7 @@ def upgrade() -> None:
     op.create_index("ix_jobs_name", "jobs", ["name"])
     op.create_index("ix_jobs_state", "jobs", ["state", "seq"])
     live = sa.column("is_live", sa.Boolean)
-    op.create_index("ix_jobs_live", "jobs", ["seq"], sqlite_where=live, postgresql_where=live)
+    op.create_index("ix_jobs_live", "jobs", ["seq"], sqlite_where=live)
     op.create_table(
         "tasks",
         sa.Column("job_id", sa.String(32), sa.ForeignKey("jobs.id"), primary_key=True),
@@ -55,7 +55,7 @@ def upgrade() -> None:
         sa.Column("image", sa.Text, nullable=False),
     )
     op.create_index("ix_attempts_job", "attempts", ["job_id", "epoch"])
-    op.create_index("ix_attempts_live", "attempts", ["epoch"], sqlite_where=live, postgresql_where=live)
+    op.create_index("ix_attempts_live", "attempts", ["epoch"], sqlite_where=live)
     op.create_table(
         "facts",
         sa.Column("digest", sa.String(64), primary_key=True),
