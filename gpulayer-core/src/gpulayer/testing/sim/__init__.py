@@ -10,6 +10,6 @@ No decision is made in this package: replacing one of the imported functions by 
 run fail, which the tests prove.
 """
 
-from gpulayer.testing.sim.run import Report, Shape, Violation, run
+from gpulayer.testing.sim.world import Report, Shape, Violation, run
 
 __all__ = ["Report", "Shape", "Violation", "run"]

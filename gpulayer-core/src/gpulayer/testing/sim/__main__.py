@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 
-from gpulayer.testing.sim.run import Shape, run
+from gpulayer.testing.sim.world import Shape, run
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -101,6 +101,7 @@ class SimPlane:
     polls: dict[WorkerId, Callable[[], None]] = field(default_factory=dict)
     _queue: list[_Waiting] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)  # of submissions under way
+    _readers: list[Callable[[], None]] = field(default_factory=list)
     _is_committing: bool = False
     _origin_ms: int = 0
 
@@ -113,6 +114,7 @@ class SimPlane:
         self.polls.clear()
         self._queue.clear()
         self._keys.clear()
+        self._readers.clear()
         self._is_committing = False
         self.clock.say(f"control plane starts, incarnation {self.incarnation}: {len(self.state.jobs)} live jobs")
         incarnation = self.incarnation
@@ -151,9 +153,14 @@ class SimPlane:
         """The held GET of commands: what came after the cursor, or everything outstanding where it is not ours."""
         if self.state is None or worker not in self.state.workers:
             return
+        if self._is_committing:  # what is not committed yet must not be told
+            self._readers.append(lambda: self.poll(worker, after, reply))
+            return
         box = self.mailboxes.get(worker)
         if box is None or after is None or after[0] != self.incarnation:
-            box = self.mailboxes[worker] = Mailbox(list(engine.outstanding(self.state, worker)))
+            # Numbers go on: a late request of before must not acknowledge what it never saw.
+            box = Mailbox(list(engine.outstanding(self.state, worker)), box.sent if box is not None else 0)
+            self.mailboxes[worker] = box
             reply(((self.incarnation, box.sent), tuple(box.commands)))
             return
         box.acknowledge(after[1])
@@ -225,6 +232,7 @@ class SimPlane:
             held = self.polls.pop(worker, None)
             if held is not None:
                 held()
+        self._answer_readers()
         self._batch()
 
     def _commit_failed(self, done: list[tuple[_Waiting, engine.Step]], incarnation: int) -> None:
@@ -245,9 +253,15 @@ class SimPlane:
         for waiting, _ in done:
             self._keys.discard(waiting.key)
             waiting.reply(None)
+        self._answer_readers()
         fresh = self.incarnation
         self.clock.after(1000, lambda: self._tick(fresh))
         self._batch()
+
+    def _answer_readers(self) -> None:
+        readers, self._readers = self._readers, []
+        for read in readers:
+            read()
 
     def _tick(self, incarnation: int) -> None:
         if incarnation != self.incarnation or self.state is None:
