@@ -8,6 +8,8 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
 * ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
+* a program starts on a device only when no other tree of this worker can still be alive there;
+* an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
 
@@ -27,6 +29,7 @@ from gpulayer.protocol.messages import (
     CollectOutputs,
     CommandsReceived,
     DrainLog,
+    Extend,
     FactsChanged,
     Finish,
     FollowLog,
@@ -85,7 +88,7 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. killed: SIGKILL was asked for at least once.
+    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; it may wait for a device all the same.
     """
 
     assignment: Assignment
@@ -97,6 +100,7 @@ class Held:
     kill_at_ms: int | None = None
     is_signalled: bool = False
     is_void: bool = False
+    is_staged: bool = False
     outcome: Outcome | None = None
     outputs: Digest | None = None
     is_log_drained: bool = False
@@ -220,6 +224,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             held = state.held.get(event.key)
             if held is not None:
                 _node_event(state, held, event, now_ms, actions)
+    _start_staged(state, now_ms, actions)
     _deadlines(state, now_ms, actions)
     _report(state, now_ms, actions)
     return tuple(actions)
@@ -280,7 +285,7 @@ def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, act
         case Phase.SPAWNING if node.is_running or node.process is not None:
             _spawned(held, now_ms, actions)
         case Phase.SPAWNING:
-            actions.append(Spawn(held.assignment))
+            actions.append(Spawn(held.assignment, _kill_by_ms(state, held)))
         case Phase.RUNNING:
             actions.append(FollowLog(held.key))
             if held.stop is not None and not held.is_signalled:
@@ -317,7 +322,7 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
     _save_contact(state, actions)
     actions.append(Admit(assignment))
     if assignment.source is None:
-        _spawn(held, now_ms, actions)
+        held.is_staged = True
     else:
         actions.append(Stage(assignment))
 
@@ -407,7 +412,7 @@ def _node_event(
 ) -> None:
     match event:
         case Staged() if held.phase is Phase.STAGING:
-            _spawn(held, now_ms, actions)
+            held.is_staged = True
         case StagingFailed() if held.phase is Phase.STAGING:
             outcome = Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
             _end(held, outcome, now_ms, actions)
@@ -447,9 +452,19 @@ def _node_event(
             pass  # a repetition, or an answer that came too late to matter
 
 
-def _spawn(held: Held, now_ms: int, actions: list[Action]) -> None:
-    held.phase, held.changed_ms = Phase.SPAWNING, now_ms
-    actions += [Journal(held.key, held.progress), Spawn(held.assignment)]
+def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
+    """Start what is ready, oldest first. A void attempt may still hold a device that was lent again meanwhile."""
+    ready = [held for held in state.held.values() if held.phase is Phase.STAGING and held.is_staged]
+    for held in ready:
+        devices = set(held.assignment.devices)
+        if any(
+            devices.intersection(other.assignment.devices)
+            for other in state.held.values()
+            if other.phase in (Phase.SPAWNING, Phase.RUNNING)
+        ):
+            continue
+        held.phase, held.changed_ms = Phase.SPAWNING, now_ms
+        actions += [Journal(held.key, held.progress), Spawn(held.assignment, _kill_by_ms(state, held))]
 
 
 def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
@@ -563,17 +578,28 @@ def _stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     if held.phase in (Phase.DRAINING, Phase.ENDED):
         return None
     assignment = held.assignment
-    keep_for_ms, grace_ms = assignment.keep_for_ms, assignment.grace_ms
-    if assignment.exclusive:
-        # It must be dead before the lease has passed, counted from the send time, for then another may begin.
-        grace_ms = min(grace_ms, state.lease_ttl_ms // 3)
-        keep_for_ms = min(keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS)
+    keep_for_ms, grace_ms = _keep_for(state, assignment)
     epoch, lost_ms = held.key.epoch, state.contact_ms + keep_for_ms
     if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
         timeout_at_ms = held.started_ms + assignment.timeout_ms
         if timeout_at_ms <= lost_ms:
             return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
     return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
+
+
+def _keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
+    """How long it goes on out of contact, and its grace time then, in ms."""
+    if not assignment.exclusive:
+        return assignment.keep_for_ms, assignment.grace_ms
+    # It must be dead before the lease has passed, counted from the send time, for then another may begin.
+    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // 3)
+    return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
+
+
+def _kill_by_ms(state: AgentState, held: Held) -> int | None:
+    if not held.assignment.exclusive:
+        return None
+    return state.contact_ms + sum(_keep_for(state, held.assignment))
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -637,6 +663,10 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
             if item.state is ReportedState.ENDED:
                 state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
                 _forget(state, held, actions)
+        for held in state.held.values():
+            kill_by_ms = _kill_by_ms(state, held)
+            if kill_by_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
+                actions.append(Extend(held.key, kill_by_ms))
         if plan.leaving:
             _finish(state, actions)
         if state.held:

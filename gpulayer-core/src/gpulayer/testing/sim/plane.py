@@ -169,6 +169,11 @@ class SimPlane:
         else:
             self.polls[worker] = lambda: self.poll(worker, after, reply)
 
+    @property
+    def is_busy(self) -> bool:
+        """Something waits to be stepped or to be committed."""
+        return self._is_committing or bool(self._queue)
+
     def is_lent(self, worker: WorkerId, epoch: int) -> bool:
         """May this worker write for this attempt? The fence of logs and outputs."""
         known = self.state.workers.get(worker) if self.state is not None else None

@@ -240,6 +240,7 @@ def _is_all_over(world: _World) -> bool:
     return (
         plane.state is not None
         and len(world.acknowledged) == world.shape.jobs
+        and not plane.is_busy
         and not plane.state.jobs
         and not any(host.folders for host in world.hosts)
     )
