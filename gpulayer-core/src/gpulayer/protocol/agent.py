@@ -4,11 +4,13 @@
 no IO, no clock and no randomness. Rules that hold for every order, repetition and loss of inputs:
 
 * a node of an attempt (``NodeKey``) is started at most once, and never after a stop or void of its epoch was heard;
+* an assignment that was on its way while contact was lost for longer than the lease is not started: it may have been
+  lent again;
 * phases only move forward; every phase is journalled before anything that others can see follows from it;
 * ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
-* a program starts on a device only when no other tree of this worker can still be alive there;
+* a program starts only when no tree on its devices, and no earlier attempt of its job, can still be alive here;
 * an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
@@ -69,7 +71,7 @@ from gpulayer.protocol.messages import (
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
-__all__ = ["AgentState", "Held", "next_wake_ms", "step"]
+__all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
 LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
@@ -88,7 +90,7 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; it may wait for a device all the same.
+    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; it may still wait for others to be dead.
     """
 
     assignment: Assignment
@@ -158,7 +160,7 @@ class AgentState:
 
     refused: epochs that must not start here any more, and what stopped them; None: they are void.
     recovered: what the first answered report of this boot tells; None once it was answered.
-    contact_ms: send time of the last answered report.
+    contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
     """
 
     once: bool = False
@@ -175,6 +177,7 @@ class AgentState:
     last_sent_ms: int | None = None
     retry_at_ms: int = 0
     contact_ms: int = 0
+    contact_since_ms: int = 0
     saved_contact_ms: int = 0
     is_stopping: bool = False
     grace_cap_ms: int | None = None
@@ -201,7 +204,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             for command in event.commands:
                 if isinstance(command, Stop):
                     _stop_epoch(state, command, now_ms, actions)
-                else:
+                elif is_current(state, event.asked_ms, now_ms=now_ms):
                     _assign(state, command, now_ms, actions)
         case ReportAnswered():
             _answered(state, event, now_ms, actions)
@@ -228,6 +231,14 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
     _deadlines(state, now_ms, actions)
     _report(state, now_ms, actions)
     return tuple(actions)
+
+
+def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
+    """May the answer to a request for commands that was sent at ``asked_ms`` still be acted on?
+
+    If not, its cursor must not be acknowledged, so that what still holds is told again.
+    """
+    return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
 
 
 def next_wake_ms(state: AgentState) -> int | None:
@@ -458,7 +469,7 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
     for held in ready:
         devices = set(held.assignment.devices)
         if any(
-            devices.intersection(other.assignment.devices)
+            devices.intersection(other.assignment.devices) or other.assignment.job_id == held.assignment.job_id
             for other in state.held.values()
             if other.phase in (Phase.SPAWNING, Phase.RUNNING)
         ):
@@ -653,6 +664,8 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
     if plan is not None and plan.seq == event.seq:
         state.in_flight = None
         state.retry_at_ms = now_ms
+        if state.recovered is not None or now_ms > state.contact_ms + state.lease_ttl_ms:
+            state.contact_since_ms = now_ms  # in between the control plane may have lent anything to others
         state.recovered = None
         state.contact_ms = max(state.contact_ms, plan.sent_ms)
         for item in plan.items:

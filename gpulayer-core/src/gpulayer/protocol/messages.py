@@ -154,6 +154,9 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class CommandsReceived:
+    """The answer to a request that was sent at ``asked_ms``; only to be taken in while ``agent.is_current``."""
+
+    asked_ms: int
     commands: tuple[Assignment | Stop, ...]
 
 

@@ -287,7 +287,7 @@ class SimHost:
         if self.agent is None or self._is_polling or not self.agent.is_settled:
             return
         self._is_polling = True
-        asked, answered = self.agent, False
+        asked, answered, asked_ms = self.agent, False, self.clock.now_ms
 
         def answer(found: Commands | None) -> None:
             nonlocal answered
@@ -297,8 +297,10 @@ class SimHost:
             if found is None:
                 self._poll()
                 return
-            self._cursor, commands = found
-            self.feed(m.CommandsReceived(tuple(self._command(command) for command in commands)))
+            cursor, commands = found
+            if agent_protocol.is_current(self.agent, asked_ms, now_ms=self.clock.now_ms):
+                self._cursor = cursor
+            self.feed(m.CommandsReceived(asked_ms, tuple(self._command(command) for command in commands)))
 
         def arrive() -> None:
             self.plane.poll(self.id, self._cursor, lambda found: self.network.deliver(self.id, lambda: answer(found)))

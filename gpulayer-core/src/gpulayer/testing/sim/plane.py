@@ -164,8 +164,10 @@ class SimPlane:
             reply(((self.incarnation, box.sent), tuple(box.commands)))
             return
         box.acknowledge(after[1])
-        if box.commands:
-            reply(((self.incarnation, box.sent), tuple(box.commands)))
+        # What waited here while the worker was away may have been lent to others since.
+        current = tuple(command for command in box.commands if self.is_lent(worker, command.epoch))
+        if current:
+            reply(((self.incarnation, box.sent), current))
         else:
             self.polls[worker] = lambda: self.poll(worker, after, reply)
 
