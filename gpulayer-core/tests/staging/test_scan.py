@@ -4,6 +4,8 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -330,14 +332,15 @@ def test_a_missing_folder_a_file_and_an_endless_nest_are_usage_errors(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="switches its user")
-def test_a_folder_that_cannot_be_listed_is_named(tmp_path):
-    write(tmp_path, {"locked/x": "x"})
-    os.chmod(tmp_path / "locked", 0o000)
-    root = os.open(tmp_path, os.O_RDONLY)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(UsageError, match=r"locked can't be listed"):
-            scan_of(f"/proc/self/fd/{root}", environment=NO_GIT)
-    finally:
-        os.seteuid(0)
-        os.close(root)
+def test_a_folder_that_cannot_be_listed_is_named():
+    with tempfile.TemporaryDirectory() as name:  # tmp_path lies below folders that only root may enter
+        root = Path(name)
+        os.chmod(root, 0o755)
+        write(root, {"locked/x": "x"})
+        os.chmod(root / "locked", 0o000)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(UsageError, match=r"locked can't be listed"):
+                scan_of(root, environment=NO_GIT)
+        finally:
+            os.seteuid(0)
