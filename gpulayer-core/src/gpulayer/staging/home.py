@@ -72,6 +72,8 @@ def write_home(
                             raise
                         landing = _Landing(beneath, blobs, tree)  # another download was faster
                         landing.write_into((destination.name,))
+    except (ConnectionError, TimeoutError):
+        raise  # the reader's network, not our disk
     except OSError as error:
         raise storage_error(error, destination) from error
     warnings: tuple[str, ...] = ()
