@@ -6,13 +6,13 @@ line; a folder that is ignored is never looked into, so nothing below it can be 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
-
-from pathspec import GitIgnoreSpec
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+from typing import TYPE_CHECKING, Final
 
 from gpulayer.staging.beneath import Path
 from gpulayer.staging.git import IgnoredBy
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 __all__ = ["IgnoreRules", "Patterns"]
 
@@ -23,23 +23,33 @@ class Patterns:
     """The lines of one ignore file, or of ``--include`` and ``--exclude``."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._patterns: list[GitIgnoreSpecPattern] = []
         self._lines: list[tuple[int, str]] = []
-        for number, line in enumerate(lines, start=1):
+        self._spec: GitIgnoreSpec | None = None
+        rules = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        if not rules:
+            return
+        # Not at the top: most submits come from git folders, and need not wait for this import.
+        from pathspec import GitIgnoreSpec  # noqa: PLC0415
+        from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # noqa: PLC0415
+
+        patterns: list[GitIgnoreSpecPattern] = []
+        for number, line in rules:
             try:
                 pattern = GitIgnoreSpecPattern(line)
             except ValueError:
                 continue  # git reads a malformed line as one that matches nothing
             if pattern.include is not None:
-                self._patterns.append(pattern)
+                patterns.append(pattern)
                 self._lines.append((number, line.strip()))
-        self._spec = GitIgnoreSpec(self._patterns)
+        self._spec = GitIgnoreSpec(patterns)
 
     def __bool__(self) -> bool:
-        return bool(self._patterns)
+        return bool(self._lines)
 
     def match(self, path: Path, *, is_directory: bool) -> tuple[bool, int, str] | None:
         """(ignored, line number, line) of the deciding line, or None when no line matches."""
+        if self._spec is None:
+            return None
         result = self._spec.check_file("/".join(path) + ("/" if is_directory else ""))
         if result.include is None or result.index is None:
             return None
@@ -47,7 +57,7 @@ class Patterns:
 
     def covers(self, path: Path, *, is_directory: bool) -> bool:
         """Whether the path or a folder above it matches."""
-        if not self._patterns:
+        if not self._lines:
             return False
         for length in range(1, len(path) + 1):
             found = self.match(path[:length], is_directory=is_directory or length < len(path))
