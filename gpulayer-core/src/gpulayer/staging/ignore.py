@@ -22,9 +22,10 @@ _BOM: Final = "\ufeff"
 class Patterns:
     """The lines of one ignore file, or of ``--include`` and ``--exclude``."""
 
+    _spec: "GitIgnoreSpec | None" = None
+
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines: list[tuple[int, str]] = []
-        self._spec: GitIgnoreSpec | None = None
         rules = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
         if not rules:
             return
@@ -35,7 +36,7 @@ class Patterns:
         patterns: list[GitIgnoreSpecPattern] = []
         for number, line in rules:
             try:
-                pattern = GitIgnoreSpecPattern(line)
+                pattern = GitIgnoreSpecPattern(_trimmed(line))
             except ValueError:
                 continue  # git reads a malformed line as one that matches nothing
             if pattern.include is not None:
@@ -87,3 +88,15 @@ class IgnoreRules:
                 ignored, number, line = found
                 return IgnoredBy(f"{'/'.join((*folder, name))}:{number}", line) if ignored else None
         return None
+
+
+def _trimmed(line: str) -> str:
+    """Without trailing spaces, save an escaped one; pathspec keeps all of them when one is escaped, git does not."""
+    line = line.removesuffix("\r")
+    end = len(line)
+    while end and line[end - 1] == " ":
+        before = line[: end - 1]
+        if (len(before) - len(before.rstrip("\\"))) % 2:
+            break
+        end -= 1
+    return line[:end]
