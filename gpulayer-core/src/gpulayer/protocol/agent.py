@@ -90,7 +90,7 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; it may still wait for others to be dead.
+    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; others may still have to be dead.
     """
 
     assignment: Assignment

@@ -109,6 +109,10 @@ class SimHost:
             if process.is_alive:
                 process.is_alive, process.end = False, m.ProcessLost(key, "the machine lost power")
         self.processes.clear()
+        if self.clock.chance(0.3):
+            self.clock.say(f"{self.id}: and comes back with an empty disk")
+            self.folders.clear()
+            self.contact_ms = None
         self.clock.after(self.clock.spread_ms(40_000), self.start)
 
     def feed(self, event: m.Input) -> None:
