@@ -390,7 +390,7 @@ class Jobs:
 
     def _again(self, job: _Job, longest_s: float, callback: Callable[[], object]) -> None:
         wait_s, job.wait_s = job.wait_s, min(job.wait_s * 2, longest_s)
-        self._reactor.later(wait_s, lambda: (callback(), None)[1])
+        self._reactor.later(wait_s, callback)
 
     # Trees ------------------------------------------------------------------------------------------------------------
 

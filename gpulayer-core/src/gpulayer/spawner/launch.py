@@ -148,11 +148,11 @@ def _spawn(path: str, argv: Sequence[str], env: Mapping[str, str], actions: list
 def _posix_spawn(path: str, argv: Sequence[str], env: Mapping[str, str], actions: list[tuple[int, int, int]]) -> int:
     try:
         return os.posix_spawn(
-            path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_CAUGHT
+            path, tuple(argv), env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_CAUGHT
         )
     except NotImplementedError:  # a C library without POSIX_SPAWN_SETSID: at least a group of its own
         return os.posix_spawn(
-            path, argv, env, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=_CAUGHT
+            path, tuple(argv), env, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=_CAUGHT
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 __all__ = ["Reactor"]
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 
 class Reactor:

@@ -80,7 +80,9 @@ def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: in
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         reason=reason,
-        message="the spawner or the host died while it ran" if code is None else "the spawner died before its log ended",
+        message="the spawner or the host died while it ran"
+        if code is None
+        else "the spawner died before its log ended",
         ended_at_wall_ms=now_wall_ms,
         log_bytes=log_bytes,
         log_complete=False,

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import socket
-import tempfile
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -167,7 +166,9 @@ class StateDir:
                 return
         finally:
             os.close(folder)
-        with tempfile.TemporaryDirectory(prefix="gpl-", dir="/tmp") as short:  # noqa: S108 - a private folder, made now
+        import tempfile  # noqa: PLC0415 - costs memory, and only a deep folder without /proc needs it
+
+        with tempfile.TemporaryDirectory(prefix="gpl-", dir="/tmp") as short:
             os.symlink(self.path, os.path.join(short, "s"))
             client.connect(os.path.join(short, "s", _SOCKET))
 

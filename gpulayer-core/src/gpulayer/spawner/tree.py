@@ -117,7 +117,12 @@ def members(
     below: dict[int, list[int]] = {}
     for one in seen.values():
         below.setdefault(one.ppid, []).append(one.pid)
-        if one.pid in roots or one.session in roots or one.group in roots or (markers and marker_of(one.pid) in markers):
+        if (
+            one.pid in roots
+            or one.session in roots
+            or one.group in roots
+            or (markers and marker_of(one.pid) in markers)
+        ):
             inside.add(one.pid)
     todo = list(inside)
     while todo:
