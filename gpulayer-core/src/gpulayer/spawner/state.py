@@ -104,10 +104,14 @@ class StateDir:
         listener.setblocking(False)
         return listener
 
-    def connect(self) -> socket.socket:
-        """A blocking socket connected to the spawner; raises ``OSError`` where none listens. Thread-safe."""
+    def connect(self, *, timeout_s: float = 5.0) -> socket.socket:
+        """A socket connected to the spawner; raises ``OSError`` where none listens. Thread-safe.
+
+        timeout_s is also the socket's own from then on; with 0 nothing here waits: a full queue is an error too.
+        """
         path = os.path.join(self.path, _SOCKET)
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(timeout_s)
         try:
             if len(os.fsencode(path)) <= _SUN_PATH_BYTES:
                 client.connect(path)
