@@ -191,6 +191,15 @@ def test_many_daemons_and_a_fork_in_progress_leave_nothing(spawner, agent):
     assert not spawner.running()
 
 
+def test_a_chain_that_forks_and_changes_session_all_the_time_is_ended(spawner, agent):
+    program = (
+        "import os, time\nend = time.time() + 30\nwhile time.time() < end:\n if os.fork(): os._exit(0)\n os.setsid()"
+    )
+    record = agent.run("1.0", sys.executable, "-I", "-S", "-c", program)
+    assert (record.exit_code, record.tree_clean) == (0, True)
+    assert not spawner.running()
+
+
 def test_a_stopped_job_can_be_killed(agent, until):
     pid = agent.spawn("1.0", "sleep", "600").pid
     os.kill(pid, signal.SIGSTOP)

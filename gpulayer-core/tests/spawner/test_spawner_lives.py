@@ -153,6 +153,17 @@ def test_a_killed_spawner_takes_its_jobs_along_and_the_next_one_tells(spawner, a
         assert read_exit_record(str(spawner.exit_path(key))) == record
 
 
+@pytest.mark.parametrize("program", ["while :; do echo x; done", "while echo x; do :; done; exit 1"])
+def test_a_spawner_killed_while_a_job_writes_is_not_taken_for_a_broken_pipe_of_the_job(spawner, agent, until, program):
+    agent.spawn("1.0", "bash", "-c", program)
+    until(lambda: spawner.log("1.0").stat().st_size > 100_000, "output flows")
+    os.kill(spawner.spawner_pid, signal.SIGKILL)
+    until(spawner.exit_path("1.0").exists, "the record")
+    record = read_exit_record(str(spawner.exit_path("1.0")))
+    assert (record.reason, record.exit_code, record.signal) == ("spawner_lost", None, None)
+    assert record.log_bytes == spawner.log("1.0").stat().st_size
+
+
 def test_an_exit_code_that_only_the_watchdog_saw_is_kept(spawner, agent, until):
     go = spawner.folder / "go"
     pid = agent.spawn("1.0", "sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; exit 55").pid

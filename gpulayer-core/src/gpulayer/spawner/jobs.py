@@ -54,6 +54,7 @@ class _Job:
     told_at: float = float("-inf")
     is_telling: bool = False
     is_stalled: bool = False
+    is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
 
@@ -325,7 +326,9 @@ class Jobs:
         left = self._survivors(job)
         if left and self._reactor.now() < job.give_up_at:
             tree.send_signal(left, signal.SIGKILL)
-            self._again(job, _LOOK_AGAIN_S[1], lambda: self._end_tree(job))
+            if not job.is_waiting:  # each death wakes this too: one timer is enough
+                job.is_waiting = True
+                self._again(job, _LOOK_AGAIN_S[1], lambda: self._look_again(job))
             return
         job.survivors = tuple(sorted(one.pid for one in left))
         self._reap(job, 0)
@@ -334,6 +337,10 @@ class Jobs:
         job.wait_s = _WRITE_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _DRAIN_PATIENCE_S
         self._drain(job)
+
+    def _look_again(self, job: _Job) -> None:
+        job.is_waiting = False
+        self._end_tree(job)
 
     def _drain(self, job: _Job) -> None:
         result = self._pump(job)

@@ -59,7 +59,8 @@ class ExitRecord:
     spawner or the host died under it: neither code nor signal is the program's).
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
     log_bytes: size of the spool file. log_complete: all that was written is in it.
-    cpu_s, max_rss_bytes: of the main process and the children it waited for.
+    cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the
+    spawner itself held when it started the job (the kernel counts from before the exec).
     """
 
     key: str

@@ -9,7 +9,6 @@ Killing only the watchdog ends nothing: the spawner sees it and goes when its jo
 
 import gc
 import os
-import select
 import signal
 import sys
 import time
@@ -29,6 +28,9 @@ _LOOK_AGAIN_S: Final = 0.002
 
 def main(state_dir: str) -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
+    # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     state = StateDir(state_dir)
     state.prepare()
     ready_r, ready_w = os.pipe()
@@ -106,12 +108,6 @@ def _wait_for_end(pid: int) -> None:
         _, status = os.waitpid(pid, 0)
         _report(status)
         return
-    if hasattr(os, "pidfd_open"):
-        fd = os.pidfd_open(pid)
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        poller.poll()
-        os.close(fd)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
