@@ -118,6 +118,8 @@ def _clean_up(state: StateDir, spawner_pid: int) -> None:
     # First what had ended by itself: those codes are the programs' own.
     _reap(statuses, spawner_pid, mains)
     own = frozenset({os.getpid()})
+    if tree.children() is None:
+        _end_groups(mains)
     left = end_leftovers(entries, spare=own)
     left |= _end_descendants(statuses, spawner_pid, mains)
     # A SIGKILL can only be the one given here: whatever the program would have said, it did not get to it.
@@ -148,18 +150,20 @@ def _end_descendants(statuses: dict[int, int], spawner_pid: int, mains: set[int]
     while _reap(statuses, spawner_pid, mains):
         seen = tree.processes()
         left = tree.members(seen, roots=set(tree.children() or ()), markers=(), spare={os.getpid()})
-        if not left and not seen:  # without /proc: the jobs' groups are all that can be named
-            left = set()
-            for pid in mains - statuses.keys():
-                try:
-                    os.killpg(pid, signal.SIGKILL)
-                except OSError:
-                    continue
         tree.send_signal([seen[pid] for pid in left], signal.SIGKILL)
         if time.monotonic() > deadline:
             return left
         time.sleep(_LOOK_AGAIN_S)
     return set()
+
+
+def _end_groups(mains: set[int]) -> None:
+    """Without /proc the jobs' groups are all that can be named, and only now, before their numbers are reused."""
+    for pid in mains:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except OSError:  # it has ended
+            continue
 
 
 def _report(status: int) -> None:
