@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def test_garbage_is_answered_and_ends_nothing(spawner, agent, line):
 @pytest.mark.parametrize("key", ["", "../x", ".x", "a/b", "x" * 121, "a\0b"])
 def test_a_key_that_is_no_safe_file_name_is_refused(agent, key):
     assert agent.spawn(key, "true").code == "bad_request"
+
+
+def test_a_path_that_is_not_absolute_and_a_marker_in_use_are_refused(spawner, agent):
+    order = spawner.order(1, "1.0", ("sleep", "600"))
+    assert isinstance(agent.ask(lambda number: replace(order, id=number)), m.Spawned)
+    refused = agent.ask(lambda number: replace(order, id=number, key="2.0"))
+    assert (refused.code, refused.message) == ("bad_request", f"marker {order.marker} is another job's")
+    for name in ("cwd", "log_path", "exit_path"):
+        changes = {"key": "2.0", "marker": None, name: "here"}
+        refused = agent.ask(lambda number, changes=changes: replace(order, id=number, **changes))
+        assert (refused.code, refused.message) == ("bad_request", "'here' is not absolute")
 
 
 def test_a_first_message_that_is_no_hello_is_refused(plain_socket):

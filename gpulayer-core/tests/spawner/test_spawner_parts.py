@@ -1,12 +1,14 @@
 """The parts that need no spawner: messages, the folder's table, trees as values, the reactor."""
 
 import os
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
 
 from gpulayer.spawner import messages as m
-from gpulayer.spawner import tree
+from gpulayer.spawner import spawner_command, tree
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
 from gpulayer.spawner.state import JobEntry, StateDir, read_exit_record, write_exit_record
@@ -125,6 +127,38 @@ def test_what_ran_before_a_reboot_is_lost_and_no_process_of_today_is_touched(tmp
     assert end_leftovers([entry], spare=frozenset()) == set()
     ((_, record),) = record_what_became([entry], statuses={}, left=set(), wall_ms=lambda: 3)
     assert (record.reason, record.log_bytes, record.ended_at_wall_ms) == ("spawner_lost", 0, 3)
+
+
+def test_the_spawner_loads_nothing_but_the_standard_library_and_itself():
+    command = spawner_command("/nowhere", python=sys.executable)
+    program = command[-1].rsplit(";", 1)[0] + "; print(*sys.modules)"
+    loaded = subprocess.run([*command[:-1], program], capture_output=True, text=True, check=True, env={}).stdout.split()
+    foreign = {name for name in loaded if name.split(".")[0] not in {"__main__", *sys.stdlib_module_names}}
+    own = {name for name in foreign if name == "gpulayer" or name.startswith("gpulayer.spawner")}
+    assert foreign == own
+    assert "asyncio" not in loaded
+    assert "subprocess" not in loaded
+
+
+IDLE = """
+import os, time
+from gpulayer.spawner.loop import Spawner
+from gpulayer.spawner.state import StateDir
+state = StateDir({folder!r})
+state.prepare()
+watchdog, keep = os.pipe()
+spawner = Spawner(state, watchdog_pid=1, watchdog_fd=watchdog, now=time.monotonic, wall_ms=lambda: 0, idle_exit_s=0.02)
+raise SystemExit(spawner.run(lambda: print("ready", flush=True)))
+"""
+
+
+def test_a_spawner_that_nobody_needs_ends_by_itself(tmp_path):
+    folder = str(tmp_path / "s")
+    command = spawner_command(folder, python=sys.executable)
+    command[-1] = command[-1].rsplit(";", 1)[0].replace("; ", "\n") + IDLE.format(folder=folder)
+    ended = subprocess.run(command, capture_output=True, text=True, env={}, timeout=20, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ready\n", "")
+    assert not (tmp_path / "s" / "spawner.sock").exists()
 
 
 def _process(pid, ppid, group, session, state="S"):

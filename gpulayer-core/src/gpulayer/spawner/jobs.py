@@ -11,6 +11,7 @@ import enum
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,6 +30,8 @@ _LOOK_AGAIN_S: Final = (0.002, 0.05)  # first and longest wait between two looks
 _WRITE_AGAIN_S: Final = (0.05, 1.0)  # the same for a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _DRAIN_PATIENCE_S: Final = 60.0
+
+_RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
 Event = Exited | Output | Stalled
 
@@ -98,8 +101,12 @@ class Jobs:
         return sum(1 for job in self._jobs.values() if job.phase is not _Phase.ENDED)
 
     def remember(self, entry: JobEntry, record: ExitRecord) -> None:
-        """Take over an ended job of a former spawner."""
-        self._jobs[entry.key] = _Job(entry, _Phase.ENDED, record=record)
+        """Take over an ended job of a former spawner; its PID means nothing any more."""
+        self._jobs[entry.key] = _Job(replace(entry, pid=0), _Phase.ENDED, record=record)
+
+    def carries(self, marker: int) -> str | None:
+        """The key of the live job that has this marker, if any."""
+        return next((job.entry.key for job in self._live.values() if job.entry.marker == marker), None)
 
     def spawn(self, order: Spawn) -> Spawned | SpawnFailed:
         """Start it, or say what is known of its key."""
@@ -307,7 +314,7 @@ class Jobs:
             return False
         job.status = status
         job.cpu_s = round(usage.ru_utime + usage.ru_stime, 6)
-        job.max_rss_bytes = usage.ru_maxrss * (1024 if os.uname().sysname == "Linux" else 1)
+        job.max_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
         return True
 
     def _begin_end(self, job: _Job) -> None:

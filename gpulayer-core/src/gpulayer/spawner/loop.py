@@ -85,7 +85,7 @@ class Spawner:
         self._reactor.watch(wake_r, lambda: self._on_signal(wake_r))
         self._reactor.watch(self._watchdog_fd, self._on_watchdog)
         self._listen(listener)
-        self._reactor.later(_IDLE_LOOK_S, self._look_idle)
+        self._reactor.later(min(_IDLE_LOOK_S, self._idle_exit_s), self._look_idle)
         on_ready()
         while not self._is_done():
             self._reactor.run_once()
@@ -108,7 +108,7 @@ class Spawner:
             self._busy_at = now
         elif now - self._busy_at >= self._idle_exit_s:
             self._is_stopping = True
-        self._reactor.later(_IDLE_LOOK_S, self._look_idle)
+        self._reactor.later(min(_IDLE_LOOK_S, self._idle_exit_s), self._look_idle)
 
     # What comes in ----------------------------------------------------------------------------------------------------
 
@@ -239,6 +239,11 @@ class Spawner:
             return m.Failed(order.id, "bad_request", f"{order.key!r} is no key")
         if order.marker is not None and not 0 <= order.marker < _MARKER_LIMIT:
             return m.Failed(order.id, "bad_request", f"marker {order.marker} is out of range")
+        if order.marker is not None and self._jobs.carries(order.marker) not in (None, order.key):
+            return m.Failed(order.id, "bad_request", f"marker {order.marker} is another job's")
+        for path in (order.cwd, order.log_path, order.exit_path):
+            if not os.path.isabs(path):
+                return m.Failed(order.id, "bad_request", f"{path!r} is not absolute")
         if self._is_stopping:
             return m.Failed(order.id, "busy", "the spawner is ending")
         return self._jobs.spawn(order)

@@ -95,7 +95,7 @@ class Spawn:
 
     key: 1–120 of ``A–Z a–z 0–9 . _ -``, not starting with a dot. env: complete; nothing is added or inherited.
     argv[0] without a slash is looked up on the PATH in ``env``. log_path: spool file, created or appended to.
-    exit_path: where the exit record is written, whole or not at all.
+    exit_path: where the exit record is written, whole or not at all. These two and cwd are absolute.
     marker: a number below 2^59 by which the tree is recognised; unique on the host; None: the spawner draws one.
     """
 

@@ -29,11 +29,12 @@ from gpulayer.errors import (
 )
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
-from gpulayer.spawner.messages import Exited, Output, Row, Spawned, SpawnFailed, Stalled
+from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
 
 __all__ = [
     "Attached",
+    "ExitRecord",
     "Exited",
     "Output",
     "Row",
