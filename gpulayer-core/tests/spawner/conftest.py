@@ -132,6 +132,7 @@ class Harness:
         env: dict[str, str] | None = None,
         log: Path | None = None,
         nice: int = 0,
+        kill_by_ms: int | None = None,
     ) -> m.Spawn:
         marker = secrets.randbits(58)
         self.markers.add(marker)
@@ -145,6 +146,7 @@ class Harness:
             exit_path=str(self.exit_path(key)),
             marker=marker,
             nice=nice,
+            kill_by_ms=kill_by_ms,
         )
 
     def log(self, key: str) -> Path:

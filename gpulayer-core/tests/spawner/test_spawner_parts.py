@@ -147,7 +147,8 @@ from gpulayer.spawner.state import StateDir
 state = StateDir({folder!r})
 state.prepare()
 watchdog, keep = os.pipe()
-spawner = Spawner(state, watchdog_pid=1, watchdog_fd=watchdog, now=time.monotonic, wall_ms=lambda: 0, idle_exit_s=0.02)
+clocks = dict(now=time.monotonic, wall_ms=lambda: 0, continuous_ms=lambda: 0)
+spawner = Spawner(state, watchdog_pid=1, watchdog_fd=watchdog, idle_exit_s=0.02, **clocks)
 raise SystemExit(spawner.run(lambda: print("ready", flush=True)))
 """
 

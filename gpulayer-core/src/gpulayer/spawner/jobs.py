@@ -30,6 +30,7 @@ _LOOK_AGAIN_S: Final = (0.002, 0.05)  # first and longest wait between two looks
 _WRITE_AGAIN_S: Final = (0.05, 1.0)  # the same for a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _DRAIN_PATIENCE_S: Final = 60.0
+_EXPIRY_LOOK_S: Final = 1.0
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -60,6 +61,8 @@ class _Job:
     is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
+    kill_by_ms: int | None = None
+    is_expired: bool = False
 
     @property
     def log_bytes(self) -> int:
@@ -78,6 +81,7 @@ class Jobs:
         reactor: Reactor,
         emit: Callable[[Event], None],
         wall_ms: Callable[[], int],
+        continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
         descriptors: tuple[int, int] | None = None,
@@ -86,6 +90,7 @@ class Jobs:
         self._reactor = reactor
         self._emit = emit
         self._wall_ms = wall_ms
+        self._continuous_ms = continuous_ms
         self._spare = spare
         self._can_mark = can_mark
         self._descriptors = descriptors
@@ -165,6 +170,17 @@ class Jobs:
             return False
         if job.phase is _Phase.RUNNING:
             self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        return True
+
+    def extend(self, key: str, kill_by_ms: int) -> bool:
+        """Move the time at which the tree is ended without being asked; False for an unknown key."""
+        job = self._jobs.get(key)
+        if job is None:
+            return False
+        is_watched = job.kill_by_ms is not None
+        job.kill_by_ms = kill_by_ms
+        if not is_watched:
+            self._look_expired(job)
         return True
 
     def kill_all(self) -> None:
@@ -247,6 +263,8 @@ class Jobs:
         self._jobs[order.key] = job
         self._live[pid] = job
         self._reactor.watch(output.read_fd, lambda: self._pump(job))
+        if order.kill_by_ms is not None:
+            self.extend(order.key, order.kill_by_ms)
         return Spawned(order.id, order.key, pid)
 
     # Output -----------------------------------------------------------------------------------------------------------
@@ -297,6 +315,17 @@ class Jobs:
     def _tell_late(self, job: _Job) -> None:
         job.is_telling = False
         self._tell_output(job)
+
+    def _look_expired(self, job: _Job) -> None:
+        """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
+        if job.phase is not _Phase.RUNNING or job.kill_by_ms is None:
+            return
+        left_ms = job.kill_by_ms - self._continuous_ms()
+        if left_ms > 0:
+            self._reactor.later(min(left_ms / 1000, _EXPIRY_LOOK_S), lambda: self._look_expired(job))
+            return
+        job.is_expired = True
+        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
@@ -368,8 +397,8 @@ class Jobs:
             key=job.entry.key,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            reason="exited" if code >= 0 else "signaled",
-            message="",
+            reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
+            message="its time was not extended by the agent" if job.is_expired else "",
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=log_bytes,
             log_complete=is_complete,

@@ -44,6 +44,7 @@ class Spawner:
         watchdog_fd: int,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
+        continuous_ms: Callable[[], int],
         idle_exit_s: float = 600.0,
     ) -> None:
         self._state = state
@@ -64,6 +65,7 @@ class Spawner:
             reactor=self._reactor,
             emit=self._emit,
             wall_ms=wall_ms,
+            continuous_ms=continuous_ms,
             spare=spare,
             can_mark=marker_is_possible(),
             descriptors=_take_descriptors(),
@@ -193,6 +195,9 @@ class Spawner:
                     return m.Failed(message.id, "bad_request", f"{message.signum} is no signal")
                 count = self._jobs.signal(message.key, message.signum)
                 return _unknown(message.id, message.key) if count is None else m.Done(message.id, count)
+            case m.Extend():
+                is_known = self._jobs.extend(message.key, message.kill_by_ms)
+                return m.Done(message.id) if is_known else _unknown(message.id, message.key)
             case m.Kill():
                 return m.Done(message.id) if self._jobs.kill(message.key) else _unknown(message.id, message.key)
             case m.Forget():

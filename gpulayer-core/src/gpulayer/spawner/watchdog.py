@@ -93,6 +93,7 @@ def _spawn_loop(state: StateDir, watchdog_pid: int, watchdog_fd: int, ready_fd: 
         watchdog_fd=watchdog_fd,
         now=time.monotonic,
         wall_ms=_wall_ms,
+        continuous_ms=_continuous_ms,
     )
 
     def say_ready() -> None:
@@ -170,6 +171,12 @@ def _report(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code != 0:
         print(f"the spawner ended with {code}", flush=True)  # noqa: T201 - this process's stdout is its log
+
+
+def _continuous_ms() -> int:
+    """The clock of ``Spawn.kill_by_ms``: it runs through suspend (CLOCK_MONOTONIC_RAW does on macOS)."""
+    clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC))
+    return time.clock_gettime_ns(clock) // 1_000_000
 
 
 def _wall_ms() -> int:

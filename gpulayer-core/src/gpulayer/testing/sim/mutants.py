@@ -12,7 +12,7 @@ from gpulayer import engine
 from gpulayer.engine import attempts, workers
 from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
-from gpulayer.protocol import agent
+from gpulayer.protocol import agent, messages
 
 __all__ = ["MUTANTS", "planted"]
 
@@ -57,9 +57,9 @@ def _early_forget(end: Any) -> Any:
 
     def broken(state: Any, now_ms: int, actions: Any) -> None:
         end(state, now_ms, actions)
-        for held in [held for held in state.held.values() if held.phase is agent.Phase.ENDED and state.in_flight]:
+        for held in [held for held in state.held.values() if held.phase is messages.Phase.ENDED and state.in_flight]:
             del state.held[held.key]
-            actions.append(agent.Forget(held.key))
+            actions.append(messages.Forget(held.key))
 
     return broken
 
