@@ -38,6 +38,6 @@ run -i "$video" -vf "scale=640:-2" -c:v "$codec" "${quality[@]}" -pix_fmt yuv420
 
 echo "making a contact sheet"
 rate="$("$python" "$here/media.py" rate result.mp4 12)"
-run -i result.mp4 -vf "fps=$rate:round=up,scale=240:-2,tile=4x3" -frames:v 1 -update 1 contact-sheet.png
+run -i result.mp4 -vf "fps=$rate:round=up,scale=240:-2,tile=4x3:padding=4" -frames:v 1 -update 1 contact-sheet.png
 
 "$python" "$here/media.py" describe "$video" result.mp4 contact-sheet.png
