@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="rounds of each measure instead of its own number")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results", help="where core.json and core.md go")
     chosen = parser.parse_args()
+    # People's interpreters keep bytecode; without it every start would pay for compiling, the peers' most of all.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
     peers = PeerPython(ROOT / ".cache/peers", ROOT / "requirements/peers.txt")
     sources = Sources(python=Path(sys.executable), peers=peers)
