@@ -31,6 +31,7 @@ lint: setup ## Style, types, import contracts, changelog fragments
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
+	@mkdir -p .cache
 	@$(BIN)/lint-imports --no-logo > .cache/lint-imports.txt || { cat .cache/lint-imports.txt; exit 1; }
 	@$(BIN)/python .ci/check_changelog.py changelog.d
 	@echo "lint: clean"
