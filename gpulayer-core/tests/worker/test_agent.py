@@ -39,7 +39,7 @@ def test_a_job_runs_and_its_log_and_files_come_home(scene):
         assert plane.trees == [(1, item["outputs"])]
         home = decode_tree(plane.blobs[item["outputs"]])
         assert {entry.name: plane.blobs[entry.digest] for entry in home.entries} == {"made": b"made\n", "o": b"out\n"}
-        assert plane.states[1][-2:] == ["running", "ended"] or plane.states[1][-1] == "ended"
+        assert plane.states[1][-1] == "ended"
         await plane.until(lambda: worker.attempts() == [])
         await worker.stop()
         assert plane.reports[-1]["leaving"]
@@ -121,16 +121,11 @@ def test_a_killed_agent_finds_its_job_again_and_delivers_its_code_and_whole_log(
 def test_a_job_that_ends_while_the_agent_is_dead_is_delivered_by_the_next_one(scene):
     async def main(plane, worker):
         worker.start()
-        plane.assign(1, "sh", "-c", "echo started; read x < go; echo done; exit 7", source=None)
-        os.makedirs(worker.folder, exist_ok=True)
-        await plane.until(lambda: plane.states.get(1) == ["running"] or 1 in plane.ended)
-        item = await plane.end_of(1)
-        assert outcome(item)[0] == "program"
         plane.assign(2, "sh", "-c", "echo begun; while [ ! -e go ]; do sleep 0.01; done; exit 7")
         await plane.until(lambda: bytes(plane.logs.get(2, b"")) == b"begun\n")
         worker.kill()
         (worker.folder / "attempts" / "2.0" / "work" / "go").touch()
-        await plane.until(lambda: (worker.folder / "attempts" / "2.0" / "exit.json").exists())
+        await plane.until((worker.folder / "attempts" / "2.0" / "exit.json").exists)
         worker.start()
         assert outcome(await plane.end_of(2)) == ("program", 7, None)
         await worker.stop()
@@ -145,7 +140,7 @@ def test_an_outage_stops_no_job_and_loses_nothing(scene):
         await plane.until(lambda: bytes(plane.logs.get(1, b"")) == b"one\n")
         await plane.down()
         (worker.folder / "attempts" / "1.0" / "work" / "go").touch()
-        await plane.until(lambda: (worker.folder / "attempts" / "1.0" / "exit.json").exists())
+        await plane.until((worker.folder / "attempts" / "1.0" / "exit.json").exists)
         assert 1 not in plane.ended
         plane.tokens.clear()  # a control plane that was started again knows no sessions
         await plane.up()
@@ -286,7 +281,7 @@ def test_a_refused_token_and_a_taken_name_are_told_and_a_default_name_gives_way(
         assert "Unauthenticated" in worker.said
         worker.start(default_name="box")
         await plane.until(lambda: plane.reports)
-        assert [name for _, name, _ in plane.enrolled.values()][0].startswith("box-")
+        assert next(name for _, name, _ in plane.enrolled.values()).startswith("box-")
         worker.kill()
         worker.start()
         await plane.until(lambda: plane.reports[-1]["boot"] > 3)
