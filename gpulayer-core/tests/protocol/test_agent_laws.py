@@ -79,6 +79,8 @@ class LossyWorld(RuleBasedStateMachine):
         self.void = set()
         self.ended = {}  # key → outcome of the first report of its end
         self.delivered = set()
+        self.unstartable = set()
+        self.over = set()  # epochs that the control plane lends to nobody any more
         self.restart()
 
     def restart(self):
@@ -179,17 +181,18 @@ class LossyWorld(RuleBasedStateMachine):
                 grace_ms=200,
             ),
         )
-        if epoch not in self.void:
-            self.send(CommandsReceived((assignment,)))
+        if epoch not in self.over:
+            self.send(CommandsReceived(self.now, (assignment,)))
 
     @rule(epoch=epochs, reason=st.sampled_from([EndedBy.CANCEL, EndedBy.PREEMPTED]), grace=st.sampled_from([0, 200]))
     def stopped(self, epoch, reason, grace):
-        if epoch not in self.void:
-            self.send(CommandsReceived((Stop(epoch, reason, grace),)))
+        if epoch not in self.over:
+            self.send(CommandsReceived(self.now, (Stop(epoch, reason, grace),)))
 
     @rule(epoch=epochs)
     def voided(self, epoch):
         self.void.add(epoch)
+        self.over.add(epoch)
         self.send(AttemptsVoided((epoch,)))
 
     @rule(ms=st.sampled_from([0, 1, 100, 250, 6_000]))
@@ -219,11 +222,12 @@ class LossyWorld(RuleBasedStateMachine):
                 key = assignment.key
                 if key in self.disk.programs:
                     self.send(Spawned(key))
-                elif data.draw(st.sampled_from([True, True, False])):
+                elif key not in self.unstartable and data.draw(st.sampled_from([True, True, False])):
                     self.starts[key] = self.starts.get(key, 0) + 1
                     self.disk.programs[key] = Program()
                     self.send(Spawned(key))
                 else:
+                    self.unstartable.add(key)
                     self.send(SpawnFailed(key, 127, "no"))
             case SignalTree(key):
                 self.disk.programs[key].terms += 1
@@ -240,7 +244,9 @@ class LossyWorld(RuleBasedStateMachine):
                 if action in self.wanted:
                     self.wanted.remove(action)
                 if data.draw(st.sampled_from([True, True, False])):
-                    self.send(ReportAnswered(plan.seq, tuple(sorted(set(plan.holding) & self.void))))
+                    void = set(plan.holding) & self.over
+                    self.over |= {item.key.epoch for item in plan.items if item.state is ReportedState.ENDED}
+                    self.send(ReportAnswered(plan.seq, tuple(sorted(void))))
                 else:
                     self.send(ReportFailed(plan.seq, 50))
 

@@ -10,7 +10,7 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
 * ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
-* a program starts only when no tree on its devices, and no earlier attempt of its job, can still be alive here;
+* a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here;
 * an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
@@ -21,8 +21,8 @@ The agent never queues: whoever assigns knows what is free.
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, assert_never
 
-from gpulayer.errors import Blame
-from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.ids import Epoch, JobId
+from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -46,7 +46,6 @@ from gpulayer.protocol.messages import (
     Phase,
     ProcessExited,
     ProcessLost,
-    Progress,
     Recovered,
     RecoveredNode,
     ReportAnswered,
@@ -73,7 +72,6 @@ from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
 __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
-LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
 EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
@@ -82,76 +80,6 @@ REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands ar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-_ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
-
-
-@dataclass(slots=True)
-class Held:
-    """One node that this worker has. ``acked``: the last state that the control plane confirmed.
-
-    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; others may still have to be dead.
-    """
-
-    assignment: Assignment
-    phase: Phase
-    changed_ms: int
-    started_ms: int | None = None
-    stop: EndedBy | None = None
-    stop_grace_ms: int = 0
-    kill_at_ms: int | None = None
-    is_signalled: bool = False
-    is_void: bool = False
-    is_staged: bool = False
-    outcome: Outcome | None = None
-    outputs: Digest | None = None
-    is_log_drained: bool = False
-    is_collected: bool = False
-    acked: ReportedState | None = None
-
-    @property
-    def key(self) -> NodeKey:
-        return self.assignment.key
-
-    @property
-    def is_stub(self) -> bool:
-        """Stands for an attempt of which only the stop was heard."""
-        return not self.assignment.command
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(
-            phase=self.phase,
-            started_ms=self.started_ms,
-            stop=self.stop,
-            kill_at_ms=self.kill_at_ms,
-            is_signalled=self.is_signalled,
-            outcome=self.outcome,
-            outputs=self.outputs,
-        )
-
-    @property
-    def reported_state(self) -> ReportedState:
-        match self.phase:
-            case Phase.STAGING | Phase.SPAWNING:
-                return ReportedState.STAGING
-            case Phase.RUNNING:
-                return ReportedState.RUNNING if self.stop is None else ReportedState.ENDING
-            case Phase.DRAINING:
-                return ReportedState.ENDING
-            case Phase.ENDED:
-                return ReportedState.ENDED
-            case _:
-                assert_never(self.phase)
-
-    @property
-    def is_news(self) -> bool:
-        return not self.is_void and (self.acked is None or _ORDER[self.reported_state] > _ORDER[self.acked])
-
-    @property
-    def news_due_ms(self) -> int:
-        is_urgent = self.reported_state in (ReportedState.RUNNING, ReportedState.ENDED)
-        return self.changed_ms if is_urgent else self.changed_ms + LINGER_MS
 
 
 @dataclass(slots=True)
@@ -433,7 +361,7 @@ def _node_event(
             if held.is_void:
                 _forget(state, held, actions)
             else:
-                _end(held, _spawn_outcome(held, event), now_ms, actions)
+                _end(held, outcome_of_failed_spawn(held, event), now_ms, actions)
         case TreeSignalled() if held.phase is Phase.RUNNING and not held.is_signalled:
             held.is_signalled = True
             actions.append(Journal(held.key, held.progress))
@@ -442,22 +370,22 @@ def _node_event(
                 _forget(state, held, actions)
                 return
             held.phase, held.changed_ms = Phase.DRAINING, now_ms
-            held.outcome = _outcome(held, event)
+            held.outcome = outcome_of_end(held, event)
             # What was made on a host that died under the program is not known to be whole; it will run again.
             held.is_collected = not held.assignment.keep_outputs or isinstance(event, ProcessLost)
             actions.append(Journal(held.key, held.progress))
             _deliver(state, held, now_ms, actions)
         case LogDrained() if held.phase is Phase.DRAINING:
             held.is_log_drained = True
-            _add_evidence(held, event.warning)
+            add_evidence(held, event.warning)
             _end_if_delivered(held, now_ms, actions)
         case OutputsCollected() if held.phase is Phase.DRAINING and not held.is_collected:
             held.is_collected, held.outputs = True, event.tree
-            _add_evidence(held, *event.warnings)
+            add_evidence(held, *event.warnings)
             _end_if_delivered(held, now_ms, actions)
         case OutputsFailed() if held.phase is Phase.DRAINING and not held.is_collected:
             held.is_collected = True
-            _add_evidence(held, f"outputs could not be brought home: {event.evidence}")
+            add_evidence(held, f"outputs could not be brought home: {event.evidence}")
             _end_if_delivered(held, now_ms, actions)
         case _:
             pass  # a repetition, or an answer that came too late to matter
@@ -469,7 +397,8 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
     for held in ready:
         devices = set(held.assignment.devices)
         if any(
-            devices.intersection(other.assignment.devices) or other.assignment.job_id == held.assignment.job_id
+            devices.intersection(other.assignment.devices)
+            or (other.is_void and other.assignment.job_id == held.assignment.job_id)
             for other in state.held.values()
             if other.phase in (Phase.SPAWNING, Phase.RUNNING)
         ):
@@ -507,40 +436,6 @@ def _end_if_delivered(held: Held, now_ms: int, actions: list[Action]) -> None:
 def _end(held: Held, outcome: Outcome, now_ms: int, actions: list[Action]) -> None:
     held.phase, held.changed_ms, held.outcome = Phase.ENDED, now_ms, outcome
     actions.append(Journal(held.key, held.progress))
-
-
-def _outcome(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
-    if isinstance(event, ProcessLost):
-        ended_by = held.stop or EndedBy.WORKER_LOST
-        return Outcome(ended_by, evidence=event.evidence, blame=blame_for(ended_by))
-    if held.stop is not None:
-        ended_by = held.stop
-    elif event.is_out_of_memory:
-        ended_by = EndedBy.OUT_OF_MEMORY
-    else:
-        ended_by = EndedBy.PROGRAM if event.signal is None else EndedBy.SIGNAL
-    return Outcome(
-        ended_by,
-        exit_code=event.exit_code if event.signal is None else None,
-        signal=event.signal,
-        evidence=event.evidence,
-        blame=blame_for(ended_by),
-    )
-
-
-def _spawn_outcome(held: Held, event: SpawnFailed) -> Outcome:
-    if held.stop is not None:
-        return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
-    if event.exit_code is None:
-        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
-    return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
-
-
-def _add_evidence(held: Held, *lines: str) -> None:
-    assert held.outcome is not None
-    text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
-    outcome = held.outcome
-    held.outcome = Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, text, outcome.blame)
 
 
 def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -> None:
