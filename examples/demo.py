@@ -51,9 +51,7 @@ def show_newest_job(expected: set[str], env: dict[str, str]) -> None:
     job_id = (listed["jobs"] if isinstance(listed, dict) else listed)[0]["id"]
     run(["gpulayer", "job", "show", job_id], env)
     record = read_json(["gpulayer", "job", "show", job_id], env)
-    placement = record["placement"] or {"worker": "?", "verdict": "?", "reasons": []}
-    reasons = "; ".join(reason["message"] for reason in placement["reasons"]) or "everything asked for was free"
-    print(f"\nplaced on {placement['worker']}: {placement['verdict']}, {reasons}")
+    print(f"\nwhy there: {record['placement']}")
     home = ROOT / "gpulayer_runs" / job_id
     print(f"came home to {home.relative_to(ROOT)}/")
     for file in sorted(home.rglob("*")):
