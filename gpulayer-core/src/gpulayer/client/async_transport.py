@@ -1,0 +1,209 @@
+"""The async shell: the same ``Call``s, errors and retries as ``transport``, over httpx."""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import httpx
+
+from gpulayer.client.answers import (
+    CHUNK,
+    ErrorKind,
+    error_from_answer,
+    is_repeatable,
+    kind_of_status,
+    parse_json,
+    parse_url,
+    request_headers,
+    retry_after_ms,
+    unreachable,
+)
+from gpulayer.client.calls import Call, FileBody
+from gpulayer.client.retrying import decide
+from gpulayer.client.transport import StreamBroken
+from gpulayer.errors import GpulayerError
+
+__all__ = ["AsyncByteStream", "AsyncTransport"]
+
+_Reply = TypeVar("_Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncByteStream:
+    """The twin of ``ByteStream``."""
+
+    chunks: AsyncIterator[bytes]
+    start: int = 0
+    attempt: int = 0
+
+
+class _Failed(Exception):
+    def __init__(self, kind: ErrorKind, error: GpulayerError, after_ms: int | None = None) -> None:
+        super().__init__(str(error))
+        self.kind, self.error, self.after_ms = kind, error, after_ms
+
+
+class AsyncTransport:
+    """Requests to one control plane from an event loop; see ``Transport`` for what the parameters mean."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        client: str = "gpulayer",
+        retry_for_s: float = 5.0,
+        random01: Callable[[], float] = random.random,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._address = parse_url(url)
+        self._token = token
+        self._client = client
+        self._retry_for_s = retry_for_s
+        self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
+        # verify is always given: loading the system's certificates for plain http would cost 57 ms.
+        self._http = httpx.AsyncClient(
+            base_url=self._address.url,
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            trust_env=False,
+            timeout=httpx.Timeout(60.0, connect=10.0),
+        )
+
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    async def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
+        async def once() -> _Reply:
+            response = await self._exchange(call)
+            try:
+                body = await self._read_all(response)
+            finally:
+                await response.aclose()
+            if response.status_code not in call.endpoint.statuses:
+                _refuse(call, response, body)
+            return cast("_Reply", parse_json(call, body))
+
+        return await self._retrying(call, once, retry_for_s)
+
+    @asynccontextmanager
+    async def stream(self, call: Call[bytes], *, retry_for_s: float | None = None) -> AsyncIterator[AsyncByteStream]:
+        async def once() -> httpx.Response:
+            response = await self._exchange(call)
+            if response.status_code not in call.endpoint.statuses:
+                try:
+                    body = await self._read_all(response)
+                finally:
+                    await response.aclose()
+                _refuse(call, response, body)
+            return response
+
+        response = await self._retrying(call, once, retry_for_s)
+        try:
+            yield AsyncByteStream(
+                chunks=_chunks(response),
+                start=_header_number(response, "X-Gpulayer-Log-Start"),
+                attempt=_header_number(response, "X-Gpulayer-Attempt"),
+            )
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _retrying(
+        self, call: Call[Any], once: Callable[[], Awaitable[_Reply]], retry_for_s: float | None
+    ) -> _Reply:  # Any: retries do not look at the reply
+        started = self._monotonic()
+        repeatable = is_repeatable(call)
+        attempt = 1
+        while True:
+            try:
+                return await once()
+            except _Failed as failed:
+                delay_ms = decide(
+                    attempt=attempt,
+                    error_kind=failed.kind,
+                    idempotent=repeatable,
+                    elapsed_ms=int((self._monotonic() - started) * 1000),
+                    deadline_ms=int((self._retry_for_s if retry_for_s is None else retry_for_s) * 1000),
+                    random01=self._random01(),
+                    retry_after_ms=failed.after_ms,
+                )
+                if delay_ms is None:
+                    raise failed.error from None
+            await self._sleep(delay_ms / 1000)
+            attempt += 1
+
+    async def _exchange(self, call: Call[Any]) -> httpx.Response:
+        headers = request_headers(call, token=self._token, client=self._client)
+        content: bytes | AsyncIterator[bytes] | None
+        if isinstance(call.body, FileBody):
+            headers["Content-Length"] = str(call.body.size)
+            content = _file_chunks(call.body.path)
+        else:
+            content = call.body
+        request = self._http.build_request(
+            call.endpoint.method,
+            call.target,
+            content=content,
+            headers=headers,
+            timeout=httpx.Timeout(None if call.hold_s is None else 60.0 + call.hold_s, connect=10.0),
+        )
+        try:
+            return await self._http.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _Failed("unconnected", unreachable(self.url, str(error) or "connection refused")) from None
+        except httpx.TransportError as error:
+            raise _Failed("dropped", unreachable(self.url, str(error) or type(error).__name__)) from None
+
+    async def _read_all(self, response: httpx.Response) -> bytes:
+        try:
+            return await response.aread()
+        except httpx.TransportError as error:
+            raise _Failed("dropped", unreachable(self.url, str(error) or type(error).__name__)) from None
+
+
+def _refuse(call: Call[Any], response: httpx.Response, body: bytes) -> None:
+    error = error_from_answer(call, response.status_code, body)
+    kind = kind_of_status(response.status_code)
+    if kind is None:
+        raise error
+    raise _Failed(kind, error, retry_after_ms(response.headers))
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in response.aiter_raw():
+            yield chunk
+    except httpx.TransportError as error:
+        raise StreamBroken(str(error) or type(error).__name__) from None
+
+
+async def _file_chunks(path: str) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(open, path, "rb")
+    try:
+        while chunk := await asyncio.to_thread(file.read, CHUNK):
+            yield chunk
+    finally:
+        file.close()
+
+
+def _header_number(response: httpx.Response, name: str) -> int:
+    text = response.headers.get(name, "")
+    return int(text) if text.isdigit() else 0
