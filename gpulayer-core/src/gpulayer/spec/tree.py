@@ -33,10 +33,13 @@ __all__ = [
     "digest_of",
     "encode_tree",
     "folded",
+    "symlink_climb",
 ]
 
 TREE_SCHEMA: Final = 1
 MAX_NAME_BYTES: Final = 255
+MAX_TARGET_BYTES: Final = 4095
+MAX_SIZE: Final = 2**63 - 1
 
 
 class EntryKind(StrEnum):
@@ -85,7 +88,7 @@ def digest_of(content: bytes) -> Digest:
 
 def encode_tree(entries: Iterable[Entry]) -> bytes:
     """The canonical bytes of a tree object. Raises BadRequest for a name or entry that no folder may hold."""
-    ordered = sorted(entries, key=lambda entry: entry.name.encode("utf-8", "surrogateescape"))
+    ordered = sorted(entries, key=lambda entry: _check_name_bytes(entry.name))
     _check_entries(ordered)
     rows: list[list[str | int]] = []
     for entry in ordered:
@@ -108,7 +111,7 @@ def decode_tree(content: bytes) -> Tree:
         raise BadRequest(f"a tree object is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise BadRequest("a tree object must be a JSON object")
-    if document.get("v") != TREE_SCHEMA:
+    if type(document.get("v")) is not int or document["v"] != TREE_SCHEMA:
         raise BadRequest(
             f"tree schema {document.get('v')!r} is unknown here (this version reads {TREE_SCHEMA})",
             hint="upgrade the older side",
@@ -123,28 +126,43 @@ def decode_tree(content: bytes) -> Tree:
 
 def check_name(name: str) -> None:
     """Refuse what is not exactly one path component. Raises BadRequest."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise BadRequest(f"{name!r} can't name a file: it must be one path component without / or NUL")
-    try:
-        raw = name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise BadRequest(f"{name!r} can't name a file: it holds a lone surrogate") from None
-    if len(raw) > MAX_NAME_BYTES:
-        raise BadRequest(f"{name[:40]!r}… can't name a file: {len(raw)} bytes, the limit is {MAX_NAME_BYTES}")
+    _check_name_bytes(name)
 
 
 def check_symlink(path: tuple[str, ...], target: str) -> None:
-    """Refuse a link that leaves the tree. ``path``: the link's own components. Raises BadRequest."""
+    """Refuse a link that leaves the tree. ``path``: the link's own components. Raises BadRequest.
+
+    ``..`` may only stand at the start. Behind a name it would be resolved from wherever that name leads, and
+    a name may itself be a link to a shallower folder: ``a/b/up → ../..`` and ``out → a/b/up/../x`` each look
+    as if they stayed inside, and together they climb out.
+    """
+    climbs = symlink_climb(target, "/".join(path))
+    if climbs > len(path) - 1:
+        raise BadRequest(f"symlink {'/'.join(path)!r} → {target!r} leaves the folder")
+
+
+def symlink_climb(target: str, shown: str) -> int:
+    """How many folders above its own a link's target starts. ``shown`` names the link in errors. Raises BadRequest."""
     if target == "" or "\0" in target or target.startswith("/"):
-        raise BadRequest(f"symlink {'/'.join(path)} → {target!r}: must be relative and stay inside the folder")
-    depth = len(path) - 1
+        raise BadRequest(f"symlink {shown!r} → {target!r}: the target must be relative and stay inside the folder")
+    try:
+        raw = target.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise BadRequest(f"symlink {shown!r} → {target!r}: the target holds a lone surrogate") from None
+    if len(raw) > MAX_TARGET_BYTES:
+        raise BadRequest(f"symlink {shown!r}: a target of {len(raw)} bytes, the limit is {MAX_TARGET_BYTES}")
+    climbs = 0
+    named = False
     for part in target.split("/"):
-        if part == "..":
-            depth -= 1
-        elif part not in ("", "."):
-            depth += 1
-        if depth < 0:
-            raise BadRequest(f"symlink {'/'.join(path)} → {target!r} leaves the folder")
+        if part in ("", "."):
+            continue
+        if part != "..":
+            named = True
+        elif named:
+            raise BadRequest(f"symlink {shown!r} → {target!r}: .. may only stand at the start of the target")
+        else:
+            climbs += 1
+    return climbs
 
 
 def folded(name: str) -> str:
@@ -153,14 +171,11 @@ def folded(name: str) -> str:
 
 
 def _decode_entry(row: object) -> Entry:
+    # type() and not isinstance: JSON's true would pass for the number 1.
     match row:
-        case ["f", str(name), int(mode), int(size), str(digest)] if is_digest(digest):
-            if not 0 <= mode <= 0o777 or size < 0 or isinstance(size, bool) or isinstance(mode, bool):
-                raise BadRequest(f"tree entry {name!r}: mode {mode!r} or size {size!r} is out of range")
+        case ["f", str(name), mode, size, str(digest)] if type(mode) is int and type(size) is int:
             return Entry(name, EntryKind.FILE, mode, size, Digest(digest))
-        case ["d", str(name), int(mode), str(digest)] if is_digest(digest):
-            if not 0 <= mode <= 0o777:
-                raise BadRequest(f"tree entry {name!r}: mode {mode!r} is out of range")
+        case ["d", str(name), mode, str(digest)] if type(mode) is int:
             return Entry(name, EntryKind.DIRECTORY, mode, 0, Digest(digest))
         case ["l", str(name), str(target)]:
             return Entry(name, EntryKind.SYMLINK, 0o777, target=target)
@@ -169,15 +184,33 @@ def _decode_entry(row: object) -> Entry:
 
 
 def _check_entries(entries: Iterable[Entry]) -> None:
-    before = ""
-    first = True
+    before: bytes | None = None
     for entry in entries:
-        check_name(entry.name)
-        key = entry.name.encode("utf-8", "surrogateescape")
-        if not first and key <= before.encode("utf-8", "surrogateescape"):
-            problem = "twice" if entry.name == before else "out of order"
+        key = _check_name_bytes(entry.name)
+        if before is not None and key <= before:
+            problem = "twice" if key == before else "out of order"
             raise BadRequest(f"{entry.name!r} stands {problem} in one directory")
-        before, first = entry.name, False
+        before = key
+        if entry.kind is EntryKind.SYMLINK:
+            symlink_climb(entry.target, entry.name)
+        elif not is_digest(entry.digest):
+            raise BadRequest(f"tree entry {entry.name!r}: {entry.digest[:80]!r} is not a digest")
+        elif not 0 <= entry.mode <= 0o777 or not 0 <= entry.size <= MAX_SIZE:
+            raise BadRequest(f"tree entry {entry.name!r}: mode {entry.mode!r} or size {entry.size!r} is out of range")
+
+
+def _check_name_bytes(name: str) -> bytes:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise BadRequest(f"{name!r} can't name a file: it must be one path component without / or NUL")
+    try:
+        raw = name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise BadRequest(f"{name[:80]!r} can't name a file: it holds a lone surrogate") from None
+    if len(raw) > MAX_NAME_BYTES:
+        raise BadRequest(f"{name[:40]!r}… can't name a file: {len(raw)} bytes, the limit is {MAX_NAME_BYTES}")
+    if not name.isascii() and raw.decode("utf-8", "surrogateescape") != name:
+        raise BadRequest(f"{name!r} can't name a file: it spells valid UTF-8 in surrogate escapes")
+    return raw
 
 
 EMPTY_TREE: Final = digest_of(encode_tree(()))

@@ -15,6 +15,9 @@ PACK_TARGET: Final = 8 * 1024 * 1024  # a pack is sent when it has grown this la
 
 
 def frame(digest: Digest, content: bytes) -> bytes:
+    """One frame. The caller vouches for the digest; the reader checks it. ValueError: over MAX_PACKED_BLOB."""
+    if len(content) > MAX_PACKED_BLOB:
+        raise ValueError(f"a blob of {len(content)} bytes travels alone, not in a pack")
     return bytes.fromhex(digest) + len(content).to_bytes(8, "big") + content
 
 
