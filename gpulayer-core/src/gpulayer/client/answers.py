@@ -6,32 +6,31 @@ The one table in which failures of the network and of HTTP enter the project's t
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gpulayer.client.calls import Call
-from gpulayer.client.endpoints import Repeat
 from gpulayer.errors import GpulayerError, NotSupported, ProtocolError, Unreachable, UsageError
+from gpulayer.protocol.retry import Backoff, Failure, FailureKind, Repeatable
 
 __all__ = [
+    "BACKOFF",
     "CHUNK",
     "Address",
-    "ErrorKind",
+    "Failed",
     "error_from_answer",
-    "is_repeatable",
-    "kind_of_status",
     "parse_json",
     "parse_url",
+    "raise_for_answer",
+    "repeatable",
     "request_headers",
-    "retry_after_ms",
     "unreachable",
 ]
 
 CHUNK: Final = 256 * 1024
+# Quicker than an agent's: somebody waits for the answer.
+BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-
-# unconnected: the request surely did not arrive. dropped: it may have. unavailable: an answer said "not now".
-ErrorKind = Literal["unconnected", "dropped", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +66,26 @@ def request_headers(call: Call[object], *, token: str, client: str) -> dict[str,
     return headers
 
 
-def is_repeatable(call: Call[object]) -> bool:
-    """Whether it may be sent again after a try that perhaps arrived."""
-    match call.endpoint.repeat:
-        case Repeat.SAFE:
-            return True
-        case Repeat.KEYED:
-            return bool(call.key)
-        case Repeat.UNSAFE:
-            return False
+def repeatable(call: Call[object]) -> Repeatable:
+    """How a try of this call that perhaps arrived is to be treated. A keyed endpoint without a key is acted on twice."""
+    if call.endpoint.is_keyed and not call.key:
+        return Repeatable.ONCE
+    return call.endpoint.repeat
 
 
-def kind_of_status(status: int) -> ErrorKind | None:
-    """Statuses that say "try again": the control plane restarts, is read-only for now, or is loaded."""
-    return "unavailable" if status in (429, 502, 503, 504) else None
+class Failed(Exception):
+    """One failed try, inside the shells: what the retry policy looks at, and the error to raise when it gives up."""
+
+    def __init__(self, failure: Failure, error: GpulayerError) -> None:
+        super().__init__(str(error))
+        self.failure, self.error = failure, error
 
 
-def retry_after_ms(headers: Mapping[str, str]) -> int | None:
-    text = headers.get("retry-after", "").strip()
-    return int(text) * 1000 if text.isdigit() else None
+def raise_for_answer(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    """Raise what an unexpected answer stands for. ``headers``: looked up in lower case."""
+    after = headers.get("retry-after", "").strip()
+    failure = Failure(FailureKind.ANSWERED, status, int(after) * 1000 if after.isdigit() else None)
+    raise Failed(failure, error_from_answer(call, status, body))
 
 
 def error_from_answer(call: Call[object], status: int, body: bytes) -> GpulayerError:

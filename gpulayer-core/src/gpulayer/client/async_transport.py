@@ -13,21 +13,19 @@ from typing import Any, Self, TypeVar, cast
 import httpx
 
 from gpulayer.client.answers import (
+    BACKOFF,
     CHUNK,
-    ErrorKind,
-    error_from_answer,
-    is_repeatable,
-    kind_of_status,
+    Failed,
     parse_json,
     parse_url,
+    raise_for_answer,
+    repeatable,
     request_headers,
-    retry_after_ms,
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
-from gpulayer.client.retrying import decide
 from gpulayer.client.transport import StreamBroken
-from gpulayer.errors import GpulayerError
+from gpulayer.protocol.retry import Failure, FailureKind, next_try_ms
 
 __all__ = ["AsyncByteStream", "AsyncTransport"]
 
@@ -41,12 +39,6 @@ class AsyncByteStream:
     chunks: AsyncIterator[bytes]
     start: int = 0
     attempt: int = 0
-
-
-class _Failed(Exception):
-    def __init__(self, kind: ErrorKind, error: GpulayerError, after_ms: int | None = None) -> None:
-        super().__init__(str(error))
-        self.kind, self.error, self.after_ms = kind, error, after_ms
 
 
 class AsyncTransport:
@@ -88,7 +80,7 @@ class AsyncTransport:
             finally:
                 await response.aclose()
             if response.status_code not in call.endpoint.statuses:
-                _refuse(call, response, body)
+                raise_for_answer(call, response.status_code, body, response.headers)
             return cast("_Reply", parse_json(call, body))
 
         return await self._retrying(call, once, retry_for_s)
@@ -102,7 +94,7 @@ class AsyncTransport:
                     body = await self._read_all(response)
                 finally:
                     await response.aclose()
-                _refuse(call, response, body)
+                raise_for_answer(call, response.status_code, body, response.headers)
             return response
 
         response = await self._retrying(call, once, retry_for_s)
@@ -130,25 +122,25 @@ class AsyncTransport:
         self, call: Call[Any], once: Callable[[], Awaitable[_Reply]], retry_for_s: float | None
     ) -> _Reply:  # Any: retries do not look at the reply
         started = self._monotonic()
-        repeatable = is_repeatable(call)
-        attempt = 1
+        manner = repeatable(call)
+        tries = 1
         while True:
             try:
                 return await once()
-            except _Failed as failed:
-                delay_ms = decide(
-                    attempt=attempt,
-                    error_kind=failed.kind,
-                    idempotent=repeatable,
-                    elapsed_ms=int((self._monotonic() - started) * 1000),
-                    deadline_ms=int((self._retry_for_s if retry_for_s is None else retry_for_s) * 1000),
-                    random01=self._random01(),
-                    retry_after_ms=failed.after_ms,
+            except Failed as failed:
+                left_s = (self._retry_for_s if retry_for_s is None else retry_for_s) - (self._monotonic() - started)
+                delay_ms = next_try_ms(
+                    failed.failure,
+                    repeatable=manner,
+                    tries=tries,
+                    random=self._random01(),
+                    left_ms=max(0, int(left_s * 1000)),
+                    backoff=BACKOFF,
                 )
                 if delay_ms is None:
                     raise failed.error from None
             await self._sleep(delay_ms / 1000)
-            attempt += 1
+            tries += 1
 
     async def _exchange(self, call: Call[Any]) -> httpx.Response:
         headers = request_headers(call, token=self._token, client=self._client)
@@ -168,23 +160,21 @@ class AsyncTransport:
         try:
             return await self._http.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise _Failed("unconnected", unreachable(self.url, str(error) or "connection refused")) from None
+            raise Failed(
+                Failure(FailureKind.NOT_SENT), unreachable(self.url, str(error) or "connection refused")
+            ) from None
         except httpx.TransportError as error:
-            raise _Failed("dropped", unreachable(self.url, str(error) or type(error).__name__)) from None
+            raise Failed(
+                Failure(FailureKind.NO_ANSWER), unreachable(self.url, str(error) or type(error).__name__)
+            ) from None
 
     async def _read_all(self, response: httpx.Response) -> bytes:
         try:
             return await response.aread()
         except httpx.TransportError as error:
-            raise _Failed("dropped", unreachable(self.url, str(error) or type(error).__name__)) from None
-
-
-def _refuse(call: Call[Any], response: httpx.Response, body: bytes) -> None:
-    error = error_from_answer(call, response.status_code, body)
-    kind = kind_of_status(response.status_code)
-    if kind is None:
-        raise error
-    raise _Failed(kind, error, retry_after_ms(response.headers))
+            raise Failed(
+                Failure(FailureKind.NO_ANSWER), unreachable(self.url, str(error) or type(error).__name__)
+            ) from None
 
 
 async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:

@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["ENDPOINTS", "Endpoint", "Repeat", "ReplyForm"]
+from gpulayer.protocol.retry import Repeatable
 
-
-class Repeat(StrEnum):
-    """What a client may do when it did not get the answer to a request that was perhaps carried out."""
-
-    SAFE = "safe"  # sending it again changes nothing more
-    KEYED = "keyed"  # safe because the Idempotency-Key of the call is sent with every try
-    UNSAFE = "unsafe"  # only sent again where the first try surely did not arrive
+__all__ = ["ENDPOINTS", "Endpoint", "ReplyForm"]
 
 
 class ReplyForm(StrEnum):
@@ -28,6 +22,9 @@ class ReplyForm(StrEnum):
 class Endpoint:
     """body, reply: the wire schema as ``module.Name`` below ``gpulayer.wire`` (``raw`` is bytes, empty is nothing).
 
+    repeat: whether it may be sent again after a try that perhaps arrived. is_keyed: only because the Idempotency-Key of
+    the call goes with every try.
+
     Names rather than types: a client need not import, so need not pay for, schemas that only a server validates.
     """
 
@@ -36,7 +33,8 @@ class Endpoint:
     path: str
     body: str = ""
     reply: str = ""
-    repeat: Repeat = Repeat.SAFE
+    repeat: Repeatable = Repeatable.IDEMPOTENT
+    is_keyed: bool = False
     form: ReplyForm = ReplyForm.JSON
     statuses: tuple[int, ...] = (200,)
 
@@ -50,7 +48,7 @@ _ROWS: Final = (
         "/v1/tokens",
         body="plane.TokenBody",
         reply="plane.TokenReply",
-        repeat=Repeat.UNSAFE,
+        repeat=Repeatable.ONCE,
         statuses=(200, 201),
     ),
     Endpoint(
@@ -59,7 +57,7 @@ _ROWS: Final = (
         "/v1/jobs",
         body="jobs.JobSubmission",
         reply="jobs.JobRecord",
-        repeat=Repeat.KEYED,
+        is_keyed=True,
         statuses=(200, 201),
     ),
     Endpoint(
@@ -68,7 +66,7 @@ _ROWS: Final = (
         "/v1/jobs:batch",
         body="jobs.BatchSubmission",
         reply="jobs.BatchReply",
-        repeat=Repeat.KEYED,
+        is_keyed=True,
         statuses=(200, 201),
     ),
     Endpoint("list_jobs", "GET", "/v1/jobs", reply="jobs.JobPage"),
@@ -79,7 +77,7 @@ _ROWS: Final = (
         "POST",
         "/v1/jobs/{ref}:retry",
         reply="jobs.JobRecord",
-        repeat=Repeat.KEYED,
+        is_keyed=True,
         statuses=(200, 201),
     ),
     Endpoint("read_logs", "GET", "/v1/jobs/{ref}/logs", reply="raw", form=ReplyForm.BYTES),

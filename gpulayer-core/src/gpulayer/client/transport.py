@@ -17,20 +17,18 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from gpulayer.client.answers import (
+    BACKOFF,
     CHUNK,
-    ErrorKind,
-    error_from_answer,
-    is_repeatable,
-    kind_of_status,
+    Failed,
     parse_json,
     parse_url,
+    raise_for_answer,
+    repeatable,
     request_headers,
-    retry_after_ms,
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
-from gpulayer.client.retrying import decide
-from gpulayer.errors import GpulayerError
+from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
 
 __all__ = ["ByteStream", "StreamBroken", "Transport"]
 
@@ -53,12 +51,6 @@ class ByteStream:
     chunks: Iterator[bytes]
     start: int = 0
     attempt: int = 0
-
-
-class _Failed(Exception):
-    def __init__(self, kind: ErrorKind, error: GpulayerError, after_ms: int | None = None) -> None:
-        super().__init__(str(error))
-        self.kind, self.error, self.after_ms = kind, error, after_ms
 
 
 class Transport:
@@ -140,26 +132,26 @@ class Transport:
     def _retrying(self, call: Call[Any], once: Callable[[bool], _Reply], retry_for_s: float | None) -> _Reply:
         # Any: retries do not look at the reply.
         started = self._monotonic()
-        repeatable = is_repeatable(call)
-        attempt = 1
+        manner = repeatable(call)
+        tries = 1
         while True:
             try:
                 # The other side may have closed a pooled connection: no risk taken where a repeat is unsafe.
-                return once(attempt > 1 or not repeatable)
-            except _Failed as failed:
-                delay_ms = decide(
-                    attempt=attempt,
-                    error_kind=failed.kind,
-                    idempotent=repeatable,
-                    elapsed_ms=int((self._monotonic() - started) * 1000),
-                    deadline_ms=int((self._retry_for_s if retry_for_s is None else retry_for_s) * 1000),
-                    random01=self._random01(),
-                    retry_after_ms=failed.after_ms,
+                return once(tries > 1 or manner is Repeatable.ONCE)
+            except Failed as failed:
+                left_s = (self._retry_for_s if retry_for_s is None else retry_for_s) - (self._monotonic() - started)
+                delay_ms = next_try_ms(
+                    failed.failure,
+                    repeatable=manner,
+                    tries=tries,
+                    random=self._random01(),
+                    left_ms=max(0, int(left_s * 1000)),
+                    backoff=BACKOFF,
                 )
                 if delay_ms is None:
                     raise failed.error from None
             self._sleep(delay_ms / 1000)
-            attempt += 1
+            tries += 1
 
     def _exchange(self, call: Call[Any], *, fresh: bool) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = self._take(fresh=fresh)
@@ -169,7 +161,7 @@ class Transport:
                 connection.connect()
         except OSError as error:
             connection.close()
-            raise _Failed("unconnected", unreachable(self.url, _plain(error))) from None
+            raise Failed(Failure(FailureKind.NOT_SENT), unreachable(self.url, _plain(error))) from None
         try:
             if call.hold_s is None:
                 connection.sock.settimeout(None)
@@ -180,7 +172,7 @@ class Transport:
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise _Failed("dropped", unreachable(self.url, _plain(error))) from None
+            raise Failed(Failure(FailureKind.NO_ANSWER), unreachable(self.url, _plain(error))) from None
         except BaseException:
             connection.close()
             raise
@@ -201,7 +193,7 @@ class Transport:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise _Failed("dropped", unreachable(self.url, _plain(error))) from None
+            raise Failed(Failure(FailureKind.NO_ANSWER), unreachable(self.url, _plain(error))) from None
         except BaseException:
             connection.close()
             raise
@@ -209,12 +201,8 @@ class Transport:
         return body
 
     def _refuse(self, call: Call[Any], response: http.client.HTTPResponse, body: bytes) -> None:
-        error = error_from_answer(call, response.status, body)
-        kind = kind_of_status(response.status)
-        if kind is None:
-            raise error
-        after_ms = retry_after_ms({name.lower(): value for name, value in response.getheaders()})
-        raise _Failed(kind, error, after_ms)
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        raise_for_answer(call, response.status, body, headers)
 
     def _take(self, *, fresh: bool) -> http.client.HTTPConnection:
         if not fresh:
