@@ -67,7 +67,7 @@ def request_headers(call: Call[object], *, token: str, client: str) -> dict[str,
 
 
 def repeatable(call: Call[object]) -> Repeatable:
-    """How a try of this call that perhaps arrived is to be treated. A keyed endpoint without a key is acted on twice."""
+    """How a try of this call that perhaps arrived is to be treated."""
     if call.endpoint.is_keyed and not call.key:
         return Repeatable.ONCE
     return call.endpoint.repeat

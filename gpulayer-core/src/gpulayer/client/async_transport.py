@@ -51,6 +51,7 @@ class AsyncTransport:
         *,
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
+        relocate: Callable[[], tuple[str, str] | None] = lambda: None,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -59,10 +60,10 @@ class AsyncTransport:
         self._token = token
         self._client = client
         self._retry_for_s = retry_for_s
+        self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
         # verify is always given: loading the system's certificates for plain http would cost 57 ms.
         self._http = httpx.AsyncClient(
-            base_url=self._address.url,
             verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             trust_env=False,
             timeout=httpx.Timeout(60.0, connect=10.0),
@@ -139,8 +140,16 @@ class AsyncTransport:
                 )
                 if delay_ms is None:
                     raise failed.error from None
+                is_lost = failed.failure.kind is not FailureKind.ANSWERED
+            if is_lost:
+                await self._move()
             await self._sleep(delay_ms / 1000)
             tries += 1
+
+    async def _move(self) -> None:
+        found = await asyncio.to_thread(self._relocate)
+        if found is not None:
+            self._address, self._token = parse_url(found[0]), found[1]
 
     async def _exchange(self, call: Call[Any]) -> httpx.Response:
         headers = request_headers(call, token=self._token, client=self._client)
@@ -152,7 +161,7 @@ class AsyncTransport:
             content = call.body
         request = self._http.build_request(
             call.endpoint.method,
-            call.target,
+            self._address.url + call.target,
             content=content,
             headers=headers,
             timeout=httpx.Timeout(None if call.hold_s is None else 60.0 + call.hold_s, connect=10.0),

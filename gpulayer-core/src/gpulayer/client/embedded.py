@@ -27,6 +27,7 @@ __all__ = [
     "ensure_plane",
     "find_plane",
     "is_compatible",
+    "is_stale",
     "log_tail",
     "plane_argv",
     "start_detached",
@@ -70,6 +71,11 @@ def find_plane(state_dir: Path) -> EndpointFound | None:
     if endpoint is None or not _is_listening(endpoint):
         return None
     return endpoint
+
+
+def is_stale(state_dir: Path) -> bool:
+    """True where an endpoint file is left of a control plane that ended without removing it: a crash."""
+    return (state_dir / ENDPOINT_FILE).exists() and find_plane(state_dir) is None
 
 
 def ensure_plane(

@@ -58,6 +58,7 @@ class Transport:
 
     retry_for_s: how long a call goes on trying when nothing answers or the answer is "not now"; then Unreachable,
     or the error of the last answer, is raised. Any other error answer is raised at once.
+    relocate: asked for (address, token) when nothing answers, because the control plane may have moved.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Transport:
         *,
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
+        relocate: Callable[[], tuple[str, str] | None] = lambda: None,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -75,6 +77,7 @@ class Transport:
         self._token = token
         self._client = client
         self._retry_for_s = retry_for_s
+        self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
@@ -150,6 +153,9 @@ class Transport:
                 )
                 if delay_ms is None:
                     raise failed.error from None
+                is_lost = failed.failure.kind is not FailureKind.ANSWERED
+            if is_lost:
+                self._move()
             self._sleep(delay_ms / 1000)
             tries += 1
 
