@@ -159,6 +159,18 @@ class Transport:
             self._sleep(delay_ms / 1000)
             tries += 1
 
+    def _move(self) -> None:
+        found = self._relocate()
+        if found is None:
+            return
+        address = parse_url(found[0])
+        with self._lock:
+            stale = self._idle if address != self._address else []
+            self._idle = [] if stale else self._idle
+            self._address, self._token = address, found[1]
+        for connection in stale:
+            connection.close()
+
     def _exchange(self, call: Call[Any], *, fresh: bool) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = self._take(fresh=fresh)
         try:

@@ -46,6 +46,10 @@ class AsyncClient:
         """The shell under this client; opening it may start a control plane."""
         return self._open()
 
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
     async def submit(
         self,
         command: "Sequence[str | os.PathLike[str]]",

@@ -35,19 +35,31 @@ class Client:
     """A connection to one control plane, made (and, for this machine's own, started) at the first call.
 
     url, token: else GPULAYER_URL and GPULAYER_TOKEN, else the background control plane of this user. May be used from
-    several threads. Close it, or use it as a context.
+    several threads. Close it, or use it as a context. say: hears what takes long while it opens.
     """
 
-    def __init__(self, *, url: str = "", token: str = "", settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        token: str = "",
+        settings: Settings | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._settings = settings or resolve_settings(url=url, token=token)
+        self._say = say
         self._opened: Transport | None = None
 
     @property
     def transport(self) -> Transport:
         """The shell under this client; opening it may start a control plane and so block."""
         if self._opened is None:
-            self._opened = open_transport(self._settings)
+            self._opened = open_transport(self._settings, say=self._say)
         return self._opened
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
 
     def submit(
         self,
@@ -147,7 +159,7 @@ def plan_batch(jobs: "Iterable[BatchItem | Sequence[str]]", *, base_env: Mapping
             command = cast("Sequence[str]", options.pop("command", ()))
             plans.append(plan_job(command, cast("JobOptions", options), base_env=base_env))
         else:
-            plans.append(plan_job(cast("Sequence[str]", item), {}, base_env=base_env))
+            plans.append(plan_job(item, {}, base_env=base_env))
     return plans
 
 
