@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 from typer.exceptions import Exit as TyperExit
 
@@ -18,6 +17,7 @@ import gpulayer
 from gpulayer.cli.console import print_error, print_line, say
 from gpulayer.cli.exits import Exit, exit_for_error
 from gpulayer.cli.later import later_command, later_flag
+from gpulayer.cli.quick import QuickGroup, QuickTyper
 from gpulayer.errors import GpulayerError, UsageError
 
 __all__ = ["run"]
@@ -37,7 +37,7 @@ COMMANDS: Final = {
 }
 
 
-class _Root(TyperGroup):
+class _Root(QuickGroup):
     """Commands by name, imported when one is named."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
@@ -65,7 +65,7 @@ class _Root(TyperGroup):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-app = typer.Typer(cls=_Root, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = QuickTyper(cls=_Root)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -4,10 +4,10 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from gpulayer.cli.console import say
 from gpulayer.cli.later import later_command
+from gpulayer.cli.quick import QuickGroup, QuickTyper
 from gpulayer.client.connect import Settings
 from gpulayer.client.location import parse_target
 from gpulayer.errors import UsageError
@@ -22,7 +22,7 @@ TargetOption = Annotated[
 ]
 
 
-class _Noun(TyperGroup):
+class _Noun(QuickGroup):
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         # Any: typer's own command type is private.
         path = f"{ctx.command_path.removeprefix('gpulayer').strip()} {args[0]}"
@@ -35,10 +35,8 @@ class _Noun(TyperGroup):
 
 
 def command_app(**options: Any) -> typer.Typer:  # Any: handed on to typer
-    """A Typer with this program's settings: plain help, own errors, completion by a command."""
-    return typer.Typer(
-        cls=_Noun, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, **options
-    )
+    """A noun's commands."""
+    return QuickTyper(cls=_Noun, **options)
 
 
 def settings_for(target: str = "", *, retry_for_s: float = 3.0) -> Settings:
