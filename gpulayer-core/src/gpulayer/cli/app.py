@@ -105,7 +105,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         for candidate in error.details.get("candidates", ()):
             say(f"       {candidate}")
         return exit_for_error(error)
-    except BrokenPipeError:
+    except SystemExit as ended:
+        # Typer turns a closed pipe into exit 1 before anyone else can see it.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
         _let_go_of_stdout()
         return Exit.PIPE_CLOSED
     except (KeyboardInterrupt, Abort):

@@ -61,7 +61,10 @@ class Foreground:
                 try:
                     return self._finish(self._follow())
                 except KeyboardInterrupt:
-                    code = self._interrupted()
+                    try:
+                        code = self._interrupted()
+                    except KeyboardInterrupt:
+                        code = self._interrupted()  # once more, which now says cancel or give up
                     if code is not None:
                         return code
                 except BrokenPipeError:
@@ -119,7 +122,12 @@ class Foreground:
         if self._is_cancelling:
             say(f"not waiting any longer; see gpulayer job show {self._id}")
             return Exit.CANCELLED
-        if sys.stdin.isatty() and sys.stderr.isatty() and self._wants_detach():
+        try:
+            is_detached = sys.stdin.isatty() and sys.stderr.isatty() and self._wants_detach()
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            is_detached = False
+        if is_detached:
             say(f"job {self._id} goes on: gpulayer job logs --follow {self._id}")
             return Exit.OK
         self._is_cancelling = True
@@ -128,19 +136,13 @@ class Foreground:
             self._transport.send(calls.cancel_job(self._id))
         except Conflict:
             pass  # it ended first; following says how
-        except KeyboardInterrupt:
-            return Exit.CANCELLED
         return None
 
     def _wants_detach(self) -> bool:
-        """A second Ctrl-C, an end of input and anything but d mean: cancel."""
+        """An end of input and anything but d mean: cancel. So does a second Ctrl-C, by its exception."""
         sys.stderr.write("\ndetach or cancel? [d/C] ")
         sys.stderr.flush()
-        try:
-            return sys.stdin.readline().strip().lower() in ("d", "detach")
-        except KeyboardInterrupt:
-            sys.stderr.write("\n")
-            return False
+        return sys.stdin.readline().strip().lower() in ("d", "detach")
 
     def _announce_attempt(self, record: "JobRecord", number: int) -> None:
         attempt = record["attempts"][number - 1]

@@ -39,8 +39,11 @@ def command_app(**options: Any) -> typer.Typer:  # Any: handed on to typer
     return QuickTyper(cls=_Noun, **options)
 
 
-def settings_for(target: str = "", *, retry_for_s: float = 3.0) -> Settings:
-    return resolve_settings(target=parse_target(target), retry_for_s=retry_for_s)
+RETRY_FOR_S = 3.0  # a command that somebody waits for says soon that nothing answers
+
+
+def settings_for(target: str = "") -> Settings:
+    return resolve_settings(target=parse_target(target), retry_for_s=RETRY_FOR_S)
 
 
 def open_client(target: str = "") -> Client:
