@@ -15,7 +15,19 @@ from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["Attempt", "Capacity", "Job", "Node", "Policy", "RequestClass", "State", "Task", "TaskKey", "Worker"]
+__all__ = [
+    "Attempt",
+    "Capacity",
+    "Job",
+    "Node",
+    "Policy",
+    "QueueEntry",
+    "RequestClass",
+    "State",
+    "Task",
+    "TaskKey",
+    "Worker",
+]
 
 TaskKey = tuple[JobId, int]
 QueueEntry = tuple[int, int, JobId, int]  # (-priority, seq, job, task index): heap order is queue order
@@ -67,6 +79,7 @@ class Node:
     """One node of an attempt: the lease of its allocation, fenced by the attempt's epoch."""
 
     allocation: Allocation
+    worker_name: str
     phase: NodePhase = NodePhase.ASSIGNED
     outcome: Outcome | None = None
     outputs: Digest | None = None

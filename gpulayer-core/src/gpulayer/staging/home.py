@@ -62,7 +62,7 @@ def write_home(
             if os.path.lexists(destination):
                 landing.write_into((destination.name,))
             else:
-                with _partial_folder(destination) as partial:
+                with _partial_folder(destination, root_digest) as partial:
                     landing.write_into((partial,))
                     parent = beneath.folder(())
                     try:
@@ -72,9 +72,11 @@ def write_home(
                             raise
                         landing = _Landing(beneath, blobs, tree)  # another download was faster
                         landing.write_into((destination.name,))
+    except (ConnectionError, TimeoutError):
+        raise  # the reader's network, not our disk
     except OSError as error:
         raise storage_error(error, destination) from error
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if landing.left_out:
         warnings = (f"left out {named(map(shown, landing.left_out))}: a job's .git does not come home",)
     return Landed(destination, landing.files, landing.kept, landing.size_bytes, warnings)
@@ -212,9 +214,9 @@ def _prepare(parent: FilePath) -> None:
 
 
 @contextmanager
-def _partial_folder(destination: FilePath) -> Iterator[str]:
+def _partial_folder(destination: FilePath, root_digest: Digest) -> Iterator[str]:
     """The hidden folder in which the tree lands, held under a lock; what a killed download left is used again."""
-    name = f".{destination.name}.partial"
+    name = f".{destination.name[:100]}.{root_digest[:16]}.partial"
     path = destination.parent / name
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)

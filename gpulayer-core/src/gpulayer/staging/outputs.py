@@ -48,7 +48,10 @@ class OutputPatterns:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = [_components(pattern) for pattern in patterns]
-        self._regexes = [re.compile(_regex(parts), re.DOTALL) for parts in self._patterns]
+        try:
+            self._regexes = [re.compile(_regex(parts), re.DOTALL) for parts in self._patterns]
+        except re.error as error:
+            raise UsageError(f"--output {', '.join(patterns)}: not a pattern ({error})") from None
         asked_for = {part for parts in self._patterns for part in parts}
         self._excluded = tuple(name for name in NOT_OUTPUTS if name not in asked_for)
 

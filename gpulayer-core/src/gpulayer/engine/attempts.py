@@ -1,0 +1,194 @@
+"""What becomes of an attempt: nodes end, the attempt ends, the task runs again or is done, the job is final.
+
+An attempt ends when its last node has ended; the first failure decides how. A retry is a new attempt.
+"""
+
+from gpulayer.engine import queue, schedule
+from gpulayer.engine.effects import Notify, Stop
+from gpulayer.engine.events import NodePhase, NodeReport
+from gpulayer.engine.state import Attempt, Job, Node, State, Task, Worker
+from gpulayer.engine.turn import Turn
+from gpulayer.errors import Blame
+from gpulayer.ids import Digest
+from gpulayer.placement.capacity import usable_capacity
+from gpulayer.spec.job import JobState, RetryOn
+from gpulayer.spec.outcome import EndedBy, Outcome
+
+__all__ = ["cancelled_outcome", "end_node", "end_task", "node_reported", "refresh", "refresh_free", "stop"]
+
+_ORDER = {phase: place for place, phase in enumerate(NodePhase)}
+
+
+def node_reported(turn: Turn, attempt: Attempt, index: int, report: NodeReport) -> None:
+    """Take a worker's word on its node. Phases move forward only: a late or doubled report changes nothing."""
+    node = attempt.nodes[index]
+    if _ORDER[report.phase] <= _ORDER[node.phase]:
+        return
+    if report.phase is NodePhase.ENDED:
+        outcome = report.outcome or Outcome(EndedBy.WORKER_LOST, evidence="the worker reported no outcome")
+        end_node(turn, attempt, index, outcome, report.outputs)
+        return
+    node.phase = report.phase
+    refresh(turn, attempt)
+
+
+def end_node(turn: Turn, attempt: Attempt, index: int, outcome: Outcome, outputs: Digest | None = None) -> None:
+    """A node is over: its lease ends. The first failing node stops the others; the last one ends the attempt."""
+    node = attempt.nodes[index]
+    if node.phase is NodePhase.ENDED:
+        return
+    node.phase, node.outcome, node.outputs = NodePhase.ENDED, outcome, outputs
+    worker = turn.state.workers.get(node.allocation.worker)
+    if worker is not None and worker.leases.pop(attempt.epoch, None) is not None:
+        refresh_free(turn.state, worker)
+        schedule.capacity_gained(turn.state, worker)
+    if not outcome.is_success and attempt.first_failure is None:
+        attempt.first_failure = index
+        _stop_others(turn, attempt, EndedBy.WORKER_STOPPED)
+    if all(other.phase is NodePhase.ENDED for other in attempt.nodes):
+        _end_attempt(turn, attempt)
+    else:
+        refresh(turn, attempt)
+
+
+def stop(turn: Turn, attempt: Attempt, ended_by: EndedBy, grace_ms: int) -> None:
+    """Ask every node of the attempt to end."""
+    attempt.stop = ended_by
+    for node in attempt.nodes:
+        if node.phase is not NodePhase.ENDED:
+            turn.effects.append(Stop(node.allocation.worker, attempt.epoch, ended_by, grace_ms))
+    refresh(turn, attempt)
+
+
+def end_task(turn: Turn, job: Job, task: Task, outcome: Outcome, outputs: Digest | None = None) -> None:
+    """The task is done; with its last task the job is final and leaves the state."""
+    task.is_done, task.epoch = True, None
+    turn.tasks[job.entry.id, task.index] = task
+    if any(not other.is_done for other in job.tasks.values()):
+        return
+    job.state = _final_state(outcome)
+    job.outcome, job.outputs = outcome, outputs
+    job.ended_wall_ms = turn.at.wall_ms
+    if not outcome.is_success:
+        job.reason_code, job.reason_message = str(outcome.ended_by), outcome.evidence or _story(outcome)
+    turn.jobs[job.entry.id] = job
+    turn.effects.append(Notify(job.entry.id, job.state))
+    queue.forget(turn.state, job)
+
+
+def cancelled_outcome(evidence: str = "cancelled before it started") -> Outcome:
+    return Outcome(EndedBy.CANCEL, evidence=evidence, blame=Blame.USER)
+
+
+def refresh_free(state: State, worker: Worker) -> None:
+    """Recompute what is free on a worker from its facts and leases: the one definition, so nothing can drift."""
+    free = usable_capacity(worker.facts)
+    for epoch, index in worker.leases.items():
+        free = free.less(state.attempts[epoch].nodes[index].allocation)
+    worker.free = free
+
+
+def _end_attempt(turn: Turn, attempt: Attempt) -> None:
+    state = turn.state
+    failed = attempt.first_failure
+    deciding = attempt.nodes[failed if failed is not None else 0]
+    outcome = _outcome(deciding)
+    attempt.phase, attempt.outcome, attempt.ended_wall_ms = NodePhase.ENDED, outcome, turn.at.wall_ms
+    attempt.is_unreachable = False
+    turn.attempts[attempt.epoch] = attempt
+    del state.attempts[attempt.epoch]
+    job = state.jobs[attempt.job_id]
+    task = job.tasks[attempt.task_index]
+    task.epoch = None
+    turn.tasks[job.entry.id, task.index] = task
+    turn.jobs[job.entry.id] = job
+    if _runs_again(job, task, outcome):
+        task.failures += 1
+        if outcome.blame is not Blame.USER:
+            task.avoid.add(deciding.allocation.worker)
+        job.state = JobState.QUEUED
+        job.reason_code = "retry"
+        job.reason_message = f"attempt {attempt.number} ended: {outcome.evidence or _story(outcome)}"
+        queue.push(state, job, task)
+        queue.class_of(state, job).is_blocked = False
+        turn.effects.append(Notify(job.entry.id, job.state))
+        return
+    if job.stop is EndedBy.CANCEL and not outcome.is_success and outcome.blame is not Blame.USER:
+        outcome = cancelled_outcome(outcome.evidence or "cancelled")
+    end_task(turn, job, task, outcome, attempt.nodes[0].outputs)
+
+
+def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
+    """Failures that are not the program's own run again; the program's too where the job says so."""
+    if outcome.is_success or job.stop is not None or task.failures >= job.entry.retries:
+        return False
+    match outcome.ended_by:
+        case EndedBy.CANCEL | EndedBy.TIMEOUT | EndedBy.CLIENT_LOST:
+            return False
+        case _:
+            return outcome.blame is not Blame.USER or job.entry.retry_on is RetryOn.ANY
+
+
+def refresh(turn: Turn, attempt: Attempt) -> None:
+    """Derive the attempt's phase and the job's state from its nodes."""
+    live = [node.phase for node in attempt.nodes if node.phase is not NodePhase.ENDED]
+    phase = min(live, key=_ORDER.__getitem__)
+    if attempt.stop is not None or attempt.first_failure is not None:
+        phase = NodePhase.ENDING
+    attempt.phase = phase
+    job = turn.state.jobs[attempt.job_id]
+    if phase is NodePhase.RUNNING and attempt.started_wall_ms is None:
+        attempt.started_wall_ms = turn.at.wall_ms
+        job.started_wall_ms = job.started_wall_ms or turn.at.wall_ms
+    before = job.state
+    job.state = JobState.UNREACHABLE if attempt.is_unreachable else _job_state(phase)
+    if job.state is not before:
+        job.reason_code = job.reason_message = ""
+        turn.effects.append(Notify(job.entry.id, job.state))
+    turn.jobs[job.entry.id] = job
+    turn.attempts[attempt.epoch] = attempt
+
+
+def _job_state(phase: NodePhase) -> JobState:
+    match phase:
+        case NodePhase.ASSIGNED | NodePhase.STAGING:
+            return JobState.STAGING
+        case NodePhase.RUNNING:
+            return JobState.RUNNING
+        case NodePhase.ENDING | NodePhase.ENDED:
+            return JobState.ENDING
+
+
+def _stop_others(turn: Turn, attempt: Attempt, ended_by: EndedBy) -> None:
+    job = turn.state.jobs[attempt.job_id]
+    for node in attempt.nodes:
+        if node.phase is not NodePhase.ENDED:
+            turn.effects.append(Stop(node.allocation.worker, attempt.epoch, ended_by, job.entry.grace_ms))
+
+
+def _outcome(node: Node) -> Outcome:
+    if node.outcome is None:
+        raise AssertionError("an ended node has an outcome")
+    return node.outcome
+
+
+def _final_state(outcome: Outcome) -> JobState:
+    match outcome.ended_by:
+        case EndedBy.PROGRAM if outcome.exit_code == 0:
+            return JobState.SUCCEEDED
+        case EndedBy.CANCEL:
+            return JobState.CANCELLED
+        case EndedBy.TIMEOUT:
+            return JobState.TIMED_OUT
+        case EndedBy.WORKER_LOST | EndedBy.WORKER_STOPPED | EndedBy.PREEMPTED | EndedBy.CLIENT_LOST:
+            return JobState.LOST
+        case _:
+            return JobState.FAILED
+
+
+def _story(outcome: Outcome) -> str:
+    if outcome.exit_code is not None:
+        return f"the program ended with exit code {outcome.exit_code}"
+    if outcome.signal is not None:
+        return f"the program was killed by signal {outcome.signal}"
+    return f"ended by {outcome.ended_by}"

@@ -1,0 +1,62 @@
+"""What the passing of time has brought: a pure function from the state and the time to events.
+
+The driver logs and steps these events like any other, so a replay of the log needs neither heartbeats nor clock.
+"""
+
+from gpulayer.clock import Instant
+from gpulayer.engine.events import Event, KeepForPassed, LeaseExpired, WorkerWentSilent
+from gpulayer.engine.state import State, Worker
+from gpulayer.ids import Epoch
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["due", "next_due_ms"]
+
+
+def due(state: State, at: Instant) -> tuple[Event, ...]:
+    """Events whose time has come, workers in order of their joining. Asking again without stepping repeats them."""
+    events: list[Event] = []
+    for worker in state.workers.values():
+        if at.ms < _silent_at_ms(state, worker):
+            continue
+        if worker.state not in (WorkerState.SILENT, WorkerState.JOINING):
+            events.append(WorkerWentSilent(at, worker.id))
+        for epoch in sorted(worker.leases):
+            if at.ms >= _kept_until_ms(state, worker, epoch):
+                events.append(KeepForPassed(at, epoch, worker.id))
+            elif _is_worth_acting_on(state, epoch):
+                events.append(LeaseExpired(at, epoch, worker.id))
+    return tuple(events)
+
+
+def next_due_ms(state: State) -> int | None:
+    """Engine time of the next event that ``due`` would give if nothing else happened; None if there is none."""
+    moments: list[int] = []
+    for worker in state.workers.values():
+        silent_at = _silent_at_ms(state, worker)
+        if worker.state not in (WorkerState.SILENT, WorkerState.JOINING):
+            moments.append(silent_at)
+        for epoch in worker.leases:
+            if _is_worth_acting_on(state, epoch):
+                moments.append(silent_at)
+            else:
+                moments.append(_kept_until_ms(state, worker, epoch))
+    return min(moments, default=None)
+
+
+def _is_worth_acting_on(state: State, epoch: Epoch) -> bool:
+    """An expired lease is acted on once, and again when somebody asks to stop what can't be reached."""
+    attempt = state.attempts[epoch]
+    return not attempt.is_unreachable or state.jobs[attempt.job_id].stop is not None
+
+
+def _silent_at_ms(state: State, worker: Worker) -> int:
+    return worker.heard_ms + state.policy.expiry_ms(state.policy.lease_ttl_ms)
+
+
+def _kept_until_ms(state: State, worker: Worker, epoch: Epoch) -> int:
+    """A worker ends an exclusive job within the lease (``protocol.agent``), any other after its keep time."""
+    entry = state.jobs[state.attempts[epoch].job_id].entry
+    if entry.exclusive:
+        return _silent_at_ms(state, worker)
+    kept = state.policy.expiry_ms(entry.keep_for_ms + entry.grace_ms)
+    return max(worker.heard_ms + kept, _silent_at_ms(state, worker))

@@ -1,0 +1,95 @@
+"""What must hold after every step. The simulator checks it each time; a violation is always a fault of ours."""
+
+from gpulayer.engine.events import NodePhase
+from gpulayer.engine.state import State
+from gpulayer.placement.capacity import usable_capacity
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["InvariantViolated", "check"]
+
+
+class InvariantViolated(AssertionError):
+    """The message says which rule and names the entities."""
+
+
+def check(state: State) -> None:
+    """Raise InvariantViolated for the first rule that does not hold. O(size of the state)."""
+    _check_leases(state)
+    _check_tasks(state)
+    _check_workers(state)
+    _check_queue(state)
+
+
+def _check_leases(state: State) -> None:
+    held: set[tuple[str, str]] = set()
+    for epoch, attempt in state.attempts.items():
+        _require(epoch == attempt.epoch < state.next_epoch, f"epoch {epoch} was never given out")
+        _require(attempt.job_id in state.jobs, f"attempt {epoch} is of job {attempt.job_id}, which is not live")
+        _require(attempt.outcome is None, f"attempt {epoch} has ended and is still live")
+        machines = [node.allocation.worker for node in attempt.nodes]
+        _require(len(set(machines)) == len(machines), f"attempt {epoch} has two nodes on one worker")
+        for index, node in enumerate(attempt.nodes):
+            _require(
+                (node.phase is NodePhase.ENDED) == (node.outcome is not None), f"attempt {epoch}: phase and outcome"
+            )
+            worker = state.workers.get(node.allocation.worker)
+            if node.outcome is not None:
+                _require(worker is None or epoch not in worker.leases, f"{epoch} has ended but is leased")
+                continue
+            _require(worker is not None and worker.leases.get(epoch) == index, f"{epoch} runs without a lease")
+            for uuid in node.allocation.devices:
+                _require((node.allocation.worker, uuid) not in held, f"device {uuid} is leased twice")
+                held.add((node.allocation.worker, uuid))
+
+
+def _check_tasks(state: State) -> None:
+    for job_id, job in state.jobs.items():
+        _require(job.entry.id == job_id, f"job {job_id} is filed under another id")
+        _require(not job.state.is_final, f"job {job_id} is {job.state} and still live")
+        _require(job.seq < state.next_seq, f"job {job_id} has a number never given out")
+        _require(any(not task.is_done for task in job.tasks.values()), f"job {job_id} is done and still live")
+        for task in job.tasks.values():
+            if task.epoch is None:
+                continue
+            attempt = state.attempts.get(task.epoch)
+            _require(attempt is not None, f"job {job_id} waits for attempt {task.epoch}, which is gone")
+            _require(not task.is_done, f"job {job_id}: a done task has a live attempt")
+            _require(attempt is not None and attempt.job_id == job_id, f"attempt {task.epoch} is of another job")
+            _require(task.failures <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
+    owned = {(attempt.job_id, attempt.task_index): epoch for epoch, attempt in state.attempts.items()}
+    _require(len(owned) == len(state.attempts), "a task has two live attempts")
+    for (job_id, index), epoch in owned.items():
+        _require(state.jobs[job_id].tasks[index].epoch == epoch, f"attempt {epoch} is not its task's current one")
+
+
+def _check_workers(state: State) -> None:
+    names: set[str] = set()
+    for worker in state.workers.values():
+        _require(worker.state is not WorkerState.GONE, f"worker {worker.name} is gone and still known")
+        _require(worker.name not in names, f"two workers are named {worker.name}")
+        names.add(worker.name)
+        free = usable_capacity(worker.facts)
+        for epoch, index in worker.leases.items():
+            _require(epoch in state.attempts, f"worker {worker.name} leases {epoch}, which is not live")
+            free = free.less(state.attempts[epoch].nodes[index].allocation)
+        _require(free == worker.free, f"worker {worker.name}: what is free drifted")
+
+
+def _check_queue(state: State) -> None:
+    waiting = {
+        (job_id, task.index)
+        for job_id, job in state.jobs.items()
+        for task in job.tasks.values()
+        if task.epoch is None and not task.is_done
+    }
+    queued: list[tuple[str, int]] = []
+    for key, known in state.classes.items():
+        _require((known.request, known.nodes) == key, "a request class is filed under another key")
+        queued.extend((entry[2], entry[3]) for entry in known.queue if (entry[2], entry[3]) in waiting)
+    _require(set(queued) == waiting, f"tasks wait outside the queue: {sorted(waiting - set(queued))[:3]}")
+    _require(len(queued) == len(set(queued)), "a task waits twice")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise InvariantViolated(rule)

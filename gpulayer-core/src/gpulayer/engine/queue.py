@@ -1,0 +1,50 @@
+"""Who waits: one heap a request class, ordered by priority, then age.
+
+Entries are removed lazily: an entry counts only while its task is waiting, which ``peek`` checks. A retry goes back
+under the job's old number, so that failing does not cost a place in the queue.
+"""
+
+import heapq
+
+from gpulayer.engine.state import Job, QueueEntry, RequestClass, State, Task
+
+__all__ = ["class_of", "forget", "peek", "pop", "push"]
+
+
+def class_of(state: State, job: Job) -> RequestClass:
+    known = state.classes.get(job.class_key)
+    if known is None:
+        request, nodes = job.class_key
+        known = state.classes[job.class_key] = RequestClass(request, nodes)
+    return known
+
+
+def push(state: State, job: Job, task: Task) -> None:
+    """Put a waiting task into its class. A new head makes a blocked class worth another look only if it is alone:
+    what blocked the old head (no capacity for this very request) blocks the new one as well."""
+    heapq.heappush(class_of(state, job).queue, (-job.entry.priority, job.seq, job.entry.id, task.index))
+
+
+def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
+    """The first waiting entry, or None; drops what no longer waits."""
+    entries = request_class.queue
+    while entries:
+        job = state.jobs.get(entries[0][2])
+        if job is not None:
+            task = job.tasks[entries[0][3]]
+            if task.epoch is None and not task.is_done:
+                return entries[0]
+        heapq.heappop(entries)
+    return None
+
+
+def pop(request_class: RequestClass) -> QueueEntry:
+    return heapq.heappop(request_class.queue)
+
+
+def forget(state: State, job: Job) -> None:
+    """Take a job out of the state; its queue entries die by themselves."""
+    state.jobs.pop(job.entry.id, None)
+    request_class = state.classes.get(job.class_key)
+    if request_class is not None and peek(state, request_class) is None:
+        del state.classes[job.class_key]

@@ -1,0 +1,126 @@
+"""The live state from the last row image of every live entity: what a control plane does when it starts.
+
+Volatile parts start afresh: every worker counts as heard of now, so a restart never makes anyone look silent.
+"""
+
+from collections.abc import Iterable
+
+from gpulayer.engine import attempts as attempts_
+from gpulayer.engine import queue
+from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
+from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
+from gpulayer.placement.capacity import Allocation, usable_capacity
+from gpulayer.spec.job import Gang, JobEntry
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["rebuild"]
+
+
+def rebuild(
+    policy: Policy,
+    counters: CounterImage | None,
+    *,
+    jobs: Iterable[tuple[JobEntry, JobImage]] = (),
+    tasks: Iterable[TaskImage] = (),
+    attempts: Iterable[AttemptImage] = (),
+    workers: Iterable[WorkerImage] = (),
+    facts: Iterable[FactsImage] = (),
+) -> State:
+    """Images of final jobs, ended attempts and removed workers may be among them; they are passed over."""
+    state = State(policy=policy)
+    if counters is not None:
+        state.next_epoch, state.next_seq, state.now_ms = counters.next_epoch, counters.next_seq, counters.now_ms
+    state.facts = {image.digest: image.facts for image in facts}
+    for worker_image in workers:
+        if worker_image.state is not WorkerState.GONE:
+            state.workers[worker_image.id] = _worker(state, worker_image)
+    for entry, job_image in sorted(jobs, key=lambda pair: pair[1].seq):
+        if not job_image.state.is_final:
+            state.jobs[entry.id] = _job(entry, job_image)
+    for task_image in tasks:
+        job = state.jobs.get(task_image.job_id)
+        if job is not None:
+            job.tasks[task_image.index] = Task(
+                index=task_image.index,
+                is_done=task_image.is_done,
+                attempts=task_image.attempts,
+                failures=task_image.failures,
+                avoid=set(task_image.avoid),
+            )
+    for image in sorted(attempts, key=lambda image: image.epoch):
+        if image.outcome is None and image.job_id in state.jobs:
+            _add_attempt(state, image)
+    for worker in state.workers.values():
+        attempts_.refresh_free(state, worker)
+    for job in state.jobs.values():
+        for task in job.tasks.values():
+            if task.epoch is None and not task.is_done:
+                queue.push(state, job, task)
+    return state
+
+
+def _worker(state: State, image: WorkerImage) -> Worker:
+    known = state.facts[image.facts_digest]
+    return Worker(
+        id=image.id,
+        name=image.name,
+        state=image.state,
+        facts=known,
+        facts_digest=image.facts_digest,
+        free=usable_capacity(known),
+        boot=image.boot,
+        is_draining=image.is_draining,
+        seen_wall_ms=image.seen_wall_ms,
+        heard_ms=state.now_ms,
+    )
+
+
+def _job(entry: JobEntry, image: JobImage) -> Job:
+    nodes = entry.shape.nodes if isinstance(entry.shape, Gang) else 1
+    return Job(
+        entry=entry,
+        seq=image.seq,
+        state=image.state,
+        class_key=(entry.request, nodes),
+        tasks={0: Task(index=0)},
+        reason_code=image.reason_code,
+        reason_message=image.reason_message,
+        stop=image.stop,
+        stop_grace_ms=image.stop_grace_ms,
+        started_wall_ms=image.started_wall_ms,
+        ended_wall_ms=image.ended_wall_ms,
+        outcome=image.outcome,
+        outputs=image.outputs,
+    )
+
+
+def _add_attempt(state: State, image: AttemptImage) -> None:
+    nodes = [
+        Node(
+            allocation=Allocation(node.worker, node.devices, node.cpus, node.memory_bytes),
+            worker_name=node.worker_name,
+            phase=node.phase,
+            outcome=node.outcome,
+            outputs=node.outputs,
+        )
+        for node in image.nodes
+    ]
+    state.attempts[image.epoch] = Attempt(
+        epoch=image.epoch,
+        job_id=image.job_id,
+        task_index=image.task_index,
+        number=image.number,
+        nodes=nodes,
+        phase=image.phase,
+        stop=image.stop,
+        is_unreachable=image.is_unreachable,
+        first_failure=image.first_failure,
+        started_wall_ms=image.started_wall_ms,
+        ended_wall_ms=image.ended_wall_ms,
+        placement=image.placement,
+    )
+    state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch
+    for index, node in enumerate(nodes):
+        worker = state.workers.get(node.allocation.worker)
+        if worker is not None and node.outcome is None:
+            worker.leases[image.epoch] = index

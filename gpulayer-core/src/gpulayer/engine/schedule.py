@@ -1,0 +1,144 @@
+"""Who gets what: waiting tasks to free capacity, best priority and oldest first over all classes.
+
+A class whose head fits nowhere is blocked until a worker that could take it gains capacity, so a long queue costs
+nothing while nothing is free. Gangs start all or none; nothing is reserved for them here.
+"""
+
+from gpulayer.engine import queue
+from gpulayer.engine.effects import Assign, Notify
+from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
+from gpulayer.engine.turn import Turn
+from gpulayer.ids import Epoch, WorkerId
+from gpulayer.placement.capacity import allocate
+from gpulayer.placement.choose import Candidate, choose, rank
+from gpulayer.placement.eligibility import is_eligible
+from gpulayer.spec.job import JobState
+from gpulayer.spec.request import Request
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["capacity_gained", "fits_nowhere", "run", "workers_changed"]
+
+
+def run(turn: Turn) -> None:
+    """Place what can be placed. Does nothing, quickly, where every class with waiting tasks is blocked."""
+    state = turn.state
+    while True:
+        best: RequestClass | None = None
+        best_entry: QueueEntry | None = None
+        for key in [key for key, known in state.classes.items() if not known.is_blocked]:
+            known = state.classes[key]
+            entry = queue.peek(state, known)
+            if entry is None:
+                del state.classes[key]
+            elif best_entry is None or entry < best_entry:
+                best, best_entry = known, entry
+        if best is None or best_entry is None:
+            return
+        job = state.jobs[best_entry[2]]
+        task = job.tasks[best_entry[3]]
+        if _place(turn, best, job, task):
+            queue.pop(best)
+        else:
+            best.is_blocked = True
+
+
+def capacity_gained(state: State, worker: Worker) -> None:
+    """Unblock the classes that this worker could take now."""
+    if worker.state is not WorkerState.READY:
+        return
+    for known in state.classes.values():
+        if known.is_blocked and _fits(known, worker) is not None:
+            known.is_blocked = False
+
+
+def workers_changed(state: State) -> None:
+    """The set of workers or their facts changed: every class is worth another look."""
+    for known in state.classes.values():
+        known.is_blocked = False
+
+
+def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
+    """True when workers are known, and fewer than ``nodes`` of them could ever run the request."""
+    if not state.workers:
+        return False
+    known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
+    fitting = 0
+    for worker in state.workers.values():
+        fitting += _is_eligible(known, worker)
+        if fitting >= nodes:
+            return False
+    return True
+
+
+def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
+    state = turn.state
+    candidates = [
+        candidate
+        for worker in state.workers.values()
+        if worker.state is WorkerState.READY and (candidate := _fits(known, worker)) is not None
+    ]
+    chosen = choose(known.request, candidates, known.nodes, avoid=frozenset(task.avoid))
+    if not chosen:
+        return False
+    epoch = Epoch(state.next_epoch)
+    state.next_epoch += 1
+    task.attempts += 1
+    task.epoch = epoch
+    attempt = Attempt(
+        epoch=epoch,
+        job_id=job.entry.id,
+        task_index=task.index,
+        number=task.attempts,
+        nodes=[Node(candidate.allocation, candidate.name) for candidate in chosen],
+        placement=_why(known, chosen, candidates, task.avoid),
+    )
+    state.attempts[epoch] = attempt
+    for index, candidate in enumerate(chosen):
+        worker = state.workers[candidate.worker]
+        worker.free = worker.free.less(candidate.allocation)
+        worker.leases[epoch] = index
+        turn.effects.append(Assign(worker.id, epoch, index, job.entry.id))
+    job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
+    turn.effects.append(Notify(job.entry.id, job.state))
+    turn.jobs[job.entry.id] = job
+    turn.tasks[job.entry.id, task.index] = task
+    turn.attempts[epoch] = attempt
+    return True
+
+
+def _fits(known: RequestClass, worker: Worker) -> Candidate | None:
+    if not _is_eligible(known, worker):
+        return None
+    allocation = allocate(known.request, worker.id, worker.facts, worker.free)
+    return None if allocation is None else Candidate(worker.id, worker.name, worker.facts, worker.free, allocation)
+
+
+def _is_eligible(known: RequestClass, worker: Worker) -> bool:
+    """Eligibility depends on facts alone, but for a request that names a worker; so it is asked once per facts."""
+    if known.request.worker:
+        return is_eligible(known.request, worker.facts, name=worker.name)
+    answer = known.eligible.get(worker.facts_digest)
+    if answer is None:
+        answer = known.eligible[worker.facts_digest] = is_eligible(known.request, worker.facts)
+    return answer
+
+
+def _why(known: RequestClass, chosen: list[Candidate], candidates: list[Candidate], avoid: set[WorkerId]) -> str:
+    """One sentence for people: what decided."""
+    names = ", ".join(candidate.name for candidate in chosen)
+    if len(candidates) == len(chosen):
+        return f"{names}: the only worker that fits and is free" if len(chosen) == 1 else f"{names}: all that are free"
+    others = [candidate for candidate in candidates if candidate not in chosen]
+    first = rank(known.request, chosen[0], avoid=frozenset(avoid))
+    next_best = min(rank(known.request, candidate, avoid=frozenset(avoid)) for candidate in others)
+    if first.is_avoided != next_best.is_avoided:
+        why = "the task has not failed there"
+    elif first.preference != next_best.preference:
+        why = "it has the accelerator that was named first"
+    elif first.devices_left != next_best.devices_left:
+        why = "it leaves the fewest devices free"
+    elif first.cpus_left != next_best.cpus_left:
+        why = "it leaves the fewest cpus free"
+    else:
+        why = "equal otherwise, first by name"
+    return f"{names}: of {len(candidates)} that fit and are free, {why}"

@@ -1,0 +1,135 @@
+"""``step``: one event in, the state changed in place, records and effects out.
+
+Each event has one handler; handlers call down into ``attempts`` (what becomes of an attempt), ``queue`` (who waits) and
+``schedule`` (who gets what). An event about something that is gone changes nothing: messages may be late or doubled.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpulayer.engine import attempts, queue, schedule, workers
+from gpulayer.engine.effects import Effect, Notify
+from gpulayer.engine.events import (
+    CancelRequested,
+    DrainRequested,
+    Event,
+    JobSubmitted,
+    KeepForPassed,
+    LeaseExpired,
+    WorkerJoined,
+    WorkerRemoved,
+    WorkerReported,
+    WorkerResumed,
+    WorkerWentSilent,
+)
+from gpulayer.engine.records import Record
+from gpulayer.engine.state import Job, State, Task
+from gpulayer.engine.turn import Turn
+from gpulayer.spec.job import Gang, JobState, Single
+from gpulayer.spec.outcome import EndedBy
+
+__all__ = ["Step", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``records`` to store in one transaction, ``effects`` to release after it."""
+
+    records: tuple[Record, ...]
+    effects: tuple[Effect, ...]
+
+
+def step(state: State, event: Event) -> Step:
+    """Apply one event. Deterministic; changes ``state`` in place.
+
+    A raised exception means a fault of ours: the state may be half changed and must be discarded.
+    """
+    state.now_ms = max(state.now_ms, event.at.ms)
+    turn = Turn(state, event.at)
+    match event:
+        case JobSubmitted():
+            _submit(turn, event)
+        case CancelRequested():
+            _cancel(turn, event)
+        case WorkerReported():
+            workers.reported(turn, event)
+        case WorkerJoined():
+            workers.joined(turn, event)
+        case WorkerWentSilent():
+            workers.went_silent(turn, event)
+        case LeaseExpired():
+            workers.lease_expired(turn, event)
+        case KeepForPassed():
+            workers.keep_for_passed(turn, event)
+        case DrainRequested():
+            workers.set_draining(turn, event.worker, draining=True)
+        case WorkerResumed():
+            workers.set_draining(turn, event.worker, draining=False)
+        case WorkerRemoved():
+            workers.removed(turn, event)
+        case _:
+            assert_never(event)
+    schedule.run(turn)
+    return Step(turn.records(), tuple(turn.effects))
+
+
+def _submit(turn: Turn, event: JobSubmitted) -> None:
+    """Queue the job, or reject it when no known worker could ever run it.
+
+    With no worker known at all a job waits: the first one may be on its way.
+    """
+    state, entry = turn.state, event.job
+    match entry.shape:
+        case Single():
+            nodes = 1
+        case Gang(nodes=wanted):
+            nodes = wanted
+        case unsupported:
+            raise ValueError(f"shape {unsupported!r} is not scheduled by this engine; the edge must refuse it")
+    job = Job(
+        entry=entry,
+        seq=state.next_seq,
+        state=JobState.QUEUED,
+        class_key=(entry.request, nodes),
+        tasks={0: Task(index=0)},
+    )
+    state.next_seq += 1
+    turn.jobs[entry.id] = job
+    if schedule.fits_nowhere(state, entry.request, nodes):
+        _reject(turn, job, "no_worker_fits", f"no worker fits: {entry.request.summary()}")
+        return
+    state.jobs[entry.id] = job
+    queue.push(state, job, job.tasks[0])
+    if not entry.wait:
+        schedule.run(turn)
+        if job.tasks[0].epoch is None:
+            queue.forget(state, job)
+            _reject(turn, job, "no_capacity", f"every worker that fits is busy: {entry.request.summary()}")
+
+
+def _reject(turn: Turn, job: Job, code: str, message: str) -> None:
+    job.reason_code, job.reason_message = code, message
+    job.state = JobState.REJECTED
+    job.ended_wall_ms = turn.at.wall_ms
+    turn.state.jobs.pop(job.entry.id, None)
+    turn.effects.append(Notify(job.entry.id, job.state))
+
+
+def _cancel(turn: Turn, event: CancelRequested) -> None:
+    """A waiting job ends at once; a live one when its processes have ended. Asking twice changes nothing but the
+    grace time, which may only get shorter."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None:
+        return
+    grace_ms = job.entry.grace_ms if event.grace_ms is None else event.grace_ms
+    if job.stop is not None and grace_ms >= job.stop_grace_ms:
+        return
+    job.stop, job.stop_grace_ms = EndedBy.CANCEL, grace_ms
+    turn.jobs[job.entry.id] = job
+    for task in job.tasks.values():
+        if task.is_done:
+            continue
+        if task.epoch is None:
+            attempts.end_task(turn, job, task, attempts.cancelled_outcome())
+        else:
+            attempts.stop(turn, turn.state.attempts[task.epoch], EndedBy.CANCEL, grace_ms)

@@ -1,0 +1,190 @@
+"""Workers come, report, fall silent, come back and go; and what that means for the attempts they hold.
+
+With retries left, the control plane lends a silent worker's task again after the lease: the old attempt is fenced by
+its epoch and ends at the next contact. Without, the attempt is shown unreachable until the worker must have ended it
+by itself.
+"""
+
+from gpulayer.engine import attempts, schedule
+from gpulayer.engine.effects import Void
+from gpulayer.engine.events import (
+    KeepForPassed,
+    LeaseExpired,
+    NodePhase,
+    WorkerJoined,
+    WorkerRemoved,
+    WorkerReported,
+    WorkerWentSilent,
+)
+from gpulayer.engine.records import FactsImage
+from gpulayer.engine.state import Attempt, State, Worker
+from gpulayer.engine.turn import Turn
+from gpulayer.ids import Digest, Epoch, WorkerId
+from gpulayer.placement.capacity import usable_capacity
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["joined", "keep_for_passed", "lease_expired", "removed", "reported", "set_draining", "went_silent"]
+
+
+def joined(turn: Turn, event: WorkerJoined) -> None:
+    """A new worker, or a known identity that enrols again. It takes work from its first report on."""
+    state = turn.state
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        worker = state.workers[event.worker] = Worker(
+            id=event.worker,
+            name=event.name,
+            state=WorkerState.JOINING,
+            facts=event.facts,
+            facts_digest=event.facts_digest,
+            free=usable_capacity(event.facts),
+        )
+    worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
+    _set_facts(turn, worker, event.facts, event.facts_digest)
+    turn.workers[worker.id] = worker
+
+
+def reported(turn: Turn, event: WorkerReported) -> None:
+    """One report: contact, new facts, and where attempts are; answered with what is not this worker's any more."""
+    state = turn.state
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        known = {*event.holding, *(event.recovered or ()), *(item.epoch for item in event.items)}
+        turn.effects.append(Void(event.worker, tuple(sorted(known))))
+        return
+    if event.boot < worker.boot:
+        return  # a message of an agent that has been replaced: whatever it knew, its successor has reported
+    is_repeated = event.boot == worker.boot and event.seq <= worker.seq
+    if not is_repeated:
+        _contact(turn, worker, event)
+        for item in event.items:
+            attempt = _lent_to(state, worker, item.epoch)
+            if attempt is not None and worker.leases.get(item.epoch) == item.node:
+                attempts.node_reported(turn, attempt, item.node, item)
+        if event.leaving:
+            _left(turn, worker)
+    said = {*event.holding, *(event.recovered or ()), *(item.epoch for item in event.items)}
+    void = sorted(epoch for epoch in said if _lent_to(state, worker, epoch) is None)
+    turn.effects.append(Void(worker.id, tuple(void)))
+
+
+def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
+    worker = turn.state.workers.get(event.worker)
+    if worker is not None and worker.state is not WorkerState.SILENT:
+        worker.state = WorkerState.SILENT
+        turn.workers[worker.id] = worker
+
+
+def lease_expired(turn: Turn, event: LeaseExpired) -> None:
+    """The control plane may act on the silence: lend the task again, or only say that it can't be reached."""
+    worker = turn.state.workers.get(event.worker)
+    attempt = turn.state.attempts.get(event.epoch)
+    if worker is None or attempt is None or event.epoch not in worker.leases:
+        return
+    job = turn.state.jobs[attempt.job_id]
+    task = job.tasks[attempt.task_index]
+    if job.stop is not None or task.failures < job.entry.retries:
+        _lose(turn, worker, attempt, f"worker {worker.name} has been silent for longer than its lease")
+        return
+    if not attempt.is_unreachable:
+        attempt.is_unreachable = True
+        attempts.refresh(turn, attempt)
+
+
+def keep_for_passed(turn: Turn, event: KeepForPassed) -> None:
+    """By now the worker has ended the attempt by itself, wherever it is."""
+    worker = turn.state.workers.get(event.worker)
+    attempt = turn.state.attempts.get(event.epoch)
+    if worker is None or attempt is None or event.epoch not in worker.leases:
+        return
+    _lose(turn, worker, attempt, f"worker {worker.name} did not come back within the time it keeps jobs for")
+
+
+def set_draining(turn: Turn, worker_id: WorkerId, *, draining: bool) -> None:
+    """A draining worker lets its work end and takes no more."""
+    worker = turn.state.workers.get(worker_id)
+    if worker is None or worker.is_draining is draining:
+        return
+    worker.is_draining = draining
+    if worker.state in (WorkerState.READY, WorkerState.DRAINING):
+        worker.state = _present_state(worker)
+        schedule.workers_changed(turn.state)
+    turn.workers[worker.id] = worker
+
+
+def removed(turn: Turn, event: WorkerRemoved) -> None:
+    worker = turn.state.workers.get(event.worker)
+    if worker is None:
+        return
+    for epoch in list(worker.leases):
+        _lose(turn, worker, turn.state.attempts[epoch], f"worker {worker.name} was removed")
+    worker.state = WorkerState.GONE
+    turn.workers[worker.id] = worker
+    del turn.state.workers[worker.id]
+
+
+def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
+    is_new_boot = event.boot > worker.boot
+    worker.boot, worker.seq = event.boot, event.seq
+    worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
+    if event.facts is not None and event.facts_digest is not None:
+        _set_facts(turn, worker, event.facts, event.facts_digest)
+    if worker.state in (WorkerState.JOINING, WorkerState.SILENT):
+        worker.state = _present_state(worker)
+        turn.workers[worker.id] = worker
+        schedule.workers_changed(turn.state)
+    if is_new_boot:
+        turn.workers[worker.id] = worker
+        _end_vanished(turn, worker, event.recovered or ())
+    for epoch in worker.leases:
+        attempt = turn.state.attempts[epoch]
+        if attempt.is_unreachable:
+            attempt.is_unreachable = False
+            attempts.refresh(turn, attempt)
+
+
+def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> None:
+    """An agent that started anew and does not know an attempt which its predecessor had begun has lost it."""
+    for epoch, index in list(worker.leases.items()):
+        attempt = turn.state.attempts.get(epoch)
+        if attempt is None or epoch in recovered or attempt.nodes[index].phase is NodePhase.ASSIGNED:
+            continue
+        _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
+
+
+def _left(turn: Turn, worker: Worker) -> None:
+    """The agent stopped in good order: nothing runs there, and nothing new goes there until it reports again."""
+    for epoch in list(worker.leases):
+        attempt = turn.state.attempts.get(epoch)
+        if attempt is not None:
+            evidence = f"worker {worker.name} stopped"
+            attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
+    worker.state = WorkerState.SILENT
+    turn.workers[worker.id] = worker
+
+
+def _lose(turn: Turn, worker: Worker, attempt: Attempt, evidence: str) -> None:
+    attempts.end_node(turn, attempt, worker.leases[attempt.epoch], Outcome(EndedBy.WORKER_LOST, evidence=evidence))
+
+
+def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -> None:
+    """Facts are stored once by digest and shared. Leases stand, also on devices that are no longer reported."""
+    if digest not in turn.state.facts:
+        turn.state.facts[digest] = facts
+        turn.facts[digest] = FactsImage(digest, facts)
+    if digest == worker.facts_digest and worker.facts is turn.state.facts[digest]:
+        return
+    worker.facts, worker.facts_digest = turn.state.facts[digest], digest
+    attempts.refresh_free(turn.state, worker)
+    turn.workers[worker.id] = worker
+    schedule.workers_changed(turn.state)
+
+
+def _lent_to(state: State, worker: Worker, epoch: Epoch) -> Attempt | None:
+    return state.attempts.get(epoch) if epoch in worker.leases else None
+
+
+def _present_state(worker: Worker) -> WorkerState:
+    return WorkerState.DRAINING if worker.is_draining else WorkerState.READY

@@ -1,0 +1,67 @@
+"""Which of the workers that fit gets a task: packing, so that large requests find whole machines.
+
+Order: the accelerator the request prefers, then the fewest devices left free (best fit), then the fewest cores left
+free, then the name. Workers to be avoided (the task failed there) come last, and are taken when nothing else fits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpulayer.ids import WorkerId
+from gpulayer.placement.capacity import Allocation, Free
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.request import Request
+
+__all__ = ["Candidate", "Rank", "choose", "rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker on which the request fits now, and the share it would get."""
+
+    worker: WorkerId
+    name: str
+    facts: WorkerFacts
+    free: Free
+    allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """Smaller is better; compared field by field."""
+
+    is_avoided: bool
+    preference: int
+    devices_left: int
+    cpus_left: int
+    name: str
+
+    @property
+    def score(self) -> float:
+        """0..1 for people, higher is better; the order decides, not this figure."""
+        return round(
+            1 / (1 + self.is_avoided * 100 + self.preference * 10 + self.devices_left + self.cpus_left / 100), 3
+        )
+
+
+def rank(request: Request, candidate: Candidate, *, avoid: frozenset[WorkerId] = frozenset()) -> Rank:
+    preference = 0
+    if candidate.allocation.devices and len(request.accelerators) > 1:
+        first = candidate.allocation.devices[0]
+        kind = next(device.kind for device in candidate.facts.devices if device.uuid == first)
+        preference = request.accelerators.index(kind) if kind in request.accelerators else len(request.accelerators)
+    return Rank(
+        is_avoided=candidate.worker in avoid,
+        preference=preference,
+        devices_left=len(candidate.free.devices) - len(candidate.allocation.devices),
+        cpus_left=candidate.free.cpus - candidate.allocation.cpus,
+        name=candidate.name,
+    )
+
+
+def choose(
+    request: Request, candidates: Iterable[Candidate], nodes: int, *, avoid: frozenset[WorkerId] = frozenset()
+) -> list[Candidate]:
+    """The ``nodes`` best candidates on distinct workers, or none at all: a gang starts whole or not."""
+    ordered = sorted(candidates, key=lambda candidate: rank(request, candidate, avoid=avoid))
+    return ordered[:nodes] if len(ordered) >= nodes else []

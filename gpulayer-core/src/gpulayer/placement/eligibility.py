@@ -1,0 +1,237 @@
+"""May this machine ever run this request? All reasons why not, each with what was wanted and what is there.
+
+"Ever" means with nothing leased: what is merely in use is ``capacity``'s question. A figure that the worker does
+not know (``None``) is never a reason to refuse.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
+from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.units import format_bytes
+from gpulayer.spec.verdict import Reason, ReasonCode
+
+__all__ = ["accelerator_of", "is_eligible", "matching_devices", "why_ineligible"]
+
+
+def is_eligible(request: Request, facts: WorkerFacts, *, name: str = "") -> bool:
+    """True exactly when ``why_ineligible`` has nothing to say."""
+    return not why_ineligible(request, facts, name=name)
+
+
+def why_ineligible(request: Request, facts: WorkerFacts, *, name: str = "") -> tuple[Reason, ...]:
+    """Every reason why a worker with these facts can't run the request, the most basic first."""
+    reasons: list[Reason] = []
+    if request.worker and request.worker != name:
+        reasons.append(Reason(ReasonCode.WORKER_NAME, f"is {name}, not {request.worker}", request.worker, name))
+    reasons.extend(_device_reasons(request, facts))
+    reasons.extend(_framework_reasons(request, facts))
+    if request.cpus > facts.cpus:
+        reasons.append(Reason(ReasonCode.CPUS, f"has {facts.cpus} cpus", str(request.cpus), str(facts.cpus)))
+    if request.memory_bytes > facts.memory_bytes:
+        reasons.append(_bytes_reason(ReasonCode.MEMORY, "has", request.memory_bytes, facts.memory_bytes))
+    if facts.disk_bytes is not None and request.disk_bytes > facts.disk_bytes:
+        reasons.append(_bytes_reason(ReasonCode.DISK, "has", request.disk_bytes, facts.disk_bytes))
+    labels = dict(facts.labels)
+    for key, value in request.labels:
+        if labels.get(key) != value:
+            has = f"{key}={labels[key]}" if key in labels else f"no label {key}"
+            reasons.append(Reason(ReasonCode.LABEL, f"has {has}", f"{key}={value}", labels.get(key, "")))
+    for what, wanted, here in (
+        ("zone", request.zone, facts.locality.zone),
+        ("region", request.region, facts.locality.region),
+        ("network group", request.network_group, facts.locality.network_group),
+    ):
+        if wanted and wanted != here:
+            message = f"is in {what} {here}" if here else f"reports no {what}"
+            reasons.append(Reason(ReasonCode.LOCALITY, message, wanted, here))
+    return tuple(reasons)
+
+
+def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device, ...]]:
+    """Per accelerator wanted, in order of preference, the usable devices that match; lowest index first.
+
+    Only kinds on which every framework of the request is usable count.
+    """
+    groups: list[tuple[Device, ...]] = []
+    for kind in _device_kinds(request):
+        if any(_framework_reason(need, kind, facts.frameworks) for need in request.frameworks):
+            continue
+        devices = [
+            device
+            for device in facts.devices
+            if device.kind is kind and device.state is DeviceState.USABLE and _device_matches(request, device)
+        ]
+        if devices:
+            groups.append(tuple(sorted(devices, key=lambda device: (_model_rank(request, device), device.index))))
+    return groups
+
+
+def accelerator_of(request: Request, facts: WorkerFacts) -> Accelerator | None:
+    """The first accelerator of the request's order that this machine can serve; None where it can't serve any."""
+    if request.devices:
+        for devices in matching_devices(request, facts):
+            if len(devices) >= request.devices:
+                return devices[0].kind
+        return None
+    return None if why_ineligible(request, facts, name=request.worker) else Accelerator.CPU
+
+
+def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
+    if not request.devices:
+        return []
+    kinds = _device_kinds(request)
+    of_kind = [device for device in facts.devices if device.kind in kinds]
+    wanted = str(request.devices)
+    if not of_kind:
+        return [_no_device(request, facts)]
+    usable = [device for device in of_kind if device.state is DeviceState.USABLE]
+    if _largest_group(usable) < request.devices <= _largest_group(of_kind):
+        broken = [device for device in of_kind if device.state is not DeviceState.USABLE]
+        said = "; ".join(
+            f"device {device.index} is {device.state}: {device.reason or 'no reason'}" for device in broken
+        )
+        return [Reason(ReasonCode.DEVICE_UNHEALTHY, said, wanted, str(len(usable)))]
+    reasons: list[Reason] = []
+    if _largest_group(usable) < request.devices:
+        count = _largest_group(usable)
+        message = f"has {count} device" + ("" if count == 1 else "s")
+        reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(count)))
+    enough = min(request.devices, len(usable))
+    if request.device_models:
+        fitting = [device for device in usable if _model_matches(request, device)]
+        if len(fitting) < enough:
+            models = ", ".join(sorted({device.model for device in usable}))
+            reasons.append(Reason(ReasonCode.DEVICE_MODEL, f"has {models}", " or ".join(request.device_models), models))
+    if request.device_memory_bytes:
+        fitting = [device for device in usable if _memory_matches(request, device)]
+        if len(fitting) < enough:
+            largest = max(device.memory_bytes or 0 for device in usable)
+            reasons.append(_bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", request.device_memory_bytes, largest))
+    if request.compute_capability:
+        fitting = [device for device in usable if _capability_matches(request, device)]
+        if len(fitting) < enough:
+            best = max((device.compute_capability for device in usable), key=_version_key)
+            message = f"best is {best}" if best else "compute capability is not known"
+            reasons.append(Reason(ReasonCode.COMPUTE_CAPABILITY, message, request.compute_capability, best))
+    if not reasons and not any(
+        len(group) >= request.devices for group in matching_devices(_without_frameworks(request), facts)
+    ):
+        # Each property is there, but not on enough of the same devices.
+        together = max((len(group) for group in matching_devices(_without_frameworks(request), facts)), default=0)
+        message = f"{together} of {len(usable)} devices have all of it"
+        reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(together)))
+    return reasons
+
+
+def _no_device(request: Request, facts: WorkerFacts) -> Reason:
+    wanted = " or ".join(request.accelerators)
+    has = ", ".join(sorted({str(device.kind) for device in facts.devices}))
+    message = f"has {has}, not {wanted}" if has else "has no accelerator"
+    only_cuda = request.accelerators == (Accelerator.CUDA,)
+    return Reason(ReasonCode.NO_CUDA_DEVICE if only_cuda else ReasonCode.NO_ACCELERATOR, message, wanted, has)
+
+
+def _framework_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
+    """A framework must work on one wanted accelerator; the reasons of the kind that comes closest are given."""
+    best: list[Reason] | None = None
+    for kind in _device_kinds(request) if request.devices else (Accelerator.CPU,):
+        if request.devices and not any(device.kind is kind for device in facts.devices):
+            continue
+        reasons = [reason for need in request.frameworks if (reason := _framework_reason(need, kind, facts.frameworks))]
+        if best is None or len(reasons) < len(best):
+            best = reasons
+    if best is None:  # no device of a wanted kind: say what of the frameworks is known all the same
+        best = [
+            Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed", str(need))
+            for need in request.frameworks
+            if not any(framework.name == need.name for framework in facts.frameworks)
+        ]
+    return best
+
+
+def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[Framework, ...]) -> Reason | None:
+    found = [framework for framework in frameworks if framework.name == need.name]
+    if not found:
+        return Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed", str(need))
+    fitting = [framework for framework in found if _version_fits(need.specifier, framework.version)]
+    if not fitting:
+        versions = ", ".join(sorted({framework.version for framework in found}))
+        return Reason(ReasonCode.FRAMEWORK_VERSION, f"{need.name} is {versions}", str(need), versions)
+    on_kind = [framework for framework in fitting if framework.accelerator is kind]
+    if any(framework.usable for framework in on_kind):
+        return None
+    version = fitting[0].version
+    why = on_kind[0].reason if on_kind else f"was not checked on {kind}"
+    return Reason(ReasonCode.FRAMEWORK_UNUSABLE, f"{need.name} {version}: {why}", f"{need} on {kind}", version)
+
+
+def _device_kinds(request: Request) -> tuple[Accelerator, ...]:
+    if Accelerator.ANY in request.accelerators:
+        return DEVICE_KINDS
+    return tuple(kind for kind in request.accelerators if kind in DEVICE_KINDS)
+
+
+def _largest_group(devices: list[Device]) -> int:
+    """Devices of one task are all of one kind."""
+    counts: dict[Accelerator, int] = {}
+    for device in devices:
+        counts[device.kind] = counts.get(device.kind, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def _device_matches(request: Request, device: Device) -> bool:
+    return _model_matches(request, device) and _memory_matches(request, device) and _capability_matches(request, device)
+
+
+def _model_matches(request: Request, device: Device) -> bool:
+    return not request.device_models or _model_rank(request, device) < len(request.device_models)
+
+
+def _model_rank(request: Request, device: Device) -> int:
+    """Position of the first wanted model that the device's name holds: ``A100`` matches ``NVIDIA A100-SXM4-80GB``."""
+    name = device.model.casefold()
+    for rank, model in enumerate(request.device_models):
+        if model.casefold() in name:
+            return rank
+    return len(request.device_models)
+
+
+def _memory_matches(request: Request, device: Device) -> bool:
+    return device.memory_bytes is None or device.memory_bytes >= request.device_memory_bytes
+
+
+def _capability_matches(request: Request, device: Device) -> bool:
+    if not request.compute_capability:
+        return True
+    return bool(device.compute_capability) and _version_fits(request.compute_capability, device.compute_capability)
+
+
+@lru_cache(maxsize=4096)
+def _version_fits(specifier: str, version: str) -> bool:
+    """PEP 440; a version that does not parse fits only an empty specifier."""
+    if not specifier:
+        return True
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
+        return False
+
+
+def _version_key(version: str) -> Version:
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return Version("0")
+
+
+def _bytes_reason(code: ReasonCode, verb: str, wanted: int, has: int) -> Reason:
+    return Reason(code, f"{verb} {format_bytes(has)}", format_bytes(wanted), format_bytes(has))
+
+
+def _without_frameworks(request: Request) -> Request:
+    return replace(request, frameworks=())

@@ -1,0 +1,154 @@
+"""One verdict a worker for one request, with the smallest change that would make it fit.
+
+Pure and lazy: the queue never calls this; people, scripts, agents and rejections do.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpulayer.ids import JobId, WorkerId
+from gpulayer.placement.capacity import Free, allocate
+from gpulayer.placement.choose import Candidate, rank
+from gpulayer.placement.eligibility import is_eligible, why_ineligible
+from gpulayer.spec.machine import DeviceState, WorkerFacts
+from gpulayer.spec.request import DEVICE_KINDS, Request
+from gpulayer.spec.units import format_bytes
+from gpulayer.spec.verdict import FieldChange, Reason, ReasonCode, Verdict, VerdictKind
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["WorkerView", "choice", "explain", "smallest_change"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What explaining needs of a worker. ``holders``: job of each leased device; ``jobs``: all jobs there."""
+
+    id: WorkerId
+    name: str
+    state: WorkerState
+    facts: WorkerFacts
+    free: Free
+    holders: tuple[tuple[str, JobId], ...] = ()
+    jobs: tuple[JobId, ...] = ()
+
+
+def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, ...]:
+    """Verdicts sorted: eligible (best first), busy, ineligible; then by name."""
+    verdicts = [_verdict(request, worker) for worker in workers if worker.state is not WorkerState.GONE]
+    order = list(VerdictKind)
+    return tuple(sorted(verdicts, key=lambda v: (order.index(v.kind), -(v.score or 0.0), v.worker)))
+
+
+def choice(verdicts: Iterable[Verdict]) -> str | None:
+    """The worker that a task would get now, of sorted verdicts."""
+    return next((verdict.worker for verdict in verdicts if verdict.kind is VerdictKind.ELIGIBLE), None)
+
+
+def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple[FieldChange, ...]:
+    """The fields to change, and to what, so that this worker fits; empty where nothing of this kind would help.
+
+    Numeric fields fall to exactly what the worker has; identity fields (model, capability, labels, frameworks,
+    worker, locality) are dropped. The accelerator is never changed: other hardware is another job. The result is
+    verified by running eligibility on it.
+    """
+    reasons = why_ineligible(request, facts, name=name)
+    changed = request
+    changes: list[FieldChange] = []
+    for reason in reasons:
+        match reason.code:
+            case ReasonCode.CPUS:
+                changed, change = replace(changed, cpus=facts.cpus), FieldChange("cpus", str(facts.cpus))
+            case ReasonCode.MEMORY:
+                changed = replace(changed, memory_bytes=facts.memory_bytes)
+                change = FieldChange("memory", _exact(facts.memory_bytes))
+            case ReasonCode.DISK if facts.disk_bytes is not None:
+                changed = replace(changed, disk_bytes=facts.disk_bytes)
+                change = FieldChange("disk", _exact(facts.disk_bytes))
+            case ReasonCode.DEVICE_MEMORY:
+                level = _memory_level(request, facts)
+                changed, change = (
+                    replace(changed, device_memory_bytes=level),
+                    FieldChange("device_memory", _exact(level)),
+                )
+            case ReasonCode.TOO_FEW_DEVICES if reason.has.isdigit() and int(reason.has) > 0:
+                changed, change = replace(changed, devices=int(reason.has)), FieldChange("devices", reason.has)
+            case ReasonCode.DEVICE_MODEL:
+                changed, change = replace(changed, device_models=()), FieldChange("device_model", "")
+            case ReasonCode.COMPUTE_CAPABILITY:
+                changed, change = replace(changed, compute_capability=""), FieldChange("compute_capability", "")
+            case ReasonCode.LABEL:
+                key = reason.wanted.partition("=")[0]
+                changed = replace(changed, labels=tuple(label for label in changed.labels if label[0] != key))
+                change = FieldChange("label", "")
+            case ReasonCode.WORKER_NAME:
+                changed, change = replace(changed, worker=""), FieldChange("worker", "")
+            case _:
+                return ()
+        if change not in changes:
+            changes.append(change)
+    return tuple(changes) if changes and is_eligible(changed, facts, name=name) else ()
+
+
+def _verdict(request: Request, worker: WorkerView) -> Verdict:
+    reasons = why_ineligible(request, worker.facts, name=worker.name)
+    if reasons:
+        fits_with = smallest_change(request, worker.facts, name=worker.name)
+        return Verdict(worker.name, VerdictKind.INELIGIBLE, reasons, fits_with=fits_with)
+    if worker.state is WorkerState.DRAINING:
+        draining = Reason(ReasonCode.DRAINING, "draining: it takes no new work")
+        return Verdict(worker.name, VerdictKind.BUSY, (draining,))
+    if worker.state is not WorkerState.READY:
+        message = "busy (offline)" if worker.state is WorkerState.SILENT else "still joining"
+        return Verdict(worker.name, VerdictKind.BUSY, (Reason(ReasonCode.OFFLINE, message),))
+    allocation = allocate(request, worker.id, worker.facts, worker.free)
+    if allocation is not None:
+        candidate = Candidate(worker.id, worker.name, worker.facts, worker.free, allocation)
+        return Verdict(worker.name, VerdictKind.ELIGIBLE, score=rank(request, candidate).score)
+    return Verdict(worker.name, VerdictKind.BUSY, _busy_reasons(request, worker), busy_with=_holders(request, worker))
+
+
+def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
+    reasons: list[Reason] = []
+    free, facts = worker.free, worker.facts
+    if request.devices and allocate(replace(request, cpus=0, memory_bytes=0), worker.id, facts, free) is None:
+        usable = [device for device in facts.devices if device.state is DeviceState.USABLE]
+        count = sum(device.uuid in free.devices for device in usable)
+        message = f"{count} of {len(usable)} devices free{_used_by(_holders(request, worker))}"
+        reasons.append(Reason(ReasonCode.DEVICES_BUSY, message, str(request.devices), str(count)))
+    if request.cpus > free.cpus:
+        message = f"{free.cpus} of {facts.cpus} cpus free{_used_by(worker.jobs)}"
+        reasons.append(Reason(ReasonCode.CPUS_BUSY, message, str(request.cpus), str(free.cpus)))
+    if request.memory_bytes > free.memory_bytes:
+        message = f"{format_bytes(free.memory_bytes)} of {format_bytes(facts.memory_bytes)} memory free"
+        wanted, has = format_bytes(request.memory_bytes), format_bytes(free.memory_bytes)
+        reasons.append(Reason(ReasonCode.MEMORY_BUSY, message, wanted, has))
+    return tuple(reasons)
+
+
+def _holders(request: Request, worker: WorkerView) -> tuple[JobId, ...]:
+    holders = (job for _, job in worker.holders) if request.devices else iter(worker.jobs)
+    return tuple(dict.fromkeys(holders))
+
+
+def _used_by(jobs: tuple[JobId, ...]) -> str:
+    if not jobs:
+        return ""
+    if len(jobs) == 1:
+        return f" (job {jobs[0]} uses the rest)"
+    more = f" and {len(jobs) - 2} more" if len(jobs) > 2 else ""
+    return f" (jobs {jobs[0]}, {jobs[1]}{more} use the rest)"
+
+
+def _memory_level(request: Request, facts: WorkerFacts) -> int:
+    """The largest memory that enough devices have."""
+    kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
+    sizes = sorted((device.memory_bytes or 0 for device in facts.devices if device.kind in kinds), reverse=True)
+    return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
+
+
+def _exact(count: int) -> str:
+    """A size that parses back to exactly ``count``, in the largest unit that does."""
+    for unit, factor in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 1000)):
+        if count and count % factor == 0:
+            return f"{count // factor}{unit}"
+    return str(count)

@@ -1,0 +1,229 @@
+"""Workers: reports, silence, return, restart, and what becomes of what they hold."""
+
+import pytest
+
+from gpulayer.engine import next_due_ms
+from gpulayer.engine.effects import Assign, Stop, Void
+from gpulayer.engine.events import (
+    DrainRequested,
+    KeepForPassed,
+    LeaseExpired,
+    NodePhase,
+    NodeReport,
+    WorkerRemoved,
+    WorkerResumed,
+    WorkerWentSilent,
+)
+from gpulayer.spec.job import Gang, JobState
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.request import Request
+from gpulayer.spec.worker import WorkerState
+
+
+def kinds(events):
+    return [type(event) for event in events]
+
+
+def test_a_heartbeat_changes_nothing_that_is_stored(plane):
+    plane.join()
+    plane.now_ms += 10_000
+    assert plane.report("w1").records == ()
+
+
+def test_reports_keep_leases_and_silence_ends_them_after_the_lease_and_a_tenth(plane):
+    plane.join("w1")
+    plane.submit()
+    plane.run("w1")
+    assert plane.pass_time(32_999) == []
+    assert kinds(plane.pass_time(1)) == [WorkerWentSilent, LeaseExpired]
+    assert plane.job().state is JobState.QUEUED
+    assert plane.state.workers["w1"].state is WorkerState.SILENT
+
+
+def test_next_due_is_when_due_first_says_something(plane):
+    plane.join("w1")
+    plane.submit(retries=0, keep_for_ms=100_000)
+    plane.run("w1")
+    for _ in range(2):
+        moment = next_due_ms(plane.state)
+        assert plane.pass_time(moment - plane.now_ms - 1) == []
+        assert plane.pass_time(1) != []
+    assert next_due_ms(plane.state) is None
+
+
+def test_a_silent_workers_task_is_lent_again_and_the_old_attempt_is_void_when_it_returns(plane):
+    plane.join("w1")
+    plane.submit()
+    old = plane.run("w1")
+    plane.join("w2")
+    plane.now_ms += 20_000
+    plane.report("w2")
+    plane.pass_time(13_500)
+    new = plane.epoch()
+    assert new > old
+    assert plane.state.attempts[new].nodes[0].allocation.worker == "w2"
+    # C1: the old worker heals and reports success of an attempt that was given away.
+    effects = plane.end("w1", old, exit_code=0).effects
+    assert Void("w1", (old,)) in effects
+    assert plane.state.jobs["j1"].tasks[0].epoch == new
+
+
+def test_at_most_once_is_unreachable_until_it_must_have_ended_then_lost(plane):
+    plane.join()
+    plane.submit(retries=0, keep_for_ms=100_000, grace_ms=10_000)
+    plane.run("w1")
+    plane.pass_time(33_000)
+    assert plane.job().state is JobState.UNREACHABLE
+    assert plane.pass_time(121_000 - 33_000 - 1) == []
+    assert kinds(plane.pass_time(1)) == [KeepForPassed]
+    assert plane.job().state is JobState.LOST
+    assert plane.job().outcome.ended_by is EndedBy.WORKER_LOST
+
+
+def test_an_unreachable_job_goes_on_when_its_worker_comes_back(plane):
+    plane.join()
+    plane.submit(retries=0)
+    epoch = plane.run("w1")
+    plane.pass_time(60_000)
+    assert plane.job().state is JobState.UNREACHABLE
+    plane.report("w1")
+    assert plane.job().state is JobState.RUNNING
+    plane.end("w1", epoch)
+    assert plane.job().state is JobState.SUCCEEDED
+
+
+def test_cancelling_an_unreachable_job_ends_it(plane):
+    plane.join()
+    plane.submit(retries=0)
+    epoch = plane.run("w1")
+    plane.pass_time(60_000)
+    plane.cancel()
+    plane.pass_time(0)
+    assert plane.job().state is JobState.CANCELLED
+    assert Void("w1", (epoch,)) in plane.report("w1", holding=(epoch,)).effects
+
+
+def test_a_doubled_report_is_dropped(plane):
+    plane.join()
+    plane.submit()
+    epoch = plane.epoch()
+    plane.report("w1", NodeReport(epoch, 0, NodePhase.RUNNING))
+    plane.seqs["w1"] -= 1
+    assert plane.report("w1", NodeReport(epoch, 0, NodePhase.RUNNING)).records == ()
+
+
+def test_a_late_report_never_moves_an_attempt_back(plane):
+    plane.join()
+    plane.submit()
+    epoch = plane.run("w1")
+    plane.report("w1", NodeReport(epoch, 0, NodePhase.STAGING))
+    assert plane.state.attempts[epoch].phase is NodePhase.RUNNING
+
+
+def test_an_agent_that_starts_again_and_knows_its_attempt_keeps_it(plane):
+    plane.join()
+    plane.submit()
+    epoch = plane.run("w1")
+    plane.report("w1", boot=2, recovered=(epoch,))
+    assert plane.state.attempts[epoch].phase is NodePhase.RUNNING
+
+
+def test_an_agent_that_starts_again_without_its_attempt_has_lost_it(plane):
+    plane.join()
+    plane.submit()
+    old = plane.run("w1")
+    plane.report("w1", boot=2, recovered=())
+    assert plane.epoch() > old
+
+
+def test_an_attempt_that_the_agent_never_acknowledged_is_still_its_own_after_a_restart(plane):
+    plane.join()
+    plane.submit()
+    epoch = plane.epoch()
+    plane.report("w1", boot=2, recovered=())
+    assert plane.epoch() == epoch
+
+
+def test_a_message_of_an_agent_that_was_replaced_is_ignored(plane):
+    plane.join()
+    plane.submit()
+    epoch = plane.run("w1")
+    plane.report("w1", boot=2, recovered=(epoch,))
+    assert plane.report("w1", NodeReport(epoch, 0, NodePhase.ENDING), boot=1).effects == ()
+    assert plane.state.attempts[epoch].phase is NodePhase.RUNNING
+
+
+def test_a_worker_that_leaves_loses_nothing_that_may_run_again(plane):
+    plane.join("w1")
+    plane.submit()
+    plane.run("w1")
+    plane.report("w1", leaving=True)
+    assert plane.job().state is JobState.QUEUED
+    assert plane.state.workers["w1"].state is WorkerState.SILENT
+    plane.join("w2")
+    assert plane.job().state is JobState.STAGING
+
+
+def test_a_draining_worker_ends_its_work_and_takes_no_more(plane):
+    plane.join()
+    plane.submit("j1")
+    epoch = plane.run("w1")
+    plane.step(DrainRequested(plane.at, "w1"))
+    plane.submit("j2")
+    assert plane.job("j2").state is JobState.QUEUED
+    plane.end("w1", epoch)
+    assert plane.job("j2").state is JobState.QUEUED
+    plane.step(WorkerResumed(plane.at, "w1"))
+    assert plane.job("j2").state is JobState.STAGING
+
+
+def test_draining_outlives_silence(plane):
+    plane.join()
+    plane.step(DrainRequested(plane.at, "w1"))
+    plane.pass_time(40_000)
+    plane.report("w1")
+    assert plane.state.workers["w1"].state is WorkerState.DRAINING
+
+
+def test_a_removed_worker_is_forgotten_and_its_work_lost(plane):
+    plane.join()
+    plane.submit(retries=0)
+    epoch = plane.run("w1")
+    plane.step(WorkerRemoved(plane.at, "w1"))
+    assert plane.job().state is JobState.LOST
+    assert Void("w1", (epoch,)) in plane.report("w1", holding=(epoch,)).effects
+
+
+def test_a_worker_that_has_not_reported_yet_gets_no_work(plane):
+    plane.join(ready=False)
+    plane.submit()
+    assert plane.job().state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_gang_starts_whole_or_not(plane, nodes):
+    for number in range(nodes - 1):
+        plane.join(f"w{number}", cpus=1)
+    plane.join("busy", cpus=1)
+    plane.submit("blocker", request=Request(worker="busy"))
+    plane.submit("gang", shape=Gang(nodes))
+    assert plane.job("gang").state is JobState.QUEUED
+    plane.end("busy", plane.run("busy", "blocker"))
+    attempt = plane.state.attempts[plane.epoch("gang")]
+    assert len({node.allocation.worker for node in attempt.nodes}) == nodes
+
+
+def test_one_lost_node_ends_its_gang_everywhere_before_the_next_try(plane):
+    plane.join("w1", cpus=1)
+    plane.join("w2", cpus=1)
+    plane.submit("gang", shape=Gang(2))
+    old = plane.epoch("gang")
+    for index, node in enumerate(plane.state.attempts[old].nodes):
+        plane.report(node.allocation.worker, NodeReport(old, index, NodePhase.RUNNING))
+    first, second = (node.allocation.worker for node in plane.state.attempts[old].nodes)
+    effects = plane.end(first, old, EndedBy.STAGING, exit_code=None, node=0).effects
+    assert Stop(second, old, EndedBy.WORKER_STOPPED, 30_000) in effects
+    assert not [effect for effect in effects if isinstance(effect, Assign)]
+    assert plane.job("gang").state is JobState.ENDING
+    plane.end(second, old, EndedBy.WORKER_STOPPED, exit_code=None, node=1)
+    assert plane.epoch("gang") > old

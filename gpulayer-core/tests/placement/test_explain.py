@@ -1,0 +1,195 @@
+"""Eligibility, verdicts and the smallest change, as tables."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpulayer.ids import JobId, WorkerId
+from gpulayer.placement.capacity import Free, allocate, usable_capacity
+from gpulayer.placement.eligibility import is_eligible, why_ineligible
+from gpulayer.placement.explain import WorkerView, choice, explain, smallest_change
+from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
+from gpulayer.spec.verdict import FieldChange, ReasonCode, VerdictKind
+from gpulayer.spec.worker import WorkerState
+
+GB = 10**9
+CUDA = (Accelerator.CUDA,)
+
+
+def gpu(index, memory=24 * GB, model="NVIDIA RTX 4090", capability="8.9", kind=Accelerator.CUDA, **more):
+    return Device(f"GPU-{index}", index, kind, model, memory, compute_capability=capability, **more)
+
+
+def machine(*devices, frameworks=(), **more):
+    defaults = {"cpus": 8, "memory_bytes": 64 * GB, "disk_bytes": 100 * GB}
+    return WorkerFacts("linux-x86_64", "0.1.0", devices=devices, frameworks=frameworks, **{**defaults, **more})
+
+
+def torch(version="2.6.0", accelerator=Accelerator.CUDA, usable=True, reason=""):
+    return Framework("torch", version, accelerator, usable, reason)
+
+
+BOX = machine(gpu(0), gpu(1), frameworks=(torch(),), labels=(("team", "vision"),), locality=Locality(zone="a"))
+MAC = machine(gpu(0, kind=Accelerator.MPS, model="Apple M3", capability=""))
+LAPTOP = machine()
+UNKNOWN_MEMORY = machine(gpu(0, memory=None, model="NVIDIA GB10"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "facts", "codes"),
+    [
+        (Request(), LAPTOP, []),
+        (Request(accelerators=CUDA, devices=2), BOX, []),
+        (Request(accelerators=CUDA, devices=1), LAPTOP, [ReasonCode.NO_CUDA_DEVICE]),
+        (Request(accelerators=CUDA, devices=1), MAC, [ReasonCode.NO_CUDA_DEVICE]),
+        (Request(accelerators=(Accelerator.CUDA, Accelerator.ROCM), devices=1), MAC, [ReasonCode.NO_ACCELERATOR]),
+        (Request(accelerators=(Accelerator.CUDA, Accelerator.MPS), devices=1), MAC, []),
+        (Request(devices=1), MAC, []),
+        (Request(accelerators=(Accelerator.CPU,)), MAC, []),
+        (Request(accelerators=CUDA, devices=3), BOX, [ReasonCode.TOO_FEW_DEVICES]),
+        (Request(accelerators=CUDA, devices=1, device_memory_bytes=40 * GB), BOX, [ReasonCode.DEVICE_MEMORY]),
+        (Request(accelerators=CUDA, devices=1, device_memory_bytes=40 * GB), UNKNOWN_MEMORY, []),
+        (Request(accelerators=CUDA, devices=1, device_models=("H100",)), BOX, [ReasonCode.DEVICE_MODEL]),
+        (Request(accelerators=CUDA, devices=1, device_models=("H100", "4090")), BOX, []),
+        (Request(accelerators=CUDA, devices=1, compute_capability=">=9.0"), BOX, [ReasonCode.COMPUTE_CAPABILITY]),
+        (Request(accelerators=CUDA, devices=1, compute_capability=">=8.0"), BOX, []),
+        (Request(frameworks=(FrameworkNeed("jax"),)), BOX, [ReasonCode.FRAMEWORK_MISSING]),
+        (
+            Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch", ">=2.7"),)),
+            BOX,
+            [ReasonCode.FRAMEWORK_VERSION],
+        ),
+        (Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch", ">=2.4"),)), BOX, []),
+        (Request(cpus=9), LAPTOP, [ReasonCode.CPUS]),
+        (Request(memory_bytes=65 * GB), LAPTOP, [ReasonCode.MEMORY]),
+        (Request(disk_bytes=101 * GB), LAPTOP, [ReasonCode.DISK]),
+        (Request(disk_bytes=101 * GB), machine(disk_bytes=None), []),
+        (Request(labels=(("team", "vision"),)), BOX, []),
+        (Request(labels=(("team", "nlp"),)), BOX, [ReasonCode.LABEL]),
+        (Request(zone="b"), BOX, [ReasonCode.LOCALITY]),
+        (Request(worker="other"), BOX, [ReasonCode.WORKER_NAME]),
+        (Request(cpus=99, memory_bytes=99 * GB, zone="x"), LAPTOP, ["cpus", "memory", "locality"]),
+    ],
+)
+def test_a_machine_is_refused_for_exactly_these_reasons(request_, facts, codes):
+    assert [reason.code for reason in why_ineligible(request_, facts, name="box")] == codes
+    assert is_eligible(request_, facts, name="box") is (not codes)
+
+
+def test_an_unhealthy_device_is_named_with_its_reason():
+    facts = machine(gpu(0), gpu(1, state=DeviceState.UNHEALTHY, reason="Xid 79: fell off the bus"))
+    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=2), facts)
+    assert reason.code is ReasonCode.DEVICE_UNHEALTHY
+    assert "Xid 79" in reason.message
+
+
+def test_an_unusable_framework_gives_its_own_words():
+    facts = machine(gpu(0), frameworks=(torch(usable=False, reason="a CPU build: torch.cuda cannot run"),))
+    request = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch"),))
+    (reason,) = why_ineligible(request, facts)
+    assert reason.code is ReasonCode.FRAMEWORK_UNUSABLE
+    assert "a CPU build: torch.cuda cannot run" in reason.message
+
+
+def test_properties_that_no_single_device_has_together_are_not_enough():
+    facts = machine(gpu(0, memory=80 * GB, capability="7.0"), gpu(1, memory=16 * GB, capability="9.0"))
+    request = Request(accelerators=CUDA, devices=1, device_memory_bytes=40 * GB, compute_capability=">=8.0")
+    (reason,) = why_ineligible(request, facts)
+    assert reason.code is ReasonCode.TOO_FEW_DEVICES
+    assert reason.message == "0 of 2 devices have all of it"
+
+
+@pytest.mark.parametrize(
+    ("request_", "facts", "change"),
+    [
+        (Request(accelerators=CUDA, devices=2, device_memory_bytes=40 * GB), BOX, [("device_memory", "24GB")]),
+        (Request(accelerators=CUDA, devices=3), BOX, [("devices", "2")]),
+        (Request(cpus=16), LAPTOP, [("cpus", "8")]),
+        (Request(cpus=16, memory_bytes=99 * GB), LAPTOP, [("cpus", "8"), ("memory", "64GB")]),
+        (Request(accelerators=CUDA, devices=1, device_models=("H100",)), BOX, [("device_model", "")]),
+        (Request(accelerators=CUDA, devices=1), LAPTOP, []),
+        (Request(zone="b"), BOX, []),
+    ],
+)
+def test_the_smallest_change_makes_the_machine_fit(request_, facts, change):
+    assert smallest_change(request_, facts, name="box") == tuple(FieldChange(*pair) for pair in change)
+
+
+def test_a_change_is_told_as_the_flag_to_type():
+    assert FieldChange("device_memory", "24GB").flag == "--device-memory 24GB"
+    assert FieldChange("device_model", "").flag == "without --device-model"
+
+
+def view(name, facts, *, state=WorkerState.READY, free=None, **more):
+    return WorkerView(WorkerId(name), name, state, facts, free or usable_capacity(facts), **more)
+
+
+def test_verdicts_tell_eligible_busy_and_ineligible_apart_best_first():
+    # A2: an idle CPU worker and a busy GPU worker are two reasons, and the whole is "waiting", not "none matches".
+    busy = view(
+        "gpu-box",
+        BOX,
+        free=Free(8, 64 * GB, frozenset({"GPU-1"})),
+        holders=(("GPU-0", JobId("7f3a")),),
+        jobs=(JobId("7f3a"),),
+    )
+    verdicts = explain(Request(accelerators=CUDA, devices=2), [view("laptop", LAPTOP), busy])
+    assert [(verdict.worker, verdict.kind) for verdict in verdicts] == [
+        ("gpu-box", VerdictKind.BUSY),
+        ("laptop", VerdictKind.INELIGIBLE),
+    ]
+    assert verdicts[0].reasons[0].message == "1 of 2 devices free (job 7f3a uses the rest)"
+    assert verdicts[0].busy_with == ("7f3a",)
+    assert choice(verdicts) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (WorkerState.SILENT, ReasonCode.OFFLINE),
+        (WorkerState.JOINING, ReasonCode.OFFLINE),
+        (WorkerState.DRAINING, ReasonCode.DRAINING),
+    ],
+)
+def test_known_workers_that_take_no_work_now_count_as_busy(state, code):
+    (verdict,) = explain(Request(), [view("w", LAPTOP, state=state)])
+    assert verdict.kind is VerdictKind.BUSY
+    assert verdict.reasons[0].code is code
+
+
+def test_gone_workers_are_not_mentioned():
+    assert explain(Request(), [view("w", LAPTOP, state=WorkerState.GONE)]) == ()
+
+
+def test_the_choice_packs():
+    roomy, tight = view("roomy", machine(cpus=64)), view("tight", machine(cpus=2))
+    verdicts = explain(Request(), [roomy, tight])
+    assert choice(verdicts) == "tight"
+    assert all(verdict.kind is VerdictKind.ELIGIBLE for verdict in verdicts)
+
+
+def test_the_named_first_accelerator_is_preferred():
+    mixed = machine(gpu(0, kind=Accelerator.ROCM, model="MI300"), gpu(1))
+    allocation = allocate(
+        Request(accelerators=(Accelerator.CUDA, Accelerator.ROCM), devices=1),
+        WorkerId("w"),
+        mixed,
+        usable_capacity(mixed),
+    )
+    assert allocation is not None
+    assert allocation.devices == ("GPU-1",)
+
+
+def test_an_earlier_model_is_preferred():
+    mixed = machine(gpu(0, model="NVIDIA A100"), gpu(1, model="NVIDIA H100"))
+    request = Request(accelerators=CUDA, devices=1, device_models=("H100", "A100"))
+    allocation = allocate(request, WorkerId("w"), mixed, usable_capacity(mixed))
+    assert allocation is not None
+    assert allocation.devices == ("GPU-1",)
+
+
+def test_nothing_is_allocated_beyond_what_is_free():
+    free = replace(usable_capacity(BOX), cpus=0)
+    assert allocate(Request(), WorkerId("w"), BOX, free) is None
+    assert allocate(Request(memory_bytes=65 * GB), WorkerId("w"), BOX, usable_capacity(BOX)) is None
