@@ -109,7 +109,21 @@ def test_an_ambiguous_reference_lists_what_it_could_be(cli, plane, parts):
     plane.on("GET", "/v1/jobs/{ref}", answer)
     said = cli("job", "show", "7f", plane=plane)
     assert said.code == 2
-    assert said.err.split() == ["error:", "7f", "is", "the", "beginning", "of", "2", "jobs", "hint:", "give", "more", "7f01", "7f02"]
+    assert said.err.split() == [
+        "error:",
+        "7f",
+        "is",
+        "the",
+        "beginning",
+        "of",
+        "2",
+        "jobs",
+        "hint:",
+        "give",
+        "more",
+        "7f01",
+        "7f02",
+    ]
 
 
 def test_wait_exits_like_the_first_job_that_failed(cli, plane, parts):

@@ -5,6 +5,7 @@ argparse instead of typer, and imports only of what is started: its start-up tim
 """
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,7 @@ def run_worker(argv: Sequence[str]) -> int:
             default_name=given.default_name or _host_name(),
             labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
             once=given.once,
+            environment=dict(os.environ),
         )
     )
 

@@ -81,7 +81,7 @@ def _relocation(settings: Settings) -> Callable[[], tuple[str, str] | None]:
         if endpoint is None and is_stale(state_dir):
             # It died without a goodbye; its jobs are in the store. After `gpulayer down` there is no file: leave it.
             try:
-                endpoint = ensure_plane(settings.plane(state_dir), wait_for_worker=False).endpoint
+                endpoint = ensure_plane(settings.plane(state_dir)).endpoint
             except GpulayerError:
                 return None
         return None if endpoint is None else (endpoint.url, endpoint.token)

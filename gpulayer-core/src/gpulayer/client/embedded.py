@@ -50,7 +50,6 @@ class EmbeddedPlane:
     python: str = sys.executable
     idle_exit_s: float | None = None
     deadline_s: float = 30.0
-    worker_deadline_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +77,8 @@ def is_stale(state_dir: Path) -> bool:
     return (state_dir / ENDPOINT_FILE).exists() and find_plane(state_dir) is None
 
 
-def ensure_plane(
-    settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None, wait_for_worker: bool = True
-) -> Running:
-    """Find or start it. Blocks until it serves and, where it is new, until its worker has registered.
+def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None) -> Running:
+    """Find or start it. Blocks until it serves; that its worker registers is the control plane's to wait for.
 
     ``say`` hears what takes time. Raises Unreachable with the tail of ``plane.log`` where it does not come up, and
     UsageError where another version with live jobs can't be used.
@@ -95,8 +92,6 @@ def ensure_plane(
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     process = start_detached(plane_argv(settings), log=settings.state_dir / PLANE_LOG, environment=settings.environment)
     endpoint = _await_endpoint(settings, process)
-    if wait_for_worker:
-        _await_worker(endpoint, settings)
     return Running(endpoint, is_new=True)
 
 
@@ -204,17 +199,6 @@ def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]")
         hint=f"the whole log is {log}",
         details={"log": str(log)},
     )
-
-
-def _await_worker(endpoint: EndpointFound, settings: EmbeddedPlane) -> None:
-    """Return when a worker has registered; a plane without one (or a slow one) just queues, so no error here."""
-    ends = time.monotonic() + settings.worker_deadline_s
-    with Transport(endpoint.url, endpoint.token) as transport:
-        while time.monotonic() < ends:
-            workers = transport.send(calls.get_plane())["workers"]
-            if any(count for state, count in workers.items() if state not in ("joining", "gone")):
-                return
-            time.sleep(_POLL_S)
 
 
 def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
