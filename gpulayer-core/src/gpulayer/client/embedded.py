@@ -222,6 +222,12 @@ def _is_alive(pid: int) -> bool:
     if sys.platform == "win32":
         return True  # there os.kill would end the process; the connection decides
     try:
+        # One that this very process started stays a zombie, which kill still finds, until it is waited for.
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return False
+    except ChildProcessError:
+        pass
+    try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
