@@ -40,7 +40,7 @@ bench: setup ## Measure us and our peers side by side; results go to benchmarks/
 	@$(BIN)/python -m benchmarks.core
 
 soak: setup ## The long runs behind the promises (minutes to hours)
-	@$(BIN)/python -m pytest -q -m soak --timeout=7200 || [ $$? -eq 5 ]
+	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -q -m soak --timeout=7200 || [ $$? -eq 5 ]
 
 docs: setup ## Build the documentation site into site/; warnings fail
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
