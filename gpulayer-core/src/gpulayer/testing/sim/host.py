@@ -7,18 +7,19 @@ spawner may die and take the processes along, the whole machine may lose power.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpulayer.engine.effects import Assign, Effect, Stop, Void
+from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import NodePhase, NodeReport, WorkerReported
 from gpulayer.ids import Digest, WorkerId
 from gpulayer.protocol import agent as agent_protocol
 from gpulayer.protocol import messages as m
 from gpulayer.protocol.retry import backoff_ms
+from gpulayer.server.mailbox import Order, StopOrder
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import JobEntry
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.testing.sim.clockwork import Clockwork
 from gpulayer.testing.sim.network import Network
-from gpulayer.testing.sim.plane import Commands, Cursor, SimPlane
+from gpulayer.testing.sim.plane import Commands, SimPlane
 
 __all__ = ["Process", "SimHost"]
 
@@ -58,7 +59,7 @@ class SimHost:
     processes: dict[NodeKey, Process] = field(default_factory=dict)
     # Agent.
     agent: agent_protocol.AgentState | None = None
-    _cursor: Cursor | None = None
+    _cursor: str = ""
     _is_polling: bool = False
 
     def start(self) -> None:
@@ -67,7 +68,7 @@ class SimHost:
             return
         self.boots += 1
         self.agent = agent_protocol.AgentState()
-        self._cursor, self._is_polling = None, False
+        self._cursor, self._is_polling = "", False
         self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
         nodes = []
         for key, (assignment, progress) in sorted(self.folders.items()):
@@ -312,18 +313,17 @@ class SimHost:
         self.network.deliver(self.id, arrive)
         self.clock.after(HOLD_MS + ANSWER_MS, lambda: answer(None))
 
-    def _command(self, command: Assign | Stop) -> Assignment | m.Stop:
-        if isinstance(command, Stop):
-            return m.Stop(command.epoch, command.ended_by, command.grace_ms)
-        entry: JobEntry = self.plane.disk.entries[command.job_id]
-        image = self.plane.disk.attempts[command.epoch]
+    def _command(self, order: Order) -> Assignment | m.Stop:
+        if isinstance(order, StopOrder):
+            return m.Stop(order.epoch, order.ended_by, order.grace_ms)
+        entry: JobEntry = self.plane.disk.entries[order.job_id]
         return Assignment(
-            key=NodeKey(command.epoch, command.node),
-            job_id=command.job_id,
-            attempt=image.number,
+            key=NodeKey(order.epoch, order.node),
+            job_id=order.job_id,
+            attempt=order.attempt,
             command=("program",),
             source=Digest("s" * 64),
-            devices=image.nodes[command.node].devices,
+            devices=order.devices,
             timeout_ms=entry.timeout_ms,
             grace_ms=entry.grace_ms,
             keep_for_ms=entry.keep_for_ms,

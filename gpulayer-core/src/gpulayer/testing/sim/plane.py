@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpulayer import engine
 from gpulayer.clock import Instant
-from gpulayer.engine.effects import Assign, Effect, Stop
+from gpulayer.engine.effects import Effect
 from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import (
     AttemptImage,
@@ -21,15 +21,15 @@ from gpulayer.engine.records import (
     WorkerImage,
 )
 from gpulayer.ids import JobId, WorkerId
+from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork
 from gpulayer.testing.sim.rules import Violation, check_terminal, durable_view
 
-__all__ = ["Commands", "Cursor", "Disk", "SimPlane"]
+__all__ = ["Commands", "Disk", "SimPlane"]
 
 Reply = Callable[[tuple[Effect, ...] | None], None]  # None: 503, nothing was done
-Cursor = tuple[int, int]  # incarnation, number of the last command
-Commands = tuple[Cursor, tuple[Assign | Stop, ...]]
+Commands = tuple[str, tuple[Order, ...]]  # cursor, orders
 WALL_MS = 1_700_000_000_000
 
 
@@ -64,24 +64,6 @@ class Disk:
 
 
 @dataclass(slots=True)
-class Mailbox:
-    """Commands not yet acknowledged, and the number of the last one."""
-
-    commands: list[Assign | Stop]
-    sent: int = 0
-
-    def __post_init__(self) -> None:
-        self.sent += len(self.commands)
-
-    def put(self, command: Assign | Stop) -> None:
-        self.commands.append(command)
-        self.sent += 1
-
-    def acknowledge(self, number: int) -> None:
-        self.commands = self.commands[max(len(self.commands) - (self.sent - number), 0) :]
-
-
-@dataclass(slots=True)
 class _Waiting:
     make: Callable[[Instant], Event]
     reply: Reply
@@ -97,7 +79,7 @@ class SimPlane:
     state: engine.State | None = None
     incarnation: int = 0
     faults: int = 0
-    mailboxes: dict[WorkerId, Mailbox] = field(default_factory=dict)
+    mailboxes: Mailboxes = field(default_factory=lambda: Mailboxes("0"))
     polls: dict[WorkerId, Callable[[], None]] = field(default_factory=dict)
     _queue: list[_Waiting] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)  # of submissions under way
@@ -110,7 +92,7 @@ class SimPlane:
         self.incarnation += 1
         self.state = self._rebuilt()
         self._origin_ms = self.clock.now_ms - self.state.now_ms
-        self.mailboxes.clear()
+        self.mailboxes = Mailboxes(str(self.incarnation))
         self.polls.clear()
         self._queue.clear()
         self._keys.clear()
@@ -149,27 +131,22 @@ class SimPlane:
         if self.state is not None:
             self._enqueue(_Waiting(make, reply))
 
-    def poll(self, worker: WorkerId, after: Cursor | None, reply: Callable[[Commands], None]) -> None:
+    def poll(self, worker: WorkerId, cursor: str, reply: Callable[[Commands], None]) -> None:
         """The held GET of commands: what came after the cursor, or everything outstanding where it is not ours."""
         if self.state is None or worker not in self.state.workers:
             return
         if self._is_committing:  # what is not committed yet must not be told
-            self._readers.append(lambda: self.poll(worker, after, reply))
+            self._readers.append(lambda: self.poll(worker, cursor, reply))
             return
-        box = self.mailboxes.get(worker)
-        if box is None or after is None or after[0] != self.incarnation:
-            # Numbers go on: a late request of before must not acknowledge what it never saw.
-            box = Mailbox(list(engine.outstanding(self.state, worker)), box.sent if box is not None else 0)
-            self.mailboxes[worker] = box
-            reply(((self.incarnation, box.sent), tuple(box.commands)))
-            return
-        box.acknowledge(after[1])
-        # What waited here while the worker was away may have been lent to others since.
-        current = tuple(command for command in box.commands if self.is_lent(worker, command.epoch))
-        if current:
-            reply(((self.incarnation, box.sent), current))
+        if self.mailboxes.knows(worker, cursor):
+            self.mailboxes.acknowledge(worker, cursor)
         else:
-            self.polls[worker] = lambda: self.poll(worker, after, reply)
+            self.mailboxes.reset(worker, orders_of(self.state, engine.outstanding(self.state, worker)))
+        now, orders = self.mailboxes.waiting(worker)
+        if orders or not cursor:
+            reply((now, tuple(orders)))
+        else:
+            self.polls[worker] = lambda: self.poll(worker, cursor, reply)
 
     @property
     def is_busy(self) -> bool:
@@ -227,15 +204,14 @@ class SimPlane:
             return
         self._is_committing = False
         self._compare_with_disk()
+        assert self.state is not None
+        effects = [effect for _, result in done for effect in result.effects]
+        records = [record for _, result in done for record in result.records]
+        changed = self.mailboxes.deliver(self.state, records, effects)
         for waiting, result in done:
-            for effect in result.effects:
-                if isinstance(effect, Assign | Stop):
-                    box = self.mailboxes.get(effect.worker)
-                    if box is not None:  # else the worker's first poll will find it outstanding
-                        box.put(effect)
             self._keys.discard(waiting.key)
             waiting.reply(result.effects)
-        for worker in [worker for worker, box in self.mailboxes.items() if box.commands]:
+        for worker in sorted(changed):
             held = self.polls.pop(worker, None)
             if held is not None:
                 held()
@@ -248,21 +224,15 @@ class SimPlane:
             return
         self.clock.say("commit failed: state discarded, reloaded")
         now_ms = self.state.now_ms
-        heard = {worker.id: (worker.heard_ms, worker.seq) for worker in self.state.workers.values()}
         self.state = self._rebuilt()
         self.state.now_ms = max(self.state.now_ms, now_ms)
         for worker in self.state.workers.values():
-            worker.heard_ms = max(worker.heard_ms, heard.get(worker.id, (0, 0))[0])
-        self.incarnation += 1  # cursors of before may name commands that were never durable
-        self.mailboxes.clear()
-        self.polls.clear()
+            worker.heard_ms = self.state.now_ms
         self._is_committing = False
         for waiting, _ in done:
             self._keys.discard(waiting.key)
             waiting.reply(None)
         self._answer_readers()
-        fresh = self.incarnation
-        self.clock.after(1000, lambda: self._tick(fresh))
         self._batch()
 
     def _answer_readers(self) -> None:
