@@ -90,7 +90,7 @@ def follow_logs(
     Raises Unreachable when nothing answers for ``lost_for_s``; ``cursor`` then says where to go on.
     """
     cursor = cursor or LogCursor()
-    fruitless = 0
+    fruitless, is_told = 0, False
     while True:
         number, before = cursor.attempt, cursor.offset
         try:
@@ -103,11 +103,13 @@ def follow_logs(
             fruitless = fruitless + 1 if cursor.offset == before else 0
             if fruitless == _FRUITLESS:
                 raise _broken(transport.url, broken) from None
-            events.lost(str(broken))
+            if not is_told or not fruitless:
+                events.lost(str(broken))
+                is_told = True
             if fruitless > 1:
                 transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        fruitless = 0
+        fruitless, is_told = 0, False
         record = transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
         match cursor.ended(record):
             case Next.DONE:
@@ -129,7 +131,7 @@ async def follow_logs_async(
 ) -> "AsyncIterator[bytes | JobRecord]":
     """The twin of ``follow_logs``."""
     cursor = cursor or LogCursor()
-    fruitless = 0
+    fruitless, is_told = 0, False
     while True:
         number, before = cursor.attempt, cursor.offset
         try:
@@ -142,11 +144,13 @@ async def follow_logs_async(
             fruitless = fruitless + 1 if cursor.offset == before else 0
             if fruitless == _FRUITLESS:
                 raise _broken(transport.url, broken) from None
-            events.lost(str(broken))
+            if not is_told or not fruitless:
+                events.lost(str(broken))
+                is_told = True
             if fruitless > 1:
                 await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        fruitless = 0
+        fruitless, is_told = 0, False
         record = await transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
         match cursor.ended(record):
             case Next.DONE:
