@@ -65,7 +65,7 @@ class ScriptedPlane:
             def handle_any(self):
                 plane._answer(self)
 
-            do_GET = do_POST = do_PUT = handle_any
+            do_GET = do_POST = do_PUT = handle_any  # noqa: N815 - the names that http.server calls
 
             def log_message(self, *args):
                 pass
@@ -316,5 +316,3 @@ def job_plane(plane):
     plane.on("GET", "/v1/jobs/{ref}", lambda asked: plane.record)
     plane.on("GET", "/v1/jobs/{ref}/logs", logs)
     return plane
-
-

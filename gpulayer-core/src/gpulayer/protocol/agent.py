@@ -4,10 +4,14 @@
 no IO, no clock and no randomness. Rules that hold for every order, repetition and loss of inputs:
 
 * a node of an attempt (``NodeKey``) is started at most once, and never after a stop or void of its epoch was heard;
+* an assignment that was on its way while contact was lost for longer than the lease is not started: it may have been
+  lent again;
 * phases only move forward; every phase is journalled before anything that others can see follows from it;
 * ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
+* a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here;
+* an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
 
@@ -17,8 +21,8 @@ The agent never queues: whoever assigns knows what is free.
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, assert_never
 
-from gpulayer.errors import Blame
-from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.ids import Epoch, JobId
+from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -27,6 +31,7 @@ from gpulayer.protocol.messages import (
     CollectOutputs,
     CommandsReceived,
     DrainLog,
+    Extend,
     FactsChanged,
     Finish,
     FollowLog,
@@ -41,7 +46,6 @@ from gpulayer.protocol.messages import (
     Phase,
     ProcessExited,
     ProcessLost,
-    Progress,
     Recovered,
     RecoveredNode,
     ReportAnswered,
@@ -66,9 +70,8 @@ from gpulayer.protocol.messages import (
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
-__all__ = ["AgentState", "Held", "next_wake_ms", "step"]
+__all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
-LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
 EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
@@ -78,75 +81,6 @@ REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands ar
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-_ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
-
-
-@dataclass(slots=True)
-class Held:
-    """One node that this worker has. ``acked``: the last state that the control plane confirmed.
-
-    stop_grace_ms: of the stop that was asked for. killed: SIGKILL was asked for at least once.
-    """
-
-    assignment: Assignment
-    phase: Phase
-    changed_ms: int
-    started_ms: int | None = None
-    stop: EndedBy | None = None
-    stop_grace_ms: int = 0
-    kill_at_ms: int | None = None
-    is_signalled: bool = False
-    is_void: bool = False
-    outcome: Outcome | None = None
-    outputs: Digest | None = None
-    is_log_drained: bool = False
-    is_collected: bool = False
-    acked: ReportedState | None = None
-
-    @property
-    def key(self) -> NodeKey:
-        return self.assignment.key
-
-    @property
-    def is_stub(self) -> bool:
-        """Stands for an attempt of which only the stop was heard."""
-        return not self.assignment.command
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(
-            phase=self.phase,
-            started_ms=self.started_ms,
-            stop=self.stop,
-            kill_at_ms=self.kill_at_ms,
-            is_signalled=self.is_signalled,
-            outcome=self.outcome,
-            outputs=self.outputs,
-        )
-
-    @property
-    def reported_state(self) -> ReportedState:
-        match self.phase:
-            case Phase.STAGING | Phase.SPAWNING:
-                return ReportedState.STAGING
-            case Phase.RUNNING:
-                return ReportedState.RUNNING if self.stop is None else ReportedState.ENDING
-            case Phase.DRAINING:
-                return ReportedState.ENDING
-            case Phase.ENDED:
-                return ReportedState.ENDED
-            case _:
-                assert_never(self.phase)
-
-    @property
-    def is_news(self) -> bool:
-        return not self.is_void and (self.acked is None or _ORDER[self.reported_state] > _ORDER[self.acked])
-
-    @property
-    def news_due_ms(self) -> int:
-        is_urgent = self.reported_state in (ReportedState.RUNNING, ReportedState.ENDED)
-        return self.changed_ms if is_urgent else self.changed_ms + LINGER_MS
-
 
 @dataclass(slots=True)
 class AgentState:
@@ -154,7 +88,7 @@ class AgentState:
 
     refused: epochs that must not start here any more, and what stopped them; None: they are void.
     recovered: what the first answered report of this boot tells; None once it was answered.
-    contact_ms: send time of the last answered report.
+    contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
     """
 
     once: bool = False
@@ -171,6 +105,7 @@ class AgentState:
     last_sent_ms: int | None = None
     retry_at_ms: int = 0
     contact_ms: int = 0
+    contact_since_ms: int = 0
     saved_contact_ms: int = 0
     is_stopping: bool = False
     grace_cap_ms: int | None = None
@@ -197,7 +132,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             for command in event.commands:
                 if isinstance(command, Stop):
                     _stop_epoch(state, command, now_ms, actions)
-                else:
+                elif is_current(state, event.asked_ms, now_ms=now_ms):
                     _assign(state, command, now_ms, actions)
         case ReportAnswered():
             _answered(state, event, now_ms, actions)
@@ -220,9 +155,18 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             held = state.held.get(event.key)
             if held is not None:
                 _node_event(state, held, event, now_ms, actions)
+    _start_staged(state, now_ms, actions)
     _deadlines(state, now_ms, actions)
     _report(state, now_ms, actions)
     return tuple(actions)
+
+
+def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
+    """May the answer to a request for commands that was sent at ``asked_ms`` still be acted on?
+
+    If not, its cursor must not be acknowledged, so that what still holds is told again.
+    """
+    return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
 
 
 def next_wake_ms(state: AgentState) -> int | None:
@@ -280,7 +224,7 @@ def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, act
         case Phase.SPAWNING if node.is_running or node.process is not None:
             _spawned(held, now_ms, actions)
         case Phase.SPAWNING:
-            actions.append(Spawn(held.assignment))
+            actions.append(Spawn(held.assignment, _kill_by_ms(state, held)))
         case Phase.RUNNING:
             actions.append(FollowLog(held.key))
             if held.stop is not None and not held.is_signalled:
@@ -317,7 +261,7 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
     _save_contact(state, actions)
     actions.append(Admit(assignment))
     if assignment.source is None:
-        _spawn(held, now_ms, actions)
+        held.is_staged = True
     else:
         actions.append(Stage(assignment))
 
@@ -407,7 +351,7 @@ def _node_event(
 ) -> None:
     match event:
         case Staged() if held.phase is Phase.STAGING:
-            _spawn(held, now_ms, actions)
+            held.is_staged = True
         case StagingFailed() if held.phase is Phase.STAGING:
             outcome = Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
             _end(held, outcome, now_ms, actions)
@@ -417,7 +361,7 @@ def _node_event(
             if held.is_void:
                 _forget(state, held, actions)
             else:
-                _end(held, _spawn_outcome(held, event), now_ms, actions)
+                _end(held, outcome_of_failed_spawn(held, event), now_ms, actions)
         case TreeSignalled() if held.phase is Phase.RUNNING and not held.is_signalled:
             held.is_signalled = True
             actions.append(Journal(held.key, held.progress))
@@ -426,30 +370,41 @@ def _node_event(
                 _forget(state, held, actions)
                 return
             held.phase, held.changed_ms = Phase.DRAINING, now_ms
-            held.outcome = _outcome(held, event)
+            held.outcome = outcome_of_end(held, event)
             # What was made on a host that died under the program is not known to be whole; it will run again.
             held.is_collected = not held.assignment.keep_outputs or isinstance(event, ProcessLost)
             actions.append(Journal(held.key, held.progress))
             _deliver(state, held, now_ms, actions)
         case LogDrained() if held.phase is Phase.DRAINING:
             held.is_log_drained = True
-            _add_evidence(held, event.warning)
+            add_evidence(held, event.warning)
             _end_if_delivered(held, now_ms, actions)
         case OutputsCollected() if held.phase is Phase.DRAINING and not held.is_collected:
             held.is_collected, held.outputs = True, event.tree
-            _add_evidence(held, *event.warnings)
+            add_evidence(held, *event.warnings)
             _end_if_delivered(held, now_ms, actions)
         case OutputsFailed() if held.phase is Phase.DRAINING and not held.is_collected:
             held.is_collected = True
-            _add_evidence(held, f"outputs could not be brought home: {event.evidence}")
+            add_evidence(held, f"outputs could not be brought home: {event.evidence}")
             _end_if_delivered(held, now_ms, actions)
         case _:
             pass  # a repetition, or an answer that came too late to matter
 
 
-def _spawn(held: Held, now_ms: int, actions: list[Action]) -> None:
-    held.phase, held.changed_ms = Phase.SPAWNING, now_ms
-    actions += [Journal(held.key, held.progress), Spawn(held.assignment)]
+def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
+    """Start what is ready, oldest first. A void attempt may still hold a device that was lent again meanwhile."""
+    ready = [held for held in state.held.values() if held.phase is Phase.STAGING and held.is_staged]
+    for held in ready:
+        devices = set(held.assignment.devices)
+        if any(
+            devices.intersection(other.assignment.devices)
+            or (other.is_void and other.assignment.job_id == held.assignment.job_id)
+            for other in state.held.values()
+            if other.phase in (Phase.SPAWNING, Phase.RUNNING)
+        ):
+            continue
+        held.phase, held.changed_ms = Phase.SPAWNING, now_ms
+        actions += [Journal(held.key, held.progress), Spawn(held.assignment, _kill_by_ms(state, held))]
 
 
 def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
@@ -481,40 +436,6 @@ def _end_if_delivered(held: Held, now_ms: int, actions: list[Action]) -> None:
 def _end(held: Held, outcome: Outcome, now_ms: int, actions: list[Action]) -> None:
     held.phase, held.changed_ms, held.outcome = Phase.ENDED, now_ms, outcome
     actions.append(Journal(held.key, held.progress))
-
-
-def _outcome(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
-    if isinstance(event, ProcessLost):
-        ended_by = held.stop or EndedBy.WORKER_LOST
-        return Outcome(ended_by, evidence=event.evidence, blame=blame_for(ended_by))
-    if held.stop is not None:
-        ended_by = held.stop
-    elif event.is_out_of_memory:
-        ended_by = EndedBy.OUT_OF_MEMORY
-    else:
-        ended_by = EndedBy.PROGRAM if event.signal is None else EndedBy.SIGNAL
-    return Outcome(
-        ended_by,
-        exit_code=event.exit_code if event.signal is None else None,
-        signal=event.signal,
-        evidence=event.evidence,
-        blame=blame_for(ended_by),
-    )
-
-
-def _spawn_outcome(held: Held, event: SpawnFailed) -> Outcome:
-    if held.stop is not None:
-        return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
-    if event.exit_code is None:
-        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
-    return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
-
-
-def _add_evidence(held: Held, *lines: str) -> None:
-    assert held.outcome is not None
-    text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
-    outcome = held.outcome
-    held.outcome = Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, text, outcome.blame)
 
 
 def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -> None:
@@ -563,17 +484,28 @@ def _stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     if held.phase in (Phase.DRAINING, Phase.ENDED):
         return None
     assignment = held.assignment
-    keep_for_ms, grace_ms = assignment.keep_for_ms, assignment.grace_ms
-    if assignment.exclusive:
-        # It must be dead before the lease has passed, counted from the send time, for then another may begin.
-        grace_ms = min(grace_ms, state.lease_ttl_ms // 3)
-        keep_for_ms = min(keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS)
+    keep_for_ms, grace_ms = _keep_for(state, assignment)
     epoch, lost_ms = held.key.epoch, state.contact_ms + keep_for_ms
     if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
         timeout_at_ms = held.started_ms + assignment.timeout_ms
         if timeout_at_ms <= lost_ms:
             return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
     return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
+
+
+def _keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
+    """How long it goes on out of contact, and its grace time then, in ms."""
+    if not assignment.exclusive:
+        return assignment.keep_for_ms, assignment.grace_ms
+    # It must be dead before the lease has passed, counted from the send time, for then another may begin.
+    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // 3)
+    return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
+
+
+def _kill_by_ms(state: AgentState, held: Held) -> int | None:
+    if not held.assignment.exclusive:
+        return None
+    return state.contact_ms + sum(_keep_for(state, held.assignment))
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -627,6 +559,8 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
     if plan is not None and plan.seq == event.seq:
         state.in_flight = None
         state.retry_at_ms = now_ms
+        if state.recovered is not None or now_ms > state.contact_ms + state.lease_ttl_ms:
+            state.contact_since_ms = now_ms  # in between the control plane may have lent anything to others
         state.recovered = None
         state.contact_ms = max(state.contact_ms, plan.sent_ms)
         for item in plan.items:
@@ -637,6 +571,10 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
             if item.state is ReportedState.ENDED:
                 state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
                 _forget(state, held, actions)
+        for held in state.held.values():
+            kill_by_ms = _kill_by_ms(state, held)
+            if kill_by_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
+                actions.append(Extend(held.key, kill_by_ms))
         if plan.leaving:
             _finish(state, actions)
         if state.held:

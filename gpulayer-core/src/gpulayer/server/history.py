@@ -52,9 +52,9 @@ class History:
         self._phases = {image.epoch: (image.phase, image.is_unreachable) for image in attempts}
 
     def rows(self, event: Event, records: Sequence[Record]) -> list[EventRow]:
-        """The event's own row, then the changes that people see, in order."""
+        """The event's own row, then the changes that people see: of attempts, then of jobs."""
         at_ms, wall_ms = event.at
-        rows = [_event_row(event)]
+        rows, jobs = [_event_row(event)], []
         for record in records:
             match record:
                 case AttemptImage():
@@ -65,10 +65,10 @@ class History:
                     kind = self._job_change(record)
                     if kind:
                         body = {"code": record.reason_code, "message": record.reason_message}
-                        rows.append(EventRow(at_ms, wall_ms, kind, dump(body), record.id))
+                        jobs.append(EventRow(at_ms, wall_ms, kind, dump(body), record.id))
                 case _:
                     pass
-        return rows
+        return rows + jobs
 
     def _attempt_change(self, image: AttemptImage) -> str:
         now = (image.phase, image.is_unreachable)

@@ -20,7 +20,7 @@ from gpulayer.errors import BadRequest, Blame, Conflict, DiskFull, GpulayerError
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
-from gpulayer.protocol.agent import AgentState, next_wake_ms, step
+from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -29,6 +29,7 @@ from gpulayer.protocol.messages import (
     CollectOutputs,
     CommandsReceived,
     DrainLog,
+    Extend,
     FactsChanged,
     Finish,
     FollowLog,
@@ -218,8 +219,10 @@ class Agent:
                 task = self._stages.pop(key, None)
                 if task is not None:
                     task.cancel()
-            case Spawn(assignment):
-                self._start_for(assignment.key, self._spawn(assignment))
+            case Spawn(assignment, kill_by_ms):
+                self._start_for(assignment.key, self._spawn(assignment, kill_by_ms))
+            case Extend(key, kill_by_ms):
+                self._start_for(key, self._extend(key, kill_by_ms))
             case FollowLog(key):
                 self._follow_log(key, is_resumed=False)
             case SignalTree(key):
@@ -330,6 +333,7 @@ class Agent:
         cursor, tries = "", 0
         while True:
             path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
+            asked_ms = self._clock.monotonic_ms()
             try:
                 reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
                 commands = tuple(_command(fields) for fields in reply["commands"])
@@ -339,9 +343,11 @@ class Agent:
                     _log.warning("no commands: %s", error.message)
                 await asyncio.sleep(self._plane.backoff_s(tries))
             else:
-                tries, cursor = 0, reply["cursor"]
+                tries = 0
+                if is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms()):
+                    cursor = reply["cursor"]
                 if commands:
-                    self._feed(CommandsReceived(commands))
+                    self._feed(CommandsReceived(asked_ms, commands))
 
     async def _watch_machine(self) -> None:
         while True:
@@ -402,7 +408,7 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
@@ -413,7 +419,7 @@ class Agent:
             plan = self._launcher.plan(
                 assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
             )
-            starter = _Starter(self._link)
+            starter = _Starter(self._link, kill_by_ms)
             result = await self._launcher.act(plan, starter)
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
@@ -477,6 +483,12 @@ class Agent:
             _log.warning("SIGTERM for %s: %s", key, error.message)  # SIGKILL follows after the grace time
         self._feed(TreeSignalled(key))
 
+    async def _extend(self, key: NodeKey, kill_by_ms: int) -> None:
+        try:
+            await self._link.extend(str(key), kill_by_ms)
+        except GpulayerError as error:
+            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+
     async def _kill_tree(self, key: NodeKey) -> None:
         try:
             await self._link.kill(str(key))
@@ -514,8 +526,9 @@ class Agent:
 class _Starter:
     """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
 
-    def __init__(self, link: SpawnerLink) -> None:
+    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
         self._link = link
+        self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
@@ -526,6 +539,7 @@ class _Starter:
             env=plan.env,
             log_path=plan.log_path,
             exit_path=plan.exit_path,
+            kill_by_ms=self._kill_by_ms,
         )
         if isinstance(reply, NotSpawned):
             return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0]))

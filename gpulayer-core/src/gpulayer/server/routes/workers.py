@@ -171,8 +171,8 @@ async def put_log(call: Call) -> Response:
 async def put_outputs(call: Call) -> Response:
     """Accept an output tree: all of its objects must be here, and it must not leave its folder."""
     plane = call.plane
-    body = await call.json(OutputsBody)
     await _lent(call, None)
+    body = await call.json(OutputsBody)
     tree = body["tree"]
     if not is_digest(tree):
         raise BadRequest(f"tree: {tree[:80]!r} is not a digest")

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
-from gpulayer.errors import StorageUnavailable
+from gpulayer.errors import InternalError, StorageUnavailable
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
 from gpulayer.server.store.codec import (
@@ -387,8 +387,11 @@ def _engine(path: str) -> Engine:
 
 @contextmanager
 def _mapped() -> Iterator[None]:
+    """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
     try:
         yield
+    except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
+        raise InternalError(f"the store refused what was to be written: {error.orig}") from error
     except DBAPIError as error:
         raise StorageUnavailable(
             f"the control plane's store can't be used now: {error.orig}",
