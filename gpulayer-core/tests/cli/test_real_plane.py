@@ -65,6 +65,10 @@ def test_a_bare_submit_runs_streams_and_brings_files_home(run, away):
     code, _, err = run("submit", "--accelerator", "cuda", "--", "true")
     assert code == 3
     assert err.startswith("no worker fits: 1 × cuda\n")
+    keyed = ["submit", "--detach", "--idempotency-key", "once", "--"]
+    first, again, other = run(*keyed, "true"), run(*keyed, "true"), run(*keyed, "false")
+    assert first == again
+    assert (other[0], other[1]) == (2, b"")
     assert run("submit", "--timeout", "0.2s", "--", "sleep", "60")[0] == 8
     assert run("submit", "--quiet", "--", "no-such-program-anywhere")[0] == 127
 
