@@ -212,6 +212,11 @@ def test_a_fault_of_ours_becomes_a_line_a_file_and_70(cli, away, plane, monkeypa
 def test_completion_prints_a_script_and_completes_commands(cli, monkeypatch):
     assert b"_GPULAYER_COMPLETE" in cli("completion", "bash").out
     assert cli("completion", "tcsh").code == 2
+    monkeypatch.setenv("_GPULAYER_COMPLETE", "complete_bash")
+    for words, index, expected in (("gpulayer jo", "1", [b"job", b"join"]), ("gpulayer job ca", "2", [b"cancel"])):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", index)
+        assert cli().out.split() == expected
 
 
 @pytest.mark.parametrize(

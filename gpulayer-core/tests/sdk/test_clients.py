@@ -8,7 +8,7 @@ import pytest
 import gpulayer as gl
 from gpulayer.client.connect import Settings
 from gpulayer.client.location import Configured
-from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut
+from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut, Unreachable
 from gpulayer.sdk import AsyncJob
 
 
@@ -138,3 +138,10 @@ def test_workers_and_explanations_are_records(client, plane, parts):
     assert client(None, "drain_worker", "laptop")["state"] == "draining"
     assert client(None, "explain", accelerator="cuda", devices=2)["choice"] == "laptop"
     assert plane.of("POST", "/v1/explain")[0].json == {"request": {"accelerators": ["cuda"], "devices": 2}}
+
+
+def test_a_log_whose_connection_always_breaks_ends_as_unreachable(client, plane, parts):
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(pieces=[], cut=True))
+    with pytest.raises(Unreachable, match="in a row"):
+        client(client(None, "job", "7f"), "logs")

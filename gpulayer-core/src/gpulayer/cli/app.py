@@ -37,6 +37,9 @@ COMMANDS: Final = {
 }
 
 
+COMPLETE_VARIABLE: Final = "_GPULAYER_COMPLETE"  # the shell's script of `gpulayer completion` sets it
+
+
 class _Root(QuickGroup):
     """Commands by name, imported when one is named."""
 
@@ -90,6 +93,10 @@ def _root(
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     command = typer.main.get_command(app)
+    if COMPLETE_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init  # noqa: PLC0415 - only when a shell asks
+
+        completion_init()
     try:
         code = command.main(args=None if argv is None else list(argv), prog_name="gpulayer", standalone_mode=False)
         sys.stdout.flush()
@@ -106,9 +113,9 @@ def run(argv: Sequence[str] | None = None) -> int:
             say(f"       {candidate}")
         return exit_for_error(error)
     except SystemExit as ended:
-        # Typer turns a closed pipe into exit 1 before anyone else can see it.
+        # Typer turns a closed pipe into exit 1 before anyone else can see it, and leaves this way after completing.
         if not isinstance(ended.__context__, BrokenPipeError):
-            raise
+            return ended.code if isinstance(ended.code, int) else Exit.OK
         _let_go_of_stdout()
         return Exit.PIPE_CLOSED
     except (KeyboardInterrupt, Abort):

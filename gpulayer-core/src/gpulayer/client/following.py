@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
     from gpulayer.wire.jobs import JobRecord
 
-__all__ = ["FINAL_STATES", "FollowEvents", "LogCursor", "Next", "follow_logs", "follow_logs_async"]
+__all__ = [
+    "FINAL_STATES",
+    "FRUITLESS",
+    "FollowEvents",
+    "LogCursor",
+    "Next",
+    "broken_again_and_again",
+    "follow_logs",
+    "follow_logs_async",
+]
 
 # The names of spec.job.FINAL_STATES; a command that only reads records need not import the domain types.
 FINAL_STATES: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out", "lost", "rejected"})
 _HOLD_S: Final = 1.0
-_FRUITLESS: Final = 30  # connections in a row that broke before a single byte came
+FRUITLESS: Final = 30  # connections in a row that broke before a single byte came
 
 
 class Next(Enum):
@@ -90,7 +99,7 @@ def follow_logs(
     Raises Unreachable when nothing answers for ``lost_for_s``; ``cursor`` then says where to go on.
     """
     cursor = cursor or LogCursor()
-    fruitless = 0
+    fruitless, is_told = 0, False
     while True:
         number, before = cursor.attempt, cursor.offset
         try:
@@ -101,13 +110,15 @@ def follow_logs(
                     yield chunk
         except StreamBroken as broken:
             fruitless = fruitless + 1 if cursor.offset == before else 0
-            if fruitless == _FRUITLESS:
-                raise _broken(transport.url, broken) from None
-            events.lost(str(broken))
+            if fruitless == FRUITLESS:
+                raise broken_again_and_again(transport.url, broken) from None
+            if not is_told or not fruitless:
+                events.lost(str(broken))
+                is_told = True
             if fruitless > 1:
                 transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        fruitless = 0
+        fruitless, is_told = 0, False
         record = transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
         match cursor.ended(record):
             case Next.DONE:
@@ -129,7 +140,7 @@ async def follow_logs_async(
 ) -> "AsyncIterator[bytes | JobRecord]":
     """The twin of ``follow_logs``."""
     cursor = cursor or LogCursor()
-    fruitless = 0
+    fruitless, is_told = 0, False
     while True:
         number, before = cursor.attempt, cursor.offset
         try:
@@ -140,13 +151,15 @@ async def follow_logs_async(
                     yield chunk
         except StreamBroken as broken:
             fruitless = fruitless + 1 if cursor.offset == before else 0
-            if fruitless == _FRUITLESS:
-                raise _broken(transport.url, broken) from None
-            events.lost(str(broken))
+            if fruitless == FRUITLESS:
+                raise broken_again_and_again(transport.url, broken) from None
+            if not is_told or not fruitless:
+                events.lost(str(broken))
+                is_told = True
             if fruitless > 1:
                 await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        fruitless = 0
+        fruitless, is_told = 0, False
         record = await transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
         match cursor.ended(record):
             case Next.DONE:
@@ -158,8 +171,8 @@ async def follow_logs_async(
                 await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
 
 
-def _broken(url: str, why: StreamBroken) -> Unreachable:
-    return Unreachable(f"{url} broke {_FRUITLESS} connections in a row: {why}", hint="see its log")
+def broken_again_and_again(url: str, why: StreamBroken) -> Unreachable:
+    return Unreachable(f"{url} broke {FRUITLESS} connections in a row: {why}", hint="see its log")
 
 
 def _report_gap(cursor: LogCursor, start: int, events: FollowEvents) -> None:

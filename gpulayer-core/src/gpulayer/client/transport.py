@@ -266,6 +266,8 @@ def _plain(error: BaseException) -> str:
             return "no answer in time"
         case http.client.RemoteDisconnected() | ConnectionResetError() | BrokenPipeError():
             return "the connection was closed before the answer"
+        case http.client.IncompleteRead():
+            return "the connection was closed before the end"
         case OSError(strerror=str(text)):
             return text
         case _:

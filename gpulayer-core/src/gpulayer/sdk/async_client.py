@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from gpulayer.client import calls
 from gpulayer.client.async_transport import AsyncTransport
 from gpulayer.client.connect import Settings, open_async_transport, open_transport
-from gpulayer.client.following import FINAL_STATES, follow_logs_async
+from gpulayer.client.following import FINAL_STATES, FRUITLESS, broken_again_and_again, follow_logs_async
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.sdk.client import local_job_env, plan_batch, ship_plan
 from gpulayer.sdk.job import Job, raise_unless_succeeded, still_runs
@@ -181,8 +181,9 @@ class AsyncJob:
                 if isinstance(piece, bytes):
                     yield piece
             return
-        offset = 0
+        offset = fruitless = 0
         while True:
+            before = offset
             try:
                 call = calls.read_logs(self._id, offset=offset, attempt=attempt)
                 async with self._transport.stream(call) as stream:
@@ -190,8 +191,10 @@ class AsyncJob:
                         offset += len(chunk)
                         yield chunk
                 return
-            except StreamBroken:
-                continue
+            except StreamBroken as broken:
+                fruitless = fruitless + 1 if offset == before else 0
+                if fruitless == FRUITLESS:
+                    raise broken_again_and_again(self._transport.url, broken) from None
 
     async def events(self) -> "list[EventRecord]":
         found: list[EventRecord] = []

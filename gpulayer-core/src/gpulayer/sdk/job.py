@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.client import calls
-from gpulayer.client.following import FINAL_STATES, follow_logs
+from gpulayer.client.following import FINAL_STATES, FRUITLESS, broken_again_and_again, follow_logs
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut
 from gpulayer.ids import Digest
@@ -64,8 +64,9 @@ class Job:
                 if isinstance(piece, bytes):
                     yield piece
             return
-        offset = 0
+        offset = fruitless = 0
         while True:
+            before = offset
             try:
                 call = calls.read_logs(self._id, offset=offset, attempt=attempt)
                 with self._transport.stream(call) as stream:
@@ -73,8 +74,10 @@ class Job:
                         offset += len(chunk)
                         yield chunk
                 return
-            except StreamBroken:
-                continue
+            except StreamBroken as broken:
+                fruitless = fruitless + 1 if offset == before else 0
+                if fruitless == FRUITLESS:
+                    raise broken_again_and_again(self._transport.url, broken) from None
 
     def events(self) -> "list[EventRecord]":
         """What happened to the job, in order."""
