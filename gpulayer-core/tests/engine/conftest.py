@@ -28,7 +28,7 @@ class Script:
     now_ms: int = 1000
     seqs: dict[str, int] = field(default_factory=dict)
     records: dict[tuple[str, object], object] = field(default_factory=dict)
-    last: Step = Step((), ())
+    last: Step = field(default_factory=lambda: Step((), ()))
 
     @property
     def at(self) -> Instant:
@@ -83,9 +83,7 @@ class Script:
         if holding is None:
             known = self.state.workers.get(WorkerId(worker))
             holding = tuple(known.leases) if known else ()
-        return self.step(
-            WorkerReported(self.at, WorkerId(worker), boot, seq, tuple(holding), recovered, items, **more)
-        )
+        return self.step(WorkerReported(self.at, WorkerId(worker), boot, seq, tuple(holding), recovered, items, **more))
 
     def epoch(self, job: str = "j1") -> Epoch:
         epoch = self.state.jobs[JobId(job)].tasks[0].epoch

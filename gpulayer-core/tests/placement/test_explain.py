@@ -172,7 +172,10 @@ def test_the_choice_packs():
 def test_the_named_first_accelerator_is_preferred():
     mixed = machine(gpu(0, kind=Accelerator.ROCM, model="MI300"), gpu(1))
     allocation = allocate(
-        Request(accelerators=(Accelerator.CUDA, Accelerator.ROCM), devices=1), WorkerId("w"), mixed, usable_capacity(mixed)
+        Request(accelerators=(Accelerator.CUDA, Accelerator.ROCM), devices=1),
+        WorkerId("w"),
+        mixed,
+        usable_capacity(mixed),
     )
     assert allocation is not None
     assert allocation.devices == ("GPU-1",)

@@ -54,7 +54,7 @@ def _silent_at_ms(state: State, worker: Worker) -> int:
 
 
 def _kept_until_ms(state: State, worker: Worker, epoch: Epoch) -> int:
-    """An exclusive job's worker ends it before the lease is over (``protocol.agent``); any other after its keep time."""
+    """A worker ends an exclusive job within the lease (``protocol.agent``), any other after its keep time."""
     entry = state.jobs[state.attempts[epoch].job_id].entry
     if entry.exclusive:
         return _silent_at_ms(state, worker)

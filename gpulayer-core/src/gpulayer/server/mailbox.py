@@ -2,7 +2,8 @@
 
 Commands are levels, not edges: whoever comes with a cursor that is unknown here (a new agent, a restarted control
 plane) gets everything that ``engine.outstanding`` derives from the state. A command stays until the worker's next
-request acknowledges it by its cursor, ``<incarnation>.<number>``, so a lost answer loses nothing.
+request acknowledges it by its cursor, ``<incarnation>.<number>``, so a lost answer loses nothing; and it is retracted
+when its attempt ends before that: what waited while a worker was away may have been lent to another since.
 """
 
 from collections import deque
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 from gpulayer.engine import State
 from gpulayer.engine.effects import Assign, Effect, Stop
+from gpulayer.engine.events import NodePhase
+from gpulayer.engine.records import AttemptImage, Record
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.outcome import EndedBy
 
@@ -47,6 +50,10 @@ class _Mailbox:
         self.orders: deque[tuple[int, Order]] = deque()
         self.last = 0
 
+    def retract(self, epoch: Epoch) -> None:
+        if any(order.epoch == epoch for _, order in self.orders):
+            self.orders = deque(entry for entry in self.orders if entry[1].epoch != epoch)
+
 
 class Mailboxes:
     """All mailboxes of one run of the control plane. ``incarnation`` names that run."""
@@ -55,11 +62,16 @@ class Mailboxes:
         self._incarnation = incarnation
         self._boxes: dict[WorkerId, _Mailbox] = {}
 
-    def deliver(self, state: State, effects: Iterable[Effect]) -> set[WorkerId]:
-        """Put released commands into their mailboxes; returns whose changed. Other effects are passed over.
+    def deliver(self, state: State, records: Iterable[Record], effects: Iterable[Effect]) -> set[WorkerId]:
+        """Put what a commit released into mailboxes, and take out what it ended; returns who is to be told something.
 
         A worker that has never asked has no mailbox: it will get its commands from the state.
         """
+        for record in records:
+            if isinstance(record, AttemptImage):
+                for node in record.nodes:
+                    if node.phase is NodePhase.ENDED and node.worker in self._boxes:
+                        self._boxes[node.worker].retract(record.epoch)
         changed: set[WorkerId] = set()
         for effect in effects:
             if not isinstance(effect, Assign | Stop):

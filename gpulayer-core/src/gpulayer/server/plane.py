@@ -189,7 +189,7 @@ class _Observer:
 
     def committed(self, state: State, records: Sequence[Record], effects: Sequence[Effect]) -> None:
         plane = self._plane
-        changed = plane.mailboxes.deliver(state, effects)
+        changed = plane.mailboxes.deliver(state, records, effects)
         plane.hub.wake(("commands", worker) for worker in changed)
         jobs: set[JobId] = set()
         for record in records:

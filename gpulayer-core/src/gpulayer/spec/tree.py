@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from gpulayer.errors import BadRequest
+from gpulayer.errors import BadRequest, TooLarge
 from gpulayer.ids import Digest, is_digest
 
 __all__ = [
@@ -103,8 +103,11 @@ def encode_tree(entries: Iterable[Entry]) -> bytes:
     return json.dumps({"v": TREE_SCHEMA, "entries": rows}, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def decode_tree(content: bytes) -> Tree:
-    """Read a tree object from an untrusted source. Raises BadRequest that names what is wrong with it."""
+def decode_tree(content: bytes, *, max_entries: int | None = None) -> Tree:
+    """Read a tree object from an untrusted source. Raises BadRequest that names what is wrong with it.
+
+    ``max_entries``: refuse more (TooLarge) before looking at any of them.
+    """
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -119,6 +122,8 @@ def decode_tree(content: bytes) -> Tree:
     rows = document.get("entries")
     if not isinstance(rows, list):
         raise BadRequest("a tree object needs a list of entries")
+    if max_entries is not None and len(rows) > max_entries:
+        raise TooLarge(f"one directory has {len(rows):,} entries; the limit is {max_entries:,}")
     entries = [_decode_entry(row) for row in rows]
     _check_entries(entries)
     return Tree(tuple(entries))

@@ -72,6 +72,8 @@ def write_home(
                             raise
                         landing = _Landing(beneath, blobs, tree)  # another download was faster
                         landing.write_into((destination.name,))
+    except (ConnectionError, TimeoutError):
+        raise  # the reader's network, not our disk
     except OSError as error:
         raise storage_error(error, destination) from error
     warnings: tuple[str, ...] = ()
@@ -244,6 +246,9 @@ def _lock(path: FilePath) -> int | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _NOFOLLOW)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it before may have landed and renamed it in between: then this lock is on a finished result.
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
+            raise FileNotFoundError(path)
     except OSError:
         if descriptor >= 0:
             os.close(descriptor)

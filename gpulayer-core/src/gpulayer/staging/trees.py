@@ -310,10 +310,12 @@ class _Loader:
         found = digest_of(content)
         if found != digest:
             raise DigestMismatch(f"{self.what}: tree object {digest[:12]}… ({where}) has digest {found[:12]}…")
-        tree = decode_tree(content)
+        try:
+            tree = decode_tree(content, max_entries=self.limits.entries - self.distinct_entries)
+        except (BadRequest, TooLarge) as error:
+            raise type(error)(f"{self.what}, {where}: {error.message}", hint=error.hint) from None
         self.trees[digest] = tree
         self.distinct_entries += len(tree.entries)
-        self._check_entries(self.distinct_entries)
         for entry in tree.entries:
             if entry.kind is EntryKind.FILE and (entry.size == 0) != (entry.digest == _EMPTY):
                 raise BadRequest(f"{self.what}: {shown((*path, entry.name))!r} has {entry.size} bytes, its digest not")

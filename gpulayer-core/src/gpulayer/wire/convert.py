@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported
-from gpulayer.ids import Digest, is_digest
+from gpulayer.ids import Digest, Epoch, JobId, is_digest
+from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import (
     DEFAULT_GRACE_MS,
     DEFAULT_KEEP_FOR_MS,
@@ -27,9 +28,11 @@ from gpulayer.spec.tree import SourceRef
 from gpulayer.spec.verdict import Verdict
 from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.jobs import JobSubmission, RequestFields, SourceFields, VerdictRecord
-from gpulayer.wire.workers import DeviceFields, OutcomeFields, WorkerFactsFields
+from gpulayer.wire.workers import AssignCommand, DeviceFields, OutcomeFields, WorkerFactsFields
 
 __all__ = [
+    "assignment_from_wire",
+    "assignment_to_wire",
     "check_schema",
     "device_to_wire",
     "facts_from_wire",
@@ -341,6 +344,52 @@ def verdict_to_wire(verdict: Verdict) -> VerdictRecord:
         "fits_with": {change.field: change.value for change in verdict.fits_with},
         "score": verdict.score,
     }
+
+
+def assignment_to_wire(assignment: Assignment) -> AssignCommand:
+    return {
+        "type": "assign",
+        "epoch": assignment.key.epoch,
+        "node": assignment.key.node,
+        "job_id": assignment.job_id,
+        "attempt": assignment.attempt,
+        "command": list(assignment.command),
+        "env": dict(assignment.env),
+        "source": assignment.source,
+        "devices": list(assignment.devices),
+        "cpus": assignment.cpus,
+        "memory_bytes": assignment.memory_bytes,
+        "outputs": list(assignment.outputs),
+        "keep_outputs": assignment.keep_outputs,
+        "timeout_ms": assignment.timeout_ms,
+        "grace_ms": assignment.grace_ms,
+        "keep_for_ms": assignment.keep_for_ms,
+        "exclusive": assignment.exclusive,
+    }
+
+
+def assignment_from_wire(command: AssignCommand) -> Assignment:
+    """Raises BadRequest for a source that is no digest: it will become a path."""
+    source = command["source"]
+    if source is not None and not is_digest(source):
+        raise BadRequest(f"assign.source: {source[:20]!r} is not a SHA-256 digest")
+    return Assignment(
+        key=NodeKey(Epoch(command["epoch"]), command["node"]),
+        job_id=JobId(command["job_id"]),
+        attempt=command["attempt"],
+        command=tuple(command["command"]),
+        env=tuple(sorted(command["env"].items())),
+        source=None if source is None else Digest(source),
+        devices=tuple(command["devices"]),
+        cpus=command["cpus"],
+        memory_bytes=command["memory_bytes"],
+        outputs=tuple(command["outputs"]),
+        keep_outputs=command["keep_outputs"],
+        timeout_ms=command["timeout_ms"],
+        grace_ms=command["grace_ms"],
+        keep_for_ms=command["keep_for_ms"],
+        exclusive=command["exclusive"],
+    )
 
 
 def _source_from_wire(fields: SourceFields | None) -> SourceRef | None:

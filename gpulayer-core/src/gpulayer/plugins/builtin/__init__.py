@@ -1,0 +1,1 @@
+"""Core's own probes and launchers."""

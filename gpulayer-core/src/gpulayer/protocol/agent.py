@@ -1,0 +1,601 @@
+"""The worker agent's decisions: ``step(state, input, now_ms=…) -> actions``; the shell in ``worker/`` does the IO.
+
+``AgentState`` changes only here, in place. The same inputs at the same times always give the same actions: there is
+no IO, no clock and no randomness. Rules that hold for every order, repetition and loss of inputs:
+
+* a node of an attempt (``NodeKey``) is started at most once, and never after a stop or void of its epoch was heard;
+* an assignment that was on its way while contact was lost for longer than the lease is not started: it may have been
+  lent again;
+* phases only move forward; every phase is journalled before anything that others can see follows from it;
+* ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
+* one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
+* what is void is killed at once and forgotten, and nothing of it is sent any more;
+* a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here;
+* an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
+* SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
+* out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
+
+The agent never queues: whoever assigns knows what is free.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, assert_never
+
+from gpulayer.ids import Epoch, JobId
+from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn
+from gpulayer.protocol.messages import (
+    AbandonStage,
+    Action,
+    Admit,
+    AttemptsVoided,
+    CollectOutputs,
+    CommandsReceived,
+    DrainLog,
+    Extend,
+    FactsChanged,
+    Finish,
+    FollowLog,
+    Forget,
+    Input,
+    Item,
+    Journal,
+    KillTree,
+    LogDrained,
+    OutputsCollected,
+    OutputsFailed,
+    Phase,
+    ProcessExited,
+    ProcessLost,
+    Recovered,
+    RecoveredNode,
+    ReportAnswered,
+    ReportedState,
+    ReportFailed,
+    ReportPlan,
+    SaveContact,
+    SendReport,
+    SessionOpened,
+    SignalTree,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stage,
+    Staged,
+    StagingFailed,
+    Stop,
+    StopAllRequested,
+    Ticked,
+    TreeSignalled,
+)
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
+
+__all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
+
+KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
+CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
+EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
+FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
+REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands are never repeated as late as that
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True)
+class AgentState:
+    """Made once a start of the agent; the first input is ``Recovered``. ``once``: leave after the first job.
+
+    refused: epochs that must not start here any more, and what stopped them; None: they are void.
+    recovered: what the first answered report of this boot tells; None once it was answered.
+    contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
+    """
+
+    once: bool = False
+    boot: int = 0
+    seq: int = 0
+    heartbeat_ms: int = 10_000
+    lease_ttl_ms: int = 30_000
+    held: dict[NodeKey, Held] = field(default_factory=dict)
+    refused: dict[Epoch, EndedBy | None] = field(default_factory=dict)
+    done: dict[NodeKey, None] = field(default_factory=dict)
+    recovered: tuple[Epoch, ...] | None = ()
+    has_new_facts: bool = True
+    in_flight: ReportPlan | None = None
+    last_sent_ms: int | None = None
+    retry_at_ms: int = 0
+    contact_ms: int = 0
+    contact_since_ms: int = 0
+    saved_contact_ms: int = 0
+    is_stopping: bool = False
+    grace_cap_ms: int | None = None
+    finish_by_ms: int | None = None
+    is_finished: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """The first report of this boot is answered: before that, commands must not be asked for, because an
+        attempt that was lent after the agent counted what it still knows would be taken for lost."""
+        return self.boot > 0 and self.recovered is None
+
+
+def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
+    """Take one input in and say what is to be done, in this order. Inputs for a node that is gone change nothing."""
+    actions: list[Action] = []
+    match event:
+        case Recovered():
+            _recover(state, event, now_ms, actions)
+        case SessionOpened():
+            state.heartbeat_ms, state.lease_ttl_ms = event.heartbeat_ms, event.lease_ttl_ms
+            state.retry_at_ms = now_ms
+        case CommandsReceived():
+            for command in event.commands:
+                if isinstance(command, Stop):
+                    _stop_epoch(state, command, now_ms, actions)
+                elif is_current(state, event.asked_ms, now_ms=now_ms):
+                    _assign(state, command, now_ms, actions)
+        case ReportAnswered():
+            _answered(state, event, now_ms, actions)
+        case ReportFailed():
+            if state.in_flight is not None and state.in_flight.seq == event.seq:
+                state.has_new_facts = state.has_new_facts or state.in_flight.has_facts
+                state.in_flight = state.last_sent_ms = None
+                state.retry_at_ms = now_ms + event.retry_in_ms
+                if state.is_stopping and not state.held:
+                    _finish(state, actions)  # nothing is at stake: silence will tell
+        case AttemptsVoided():
+            _void(state, event.epochs, actions)
+        case FactsChanged():
+            state.has_new_facts = True
+        case StopAllRequested():
+            _stop_all(state, event.grace_cap_ms, now_ms, actions)
+        case Ticked():
+            pass
+        case _:
+            held = state.held.get(event.key)
+            if held is not None:
+                _node_event(state, held, event, now_ms, actions)
+    _start_staged(state, now_ms, actions)
+    _deadlines(state, now_ms, actions)
+    _report(state, now_ms, actions)
+    return tuple(actions)
+
+
+def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
+    """May the answer to a request for commands that was sent at ``asked_ms`` still be acted on?
+
+    If not, its cursor must not be acknowledged, so that what still holds is told again.
+    """
+    return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
+
+
+def next_wake_ms(state: AgentState) -> int | None:
+    """When the next ``Ticked`` is wanted at the latest; None once finished."""
+    if state.is_finished or state.boot == 0:
+        return None
+    times: list[int] = []
+    if state.in_flight is None:
+        times.append(_report_due_ms(state))
+    if state.finish_by_ms is not None:
+        times.append(state.finish_by_ms)
+    for held in state.held.values():
+        if held.kill_at_ms is not None and held.phase is Phase.RUNNING:
+            times.append(held.kill_at_ms)
+        if held.stop is None and not held.is_void:
+            end = _stop_due(state, held)
+            if end is not None:
+                times.append(end[0])
+    return min(times) if times else None
+
+
+# Start ----------------------------------------------------------------------------------------------------------------
+
+
+def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Action]) -> None:
+    state.boot = event.boot
+    if event.contact_ms is None:
+        state.contact_ms = state.saved_contact_ms = now_ms
+        actions.append(SaveContact(now_ms))
+    else:
+        state.contact_ms = state.saved_contact_ms = min(event.contact_ms, now_ms)
+    state.recovered = tuple(sorted({node.assignment.key.epoch for node in event.nodes}))
+    for node in event.nodes:
+        progress = node.progress
+        held = Held(
+            assignment=node.assignment,
+            phase=progress.phase,
+            changed_ms=now_ms,
+            started_ms=progress.started_ms,
+            stop=progress.stop,
+            stop_grace_ms=node.assignment.grace_ms,
+            kill_at_ms=progress.kill_at_ms,
+            is_signalled=progress.is_signalled,
+            outcome=progress.outcome,
+            outputs=progress.outputs,
+        )
+        state.held[held.key] = held
+        _resume(state, held, node, now_ms, actions)
+
+
+def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, actions: list[Action]) -> None:
+    match held.phase:
+        case Phase.STAGING:
+            actions.append(Stage(held.assignment))
+        case Phase.SPAWNING if node.is_running or node.process is not None:
+            _spawned(held, now_ms, actions)
+        case Phase.SPAWNING:
+            actions.append(Spawn(held.assignment, _kill_by_ms(state, held)))
+        case Phase.RUNNING:
+            actions.append(FollowLog(held.key))
+            if held.stop is not None and not held.is_signalled:
+                actions.append(SignalTree(held.key))
+        case Phase.DRAINING:
+            _deliver(state, held, now_ms, actions)
+        case Phase.ENDED:
+            pass
+        case _:
+            assert_never(held.phase)
+    if held.phase is not Phase.RUNNING:
+        return
+    if node.process is not None:
+        _node_event(state, held, node.process, now_ms, actions)
+    elif not node.is_running:
+        lost = ProcessLost(held.key, "the spawner does not know the program any more")
+        _node_event(state, held, lost, now_ms, actions)
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: list[Action]) -> None:
+    key = assignment.key
+    if key in state.held or key in state.done:
+        return
+    if key.epoch in state.refused or state.is_stopping:
+        ended_by = state.refused.get(key.epoch, EndedBy.WORKER_STOPPED)
+        if ended_by is not None:
+            _refuse(state, assignment, ended_by, now_ms)
+        return
+    held = Held(assignment, Phase.STAGING, now_ms)
+    state.held[key] = held
+    _save_contact(state, actions)
+    actions.append(Admit(assignment))
+    if assignment.source is None:
+        held.is_staged = True
+    else:
+        actions.append(Stage(assignment))
+
+
+def _refuse(state: AgentState, assignment: Assignment, ended_by: EndedBy, now_ms: int) -> None:
+    """Never started, but the control plane waits for its end."""
+    outcome = Outcome(ended_by, evidence="it was not started", blame=blame_for(ended_by))
+    state.held[assignment.key] = Held(assignment, Phase.ENDED, now_ms, stop=ended_by, outcome=outcome)
+
+
+def _stop_epoch(state: AgentState, command: Stop, now_ms: int, actions: list[Action]) -> None:
+    nodes = [held for held in state.held.values() if held.key.epoch == command.epoch]
+    for held in nodes:
+        _stop(state, held, command, now_ms, actions)
+    if nodes or command.epoch in state.refused or any(key.epoch == command.epoch for key in state.done):
+        return
+    _remember(state.refused, command.epoch, command.ended_by)
+    # A stop names no node. The control plane waits for the end of what it lent: of the only node, which is 0, we can
+    # tell it without having seen the assignment.
+    stub = Assignment(key=NodeKey(command.epoch, 0), job_id=JobId(""), attempt=0, command=())
+    _refuse(state, stub, command.ended_by, now_ms)
+
+
+def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[Action]) -> None:
+    if held.is_void or held.phase in (Phase.DRAINING, Phase.ENDED):
+        return  # the program ended by itself, or nobody wants to hear of it
+    ended_by, grace_ms = stop.ended_by, stop.grace_ms
+    if state.grace_cap_ms is not None:
+        grace_ms = min(grace_ms, state.grace_cap_ms)
+    is_first = held.stop is None
+    if is_first:
+        held.stop, held.stop_grace_ms, held.changed_ms = ended_by, grace_ms, now_ms
+    held.stop_grace_ms = min(held.stop_grace_ms, grace_ms)
+    match held.phase:
+        case Phase.STAGING:
+            actions.append(AbandonStage(held.key))
+            outcome = Outcome(ended_by, evidence="it was stopped before the program started", blame=blame_for(ended_by))
+            _end(held, outcome, now_ms, actions)
+        case Phase.SPAWNING:
+            if is_first:
+                actions.append(Journal(held.key, held.progress))
+        case Phase.RUNNING:
+            _signal(held, now_ms, actions)
+
+
+def _signal(held: Held, now_ms: int, actions: list[Action]) -> None:
+    """SIGTERM unless it was sent, and a time for SIGKILL that only moves nearer."""
+    kill_at_ms = now_ms + held.stop_grace_ms
+    if held.kill_at_ms is not None and held.kill_at_ms <= kill_at_ms:
+        return
+    is_first = held.kill_at_ms is None
+    held.kill_at_ms = kill_at_ms
+    actions.append(Journal(held.key, held.progress))
+    if is_first:
+        actions.append(SignalTree(held.key))
+
+
+def _stop_all(state: AgentState, grace_cap_ms: int, now_ms: int, actions: list[Action]) -> None:
+    if state.grace_cap_ms is not None:
+        return
+    state.is_stopping = True
+    state.grace_cap_ms = grace_cap_ms
+    state.finish_by_ms = now_ms + grace_cap_ms + FINISH_MARGIN_MS
+    for held in list(state.held.values()):
+        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms)
+        _stop(state, held, stop, now_ms, actions)
+
+
+# One node -------------------------------------------------------------------------------------------------------------
+
+
+def _node_event(
+    state: AgentState,
+    held: Held,
+    event: Staged
+    | StagingFailed
+    | Spawned
+    | SpawnFailed
+    | TreeSignalled
+    | ProcessExited
+    | ProcessLost
+    | LogDrained
+    | OutputsCollected
+    | OutputsFailed,
+    now_ms: int,
+    actions: list[Action],
+) -> None:
+    match event:
+        case Staged() if held.phase is Phase.STAGING:
+            held.is_staged = True
+        case StagingFailed() if held.phase is Phase.STAGING:
+            outcome = Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
+            _end(held, outcome, now_ms, actions)
+        case Spawned() if held.phase is Phase.SPAWNING:
+            _spawned(held, now_ms, actions)
+        case SpawnFailed() if held.phase is Phase.SPAWNING:
+            if held.is_void:
+                _forget(state, held, actions)
+            else:
+                _end(held, outcome_of_failed_spawn(held, event), now_ms, actions)
+        case TreeSignalled() if held.phase is Phase.RUNNING and not held.is_signalled:
+            held.is_signalled = True
+            actions.append(Journal(held.key, held.progress))
+        case ProcessExited() | ProcessLost() if held.phase in (Phase.SPAWNING, Phase.RUNNING):
+            if held.is_void:
+                _forget(state, held, actions)
+                return
+            held.phase, held.changed_ms = Phase.DRAINING, now_ms
+            held.outcome = outcome_of_end(held, event)
+            # What was made on a host that died under the program is not known to be whole; it will run again.
+            held.is_collected = not held.assignment.keep_outputs or isinstance(event, ProcessLost)
+            actions.append(Journal(held.key, held.progress))
+            _deliver(state, held, now_ms, actions)
+        case LogDrained() if held.phase is Phase.DRAINING:
+            held.is_log_drained = True
+            add_evidence(held, event.warning)
+            _end_if_delivered(held, now_ms, actions)
+        case OutputsCollected() if held.phase is Phase.DRAINING and not held.is_collected:
+            held.is_collected, held.outputs = True, event.tree
+            add_evidence(held, *event.warnings)
+            _end_if_delivered(held, now_ms, actions)
+        case OutputsFailed() if held.phase is Phase.DRAINING and not held.is_collected:
+            held.is_collected = True
+            add_evidence(held, f"outputs could not be brought home: {event.evidence}")
+            _end_if_delivered(held, now_ms, actions)
+        case _:
+            pass  # a repetition, or an answer that came too late to matter
+
+
+def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
+    """Start what is ready, oldest first. A void attempt may still hold a device that was lent again meanwhile."""
+    ready = [held for held in state.held.values() if held.phase is Phase.STAGING and held.is_staged]
+    for held in ready:
+        devices = set(held.assignment.devices)
+        if any(
+            devices.intersection(other.assignment.devices)
+            or (other.is_void and other.assignment.job_id == held.assignment.job_id)
+            for other in state.held.values()
+            if other.phase in (Phase.SPAWNING, Phase.RUNNING)
+        ):
+            continue
+        held.phase, held.changed_ms = Phase.SPAWNING, now_ms
+        actions += [Journal(held.key, held.progress), Spawn(held.assignment, _kill_by_ms(state, held))]
+
+
+def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
+    held.phase, held.changed_ms, held.started_ms = Phase.RUNNING, now_ms, now_ms
+    if held.is_void:
+        held.kill_at_ms = now_ms + KILL_AGAIN_MS
+        actions += [Journal(held.key, held.progress), KillTree(held.key)]
+        return
+    actions += [Journal(held.key, held.progress), FollowLog(held.key)]
+    if held.stop is not None:
+        _signal(held, now_ms, actions)
+
+
+def _deliver(state: AgentState, held: Held, now_ms: int, actions: list[Action]) -> None:
+    actions.append(DrainLog(held.key))
+    if held.outcome is not None and held.outcome.ended_by is EndedBy.WORKER_LOST and held.stop is None:
+        held.is_collected = True
+    if not held.assignment.keep_outputs:
+        held.is_collected = True
+    if not held.is_collected:
+        actions.append(CollectOutputs(held.key))
+
+
+def _end_if_delivered(held: Held, now_ms: int, actions: list[Action]) -> None:
+    if held.is_log_drained and held.is_collected and held.outcome is not None:
+        _end(held, held.outcome, now_ms, actions)
+
+
+def _end(held: Held, outcome: Outcome, now_ms: int, actions: list[Action]) -> None:
+    held.phase, held.changed_ms, held.outcome = Phase.ENDED, now_ms, outcome
+    actions.append(Journal(held.key, held.progress))
+
+
+def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -> None:
+    for epoch in epochs:
+        _remember(state.refused, epoch, None)
+        for held in [held for held in state.held.values() if held.key.epoch == epoch and not held.is_void]:
+            held.is_void = True
+            match held.phase:
+                case Phase.SPAWNING:
+                    pass  # killed as soon as it is known to run
+                case Phase.RUNNING:
+                    actions.append(KillTree(held.key))
+                case _:
+                    _forget(state, held, actions)
+
+
+def _forget(state: AgentState, held: Held, actions: list[Action]) -> None:
+    del state.held[held.key]
+    _remember(state.done, held.key, None)
+    actions.append(Forget(held.key))
+
+
+# Time -----------------------------------------------------------------------------------------------------------------
+
+
+def _deadlines(state: AgentState, now_ms: int, actions: list[Action]) -> None:
+    if state.boot == 0 or state.is_finished:
+        return
+    for held in list(state.held.values()):
+        if held.stop is None and not held.is_void:
+            end = _stop_due(state, held)
+            if end is not None and end[0] <= now_ms:
+                _stop(state, held, end[1], now_ms, actions)
+        if held.phase is Phase.RUNNING:
+            if held.is_void and held.kill_at_ms is None:
+                held.kill_at_ms = now_ms + KILL_AGAIN_MS
+            elif held.kill_at_ms is not None and held.kill_at_ms <= now_ms:
+                held.kill_at_ms = now_ms + KILL_AGAIN_MS
+                actions.append(KillTree(held.key))
+    if state.finish_by_ms is not None and state.finish_by_ms <= now_ms:
+        _finish(state, actions)
+
+
+def _stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
+    """When and how this node is to be stopped if nothing else happens."""
+    if held.phase in (Phase.DRAINING, Phase.ENDED):
+        return None
+    assignment = held.assignment
+    keep_for_ms, grace_ms = _keep_for(state, assignment)
+    epoch, lost_ms = held.key.epoch, state.contact_ms + keep_for_ms
+    if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
+        timeout_at_ms = held.started_ms + assignment.timeout_ms
+        if timeout_at_ms <= lost_ms:
+            return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
+    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
+
+
+def _keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
+    """How long it goes on out of contact, and its grace time then, in ms."""
+    if not assignment.exclusive:
+        return assignment.keep_for_ms, assignment.grace_ms
+    # It must be dead before the lease has passed, counted from the send time, for then another may begin.
+    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // 3)
+    return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
+
+
+def _kill_by_ms(state: AgentState, held: Held) -> int | None:
+    if not held.assignment.exclusive:
+        return None
+    return state.contact_ms + sum(_keep_for(state, held.assignment))
+
+
+# Reports --------------------------------------------------------------------------------------------------------------
+
+
+def _report_due_ms(state: AgentState) -> int:
+    if state.last_sent_ms is None:
+        return state.retry_at_ms
+    due = state.last_sent_ms + state.heartbeat_ms
+    if state.recovered is not None or state.has_new_facts or _can_leave(state):
+        due = state.last_sent_ms
+    for held in state.held.values():
+        if held.is_news:
+            due = min(due, held.news_due_ms)
+    return max(due, state.retry_at_ms)
+
+
+def _report(state: AgentState, now_ms: int, actions: list[Action]) -> None:
+    if state.boot == 0 or state.is_finished or state.in_flight is not None or now_ms < _report_due_ms(state):
+        return
+    news = [held for held in state.held.values() if held.is_news]
+    plan = ReportPlan(
+        boot=state.boot,
+        seq=state.seq,
+        sent_ms=now_ms,
+        holding=tuple(sorted({held.key.epoch for held in state.held.values() if not held.is_void})),
+        recovered=state.recovered,
+        items=tuple(_item(held) for held in news),
+        has_facts=state.has_new_facts,
+        leaving=_can_leave(state),
+    )
+    state.seq += 1
+    state.has_new_facts = False
+    state.in_flight = plan
+    state.last_sent_ms = now_ms
+    actions.append(SendReport(plan))
+
+
+def _item(held: Held) -> Item:
+    if held.phase is Phase.ENDED:
+        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs)
+    return Item(held.key, held.reported_state)
+
+
+def _can_leave(state: AgentState) -> bool:
+    return state.is_stopping and not state.held
+
+
+def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: list[Action]) -> None:
+    plan = state.in_flight
+    if plan is not None and plan.seq == event.seq:
+        state.in_flight = None
+        state.retry_at_ms = now_ms
+        if state.recovered is not None or now_ms > state.contact_ms + state.lease_ttl_ms:
+            state.contact_since_ms = now_ms  # in between the control plane may have lent anything to others
+        state.recovered = None
+        state.contact_ms = max(state.contact_ms, plan.sent_ms)
+        for item in plan.items:
+            held = state.held.get(item.key)
+            if held is None:
+                continue
+            held.acked = item.state
+            if item.state is ReportedState.ENDED:
+                state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
+                _forget(state, held, actions)
+        for held in state.held.values():
+            kill_by_ms = _kill_by_ms(state, held)
+            if kill_by_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
+                actions.append(Extend(held.key, kill_by_ms))
+        if plan.leaving:
+            _finish(state, actions)
+        if state.held:
+            _save_contact(state, actions)
+    # True of any answer, however late: what is void once is void for ever.
+    _void(state, event.void, actions)
+
+
+def _save_contact(state: AgentState, actions: list[Action]) -> None:
+    if state.contact_ms - state.saved_contact_ms >= CONTACT_STEP_MS:
+        state.saved_contact_ms = state.contact_ms
+        actions.append(SaveContact(state.contact_ms))
+
+
+def _finish(state: AgentState, actions: list[Action]) -> None:
+    if not state.is_finished:
+        state.is_finished = True
+        actions.append(Finish())
+
+
+def _remember(table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    table[key] = value
+    if len(table) > REMEMBERED:
+        del table[next(iter(table))]

@@ -1,0 +1,34 @@
+"""The process floor: everything that runs on a worker is started, watched and ended here.
+
+Two small processes, apart from the worker agent, so that the agent may stop, crash or be upgraded:
+
+* the *spawner* (``loop``) starts jobs, owns their pipes, splices their output into spool files, reaps them,
+  ends their trees and writes their exit records; it is single-threaded;
+* the *watchdog* (``watchdog``) is its parent and sub-reaper: when the spawner dies it ends everything that was
+  running, keeps the exit codes it reaps, and goes.
+
+The agent talks to the spawner over a UNIX socket in a folder of the spawner's own (``messages``, ``state``);
+``gpulayer.worker.spawner_link`` is its end. This package imports nothing but the standard library and reads no
+environment variable: what a job gets is in its order, complete.
+"""
+
+import os
+from typing import Final
+
+__all__ = ["ALREADY_RUNNING", "spawner_command"]
+
+ALREADY_RUNNING: Final = 3
+"""Exit code of a start that found a live spawner (or a watchdog still cleaning up) on the same folder."""
+
+
+def spawner_command(state_dir: str, *, python: str) -> list[str]:
+    """The command line that starts watchdog and spawner on ``state_dir``.
+
+    It returns at once: exit code 0 when the socket answers, ``ALREADY_RUNNING``, or 1 with the reason on stderr.
+    What it starts is detached from the caller (own session), keeps the caller's stdout and stderr as its log,
+    and lives on. ``python`` needs nothing but the standard library.
+    """
+    # Appended, not put first: a site-packages folder may hold old backports that shadow the standard library.
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    program = f"import sys; sys.path.append({root!r}); from gpulayer.spawner.watchdog import main; main({state_dir!r})"
+    return [python, "-I", "-S", "-X", "utf8", "-c", program]

@@ -1,0 +1,96 @@
+"""One job's output: the pipe that it writes to and the spool file that the bytes go to.
+
+Bytes are never looked at: on Linux they are spliced from pipe to file inside the kernel, so that none is in this
+process's memory when it dies. When the spool can't take them they stay in the pipe, and the job waits.
+"""
+
+import enum
+import errno
+import os
+import sys
+from typing import Final
+
+__all__ = ["OutputPipe", "Pumped"]
+
+_CHUNK: Final = 1 << 20
+_BLOCK: Final = 1 << 16
+
+
+class Pumped(enum.Enum):
+    MORE = "more"  # bytes may be left; come again
+    EMPTY = "empty"  # nothing to read now
+    END = "end"  # no writer is left
+
+
+class OutputPipe:
+    """Owns the read end and the spool; the write end is the caller's, to hand to the job and close."""
+
+    def __init__(self, log_path: str) -> None:
+        """Open the spool and make the pipe; raises ``OSError``."""
+        # Not O_APPEND: splice refuses such a file. This process is the spool's only writer.
+        self._spool = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self.log_bytes = os.lseek(self._spool, 0, os.SEEK_END)
+            self.read_fd, self.write_fd = os.pipe()
+        except OSError:
+            os.close(self._spool)
+            raise
+        os.set_blocking(self.read_fd, False)
+        self._can_splice = hasattr(os, "splice")
+        self._pending = b""
+
+    def job_end(self) -> int:
+        """The descriptor for the job's stdout and stderr; the caller closes it once the job has it.
+
+        On Linux the job gets the pipe open for both directions: then it holds a read end itself, and the death of
+        the spawner is no SIGPIPE or EPIPE that the program could mistake for a fault of its own.
+        """
+        write_fd, self.write_fd = self.write_fd, -1
+        if sys.platform != "linux":
+            return write_fd
+        try:
+            both = os.open(f"/proc/self/fd/{write_fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # no /proc: the plain end will do
+            return write_fd
+        os.close(write_fd)
+        return both
+
+    def pump(self) -> Pumped:
+        """Move up to a megabyte. Raises ``OSError`` when the spool can't be written; no byte is lost by it."""
+        moved = self._splice() if self._can_splice else self._copy()
+        if moved is None:
+            return Pumped.EMPTY
+        self.log_bytes += moved
+        return Pumped.MORE if moved else Pumped.END
+
+    def close(self) -> None:
+        """Close what is open; may be repeated."""
+        for name in ("read_fd", "write_fd", "_spool"):
+            fd = getattr(self, name)
+            if fd >= 0:
+                setattr(self, name, -1)
+                os.close(fd)
+
+    def _splice(self) -> int | None:
+        try:
+            return os.splice(self.read_fd, self._spool, _CHUNK, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+        # A filesystem without splice (some FUSE and network ones): the bytes pass through this process.
+        self._can_splice = False
+        return self._copy()
+
+    def _copy(self) -> int | None:
+        if not self._pending:
+            try:
+                self._pending = os.read(self.read_fd, _BLOCK)
+            except BlockingIOError:
+                return None
+            if not self._pending:
+                return 0
+        written = os.write(self._spool, self._pending)
+        self._pending = self._pending[written:]
+        return written

@@ -1,0 +1,207 @@
+"""The spawner's folder: lock, socket, and the table of jobs that survives the spawner.
+
+The folder is the spawner's own, mode 0700. The table has one file a job, ``jobs/<key>``: a line written *before* the
+start (marker and paths), so that no process can run unrecorded, and a line after it (PID). Whoever comes next, the
+watchdog or another spawner, finds by it what to end and where to write what became of it. Files here are not synced:
+they serve to outlive a process; a host that lost power has none of these jobs left. Exit records are.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpulayer.spawner.messages import BadMessage, ExitRecord, decode_record, encode_record
+
+__all__ = ["JobEntry", "StateDir", "is_key", "read_exit_record", "write_exit_record"]
+
+_SOCKET: Final = "spawner.sock"
+_LOCK: Final = "spawner.lock"
+_LOG: Final = "spawner.log"
+_JOBS: Final = "jobs"
+_KEY_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_SUN_PATH_BYTES: Final = 100  # 108 on Linux, 104 on macOS, with the final NUL
+
+
+@dataclass(frozen=True, slots=True)
+class JobEntry:
+    """A job as the table has it. pid and started_ticks are 0 where it was not known to have started.
+
+    started_ticks: the kernel's start time of ``pid``; tells it from a later process of the same number.
+    """
+
+    key: str
+    marker: int | None
+    log_path: str
+    exit_path: str
+    started_at_wall_ms: int
+    boot_id: str
+    pid: int = 0
+    started_ticks: int = 0
+
+
+def is_key(text: str) -> bool:
+    """A key is also a file name, so it is held to characters that are safe in one."""
+    return 0 < len(text) <= 120 and text[0] != "." and _KEY_CHARACTERS.issuperset(text)
+
+
+class StateDir:
+    """Paths and files of one spawner folder. Blocking, but all on the local disk."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._jobs = os.path.join(self.path, _JOBS)
+
+    @property
+    def log_path(self) -> str:
+        """Where the spawner's own stdout and stderr go."""
+        return os.path.join(self.path, _LOG)
+
+    def prepare(self) -> None:
+        """Make the folders, closed to other users."""
+        os.makedirs(self._jobs, mode=0o700, exist_ok=True)
+        os.chmod(self.path, 0o700)
+
+    def lock(self) -> int | None:
+        """The descriptor that holds the folder as long as any process has it open, or None: another holds it."""
+        fd = os.open(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def write_pids(self, lock_fd: int, *, watchdog: int, spawner: int) -> None:
+        """Say in the lock file who holds it; for people and tests."""
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, json.dumps({"watchdog": watchdog, "spawner": spawner}).encode() + b"\n", 0)
+
+    def read_pids(self) -> dict[str, int]:
+        """PIDs of ``watchdog`` and ``spawner`` as last written; empty where there were none. They may be dead."""
+        try:
+            with open(os.path.join(self.path, _LOCK), "rb") as file:
+                return {str(name): int(pid) for name, pid in json.load(file).items()}
+        except (OSError, ValueError):
+            return {}
+
+    def listen(self) -> socket.socket:
+        """Bind the socket; only for the holder of the lock, in a single-threaded process (it changes folder)."""
+        self.remove_socket()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        back = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # A relative name: sun_path holds 108 bytes, and state folders can be deeper than that.
+            os.chdir(self.path)
+            listener.bind(_SOCKET)
+            os.chmod(_SOCKET, 0o600)
+        finally:
+            os.fchdir(back)
+            os.close(back)
+        listener.listen(16)
+        listener.setblocking(False)
+        return listener
+
+    def connect(self, *, timeout_s: float = 5.0) -> socket.socket:
+        """A socket connected to the spawner; raises ``OSError`` where none listens. Thread-safe.
+
+        timeout_s is also the socket's own from then on; with 0 nothing here waits: a full queue is an error too.
+        """
+        path = os.path.join(self.path, _SOCKET)
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(timeout_s)
+        try:
+            if len(os.fsencode(path)) <= _SUN_PATH_BYTES:
+                client.connect(path)
+            else:
+                self._connect_by_short_path(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def remove_socket(self) -> None:
+        try:
+            os.unlink(os.path.join(self.path, _SOCKET))
+        except FileNotFoundError:
+            pass
+
+    def add(self, entry: JobEntry) -> None:
+        """Record a job that is about to start; an ``OSError`` here means it must not."""
+        line = {name: getattr(entry, name) for name in ("key", "marker", "log_path", "exit_path", "boot_id")}
+        line["started_at_wall_ms"] = entry.started_at_wall_ms
+        with open(os.path.join(self._jobs, entry.key), "wb") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def add_pid(self, key: str, *, pid: int, started_ticks: int) -> None:
+        with open(os.path.join(self._jobs, key), "ab") as file:
+            file.write(json.dumps({"pid": pid, "started_ticks": started_ticks}).encode() + b"\n")
+
+    def remove(self, key: str) -> None:
+        try:
+            os.unlink(os.path.join(self._jobs, key))
+        except FileNotFoundError:
+            pass
+
+    def load(self) -> list[JobEntry]:
+        """All entries, in order of start. A file torn by a crash before the start is dropped: nothing ran by it."""
+        entries = []
+        for name in os.listdir(self._jobs):
+            values: dict[str, Any] = {}  # Any: JSON, checked by the constructor's use below
+            with open(os.path.join(self._jobs, name), "rb") as file:
+                for line in file.read().splitlines():
+                    try:
+                        values.update(json.loads(line))
+                    except ValueError:
+                        break
+            try:
+                entries.append(JobEntry(**values))
+            except TypeError:
+                os.unlink(os.path.join(self._jobs, name))
+        return sorted(entries, key=lambda entry: (entry.started_at_wall_ms, entry.key))
+
+    def _connect_by_short_path(self, client: socket.socket) -> None:
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if os.path.isdir(f"/proc/self/fd/{folder}"):
+                client.connect(f"/proc/self/fd/{folder}/{_SOCKET}")
+                return
+        finally:
+            os.close(folder)
+        import tempfile  # noqa: PLC0415 - costs memory, and only a deep folder without /proc needs it
+
+        with tempfile.TemporaryDirectory(prefix="gpl-", dir="/tmp") as short:
+            os.symlink(self.path, os.path.join(short, "s"))
+            client.connect(os.path.join(short, "s", _SOCKET))
+
+
+def write_exit_record(path: str, record: ExitRecord) -> None:
+    """Whole or not at all, and on disk when this returns; raises ``OSError``."""
+    temporary = f"{path}.part"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            content = encode_record(record)
+            if os.write(fd, content) != len(content):
+                raise OSError(28, "No space left on device", path)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+
+
+def read_exit_record(path: str) -> ExitRecord | None:
+    """The record at ``path``; None where there is none that can be read."""
+    try:
+        with open(path, "rb") as file:
+            return decode_record(file.read())
+    except (OSError, BadMessage):
+        return None

@@ -1,0 +1,272 @@
+"""The simulated control plane: the real engine behind group commits, crashes and reloads.
+
+It plays the part of ``server/driver``: events wait, are stepped in micro-batches, and only what is committed is
+answered. The disk is a dictionary of row images; a crash at a commit keeps or loses the whole batch, never a part.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpulayer import engine
+from gpulayer.clock import Instant
+from gpulayer.engine.effects import Effect
+from gpulayer.engine.events import Event, JobSubmitted
+from gpulayer.engine.records import (
+    AttemptImage,
+    CounterImage,
+    FactsImage,
+    JobImage,
+    Record,
+    TaskImage,
+    WorkerImage,
+)
+from gpulayer.ids import JobId, WorkerId
+from gpulayer.server.mailbox import Mailboxes, Order, orders_of
+from gpulayer.spec.job import JobEntry
+from gpulayer.testing.sim.clockwork import Clockwork
+from gpulayer.testing.sim.rules import Violation, check_terminal, durable_view
+
+__all__ = ["Commands", "Disk", "SimPlane"]
+
+Reply = Callable[[tuple[Effect, ...] | None], None]  # None: 503, nothing was done
+Commands = tuple[str, tuple[Order, ...]]  # cursor, orders
+WALL_MS = 1_700_000_000_000
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives: the last image of every row, the immutable entries, the idempotency keys."""
+
+    entries: dict[JobId, JobEntry] = field(default_factory=dict)
+    keys: dict[str, JobId] = field(default_factory=dict)
+    jobs: dict[JobId, JobImage] = field(default_factory=dict)
+    tasks: dict[tuple[JobId, int], TaskImage] = field(default_factory=dict)
+    attempts: dict[int, AttemptImage] = field(default_factory=dict)
+    workers: dict[WorkerId, WorkerImage] = field(default_factory=dict)
+    facts: dict[str, FactsImage] = field(default_factory=dict)
+    counters: CounterImage | None = None
+
+    def write(self, record: Record) -> None:
+        match record:
+            case JobImage():
+                check_terminal(self.jobs.get(record.id), record)
+                self.jobs[record.id] = record
+            case TaskImage():
+                self.tasks[record.job_id, record.index] = record
+            case AttemptImage():
+                self.attempts[record.epoch] = record
+            case WorkerImage():
+                self.workers[record.id] = record
+            case FactsImage():
+                self.facts[record.digest] = record
+            case CounterImage():
+                self.counters = record
+
+
+@dataclass(slots=True)
+class _Waiting:
+    make: Callable[[Instant], Event]
+    reply: Reply
+    key: str = ""
+    entry: JobEntry | None = None
+
+
+@dataclass(slots=True)
+class SimPlane:
+    clock: Clockwork
+    commit_failure: float = 0.01
+    disk: Disk = field(default_factory=Disk)
+    state: engine.State | None = None
+    incarnation: int = 0
+    faults: int = 0
+    mailboxes: Mailboxes = field(default_factory=lambda: Mailboxes("0"))
+    polls: dict[WorkerId, Callable[[], None]] = field(default_factory=dict)
+    _queue: list[_Waiting] = field(default_factory=list)
+    _keys: set[str] = field(default_factory=set)  # of submissions under way
+    _readers: list[Callable[[], None]] = field(default_factory=list)
+    _is_committing: bool = False
+    _origin_ms: int = 0
+
+    def start(self) -> None:
+        """Load the live state from disk. Time goes on from the last commit, downtime not counted."""
+        self.incarnation += 1
+        self.state = self._rebuilt()
+        self._origin_ms = self.clock.now_ms - self.state.now_ms
+        self.mailboxes = Mailboxes(str(self.incarnation))
+        self.polls.clear()
+        self._queue.clear()
+        self._keys.clear()
+        self._readers.clear()
+        self._is_committing = False
+        self.clock.say(f"control plane starts, incarnation {self.incarnation}: {len(self.state.jobs)} live jobs")
+        incarnation = self.incarnation
+        self.clock.after(1000, lambda: self._tick(incarnation))
+
+    def crash(self) -> None:
+        self.clock.say("control plane dies")
+        self.faults += 1
+        self.state = None
+
+    def submit(self, key: str, entry: JobEntry, reply: Callable[[JobId | None], None]) -> None:
+        """A submission with its idempotency key: the same key is the same job, also while the first is under way."""
+        if self.state is None:
+            return
+        known = self.disk.keys.get(key)
+        if known is not None:
+            reply(known)
+            return
+        if key in self._keys:
+            return  # the real driver joins the two; here the client asks again
+        self._keys.add(key)
+        self._enqueue(
+            _Waiting(
+                lambda at: JobSubmitted(at, entry),
+                lambda effects: reply(None if effects is None else entry.id),
+                key,
+                entry,
+            )
+        )
+
+    def handle(self, make: Callable[[Instant], Event], reply: Reply) -> None:
+        if self.state is not None:
+            self._enqueue(_Waiting(make, reply))
+
+    def poll(self, worker: WorkerId, cursor: str, reply: Callable[[Commands], None]) -> None:
+        """The held GET of commands: what came after the cursor, or everything outstanding where it is not ours."""
+        if self.state is None or worker not in self.state.workers:
+            return
+        if self._is_committing:  # what is not committed yet must not be told
+            self._readers.append(lambda: self.poll(worker, cursor, reply))
+            return
+        if self.mailboxes.knows(worker, cursor):
+            self.mailboxes.acknowledge(worker, cursor)
+        else:
+            self.mailboxes.reset(worker, orders_of(self.state, engine.outstanding(self.state, worker)))
+        now, orders = self.mailboxes.waiting(worker)
+        if orders or not cursor:
+            reply((now, tuple(orders)))
+        else:
+            self.polls[worker] = lambda: self.poll(worker, cursor, reply)
+
+    @property
+    def is_busy(self) -> bool:
+        """Something waits to be stepped or to be committed."""
+        return self._is_committing or bool(self._queue)
+
+    def is_lent(self, worker: WorkerId, epoch: int) -> bool:
+        """May this worker write for this attempt? The fence of logs and outputs."""
+        known = self.state.workers.get(worker) if self.state is not None else None
+        return known is not None and epoch in known.leases
+
+    def _enqueue(self, waiting: _Waiting) -> None:
+        self._queue.append(waiting)
+        if not self._is_committing:
+            self._batch()
+
+    def _batch(self) -> None:
+        if self.state is None or not self._queue:
+            return
+        batch, self._queue = self._queue, []
+        at = Instant(self.clock.now_ms - self._origin_ms, self.clock.now_ms + WALL_MS)
+        done = []
+        for waiting in batch:
+            event = waiting.make(at)
+            result = engine.step(self.state, event)
+            self.clock.say(f"engine: {event}")
+            engine.check(self.state)
+            done.append((waiting, result))
+        records = [record for _, result in done for record in result.records]
+        self._is_committing = True
+        incarnation = self.incarnation
+        if not records:
+            self._committed(done, incarnation)
+            return
+        if self.clock.chance(self.commit_failure):
+            self.faults += 1
+            self.clock.after(5, lambda: self._commit_failed(done, incarnation))
+            return
+
+        def commit() -> None:
+            # A crash before this moment loses the batch, a crash after it loses only the answers.
+            if incarnation == self.incarnation and self.state is not None:
+                for waiting, _ in done:
+                    if waiting.entry is not None:
+                        self.disk.entries[waiting.entry.id] = waiting.entry
+                        self.disk.keys[waiting.key] = waiting.entry.id
+                for record in records:
+                    self.disk.write(record)
+                self.clock.after(1, lambda: self._committed(done, incarnation))
+
+        self.clock.after(self.clock.spread_ms(3), commit)
+
+    def _committed(self, done: list[tuple[_Waiting, engine.Step]], incarnation: int) -> None:
+        if incarnation != self.incarnation or self.state is None:
+            return
+        self._is_committing = False
+        self._compare_with_disk()
+        assert self.state is not None
+        effects = [effect for _, result in done for effect in result.effects]
+        records = [record for _, result in done for record in result.records]
+        changed = self.mailboxes.deliver(self.state, records, effects)
+        for waiting, result in done:
+            self._keys.discard(waiting.key)
+            waiting.reply(result.effects)
+        for worker in sorted(changed):
+            held = self.polls.pop(worker, None)
+            if held is not None:
+                held()
+        self._answer_readers()
+        self._batch()
+
+    def _commit_failed(self, done: list[tuple[_Waiting, engine.Step]], incarnation: int) -> None:
+        """Discard and reload: the state has run ahead of what is stored."""
+        if incarnation != self.incarnation or self.state is None:
+            return
+        self.clock.say("commit failed: state discarded, reloaded")
+        now_ms = self.state.now_ms
+        self.state = self._rebuilt()
+        self.state.now_ms = max(self.state.now_ms, now_ms)
+        for worker in self.state.workers.values():
+            worker.heard_ms = self.state.now_ms
+        self._is_committing = False
+        for waiting, _ in done:
+            self._keys.discard(waiting.key)
+            waiting.reply(None)
+        self._answer_readers()
+        self._batch()
+
+    def _answer_readers(self) -> None:
+        readers, self._readers = self._readers, []
+        for read in readers:
+            read()
+
+    def _tick(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or self.state is None:
+            return
+        if not self._is_committing:
+            at = Instant(self.clock.now_ms - self._origin_ms, 0)
+            for event in engine.due(self.state, at):
+                self._queue.append(_Waiting(lambda _, event=event: event, lambda _: None))  # type: ignore[misc]
+            self._batch()
+        self.clock.after(1000, lambda: self._tick(incarnation))
+
+    def _rebuilt(self) -> engine.State:
+        return engine.rebuild(
+            engine.Policy(),
+            self.disk.counters,
+            jobs=[(self.disk.entries[image.id], image) for image in self.disk.jobs.values()],
+            tasks=self.disk.tasks.values(),
+            attempts=self.disk.attempts.values(),
+            workers=self.disk.workers.values(),
+            facts=self.disk.facts.values(),
+        )
+
+    def _compare_with_disk(self) -> None:
+        """What would be loaded now is what is live: nothing that scheduling needs lives in memory alone."""
+        assert self.state is not None
+        live, stored = durable_view(self.state), durable_view(self._rebuilt())
+        if live != stored:
+            differing = [name for name in live if live[name] != stored[name]]
+            raise Violation(
+                f"the stored state is not the live state: {differing}: {live[differing[0]]} != {stored[differing[0]]}"
+            )

@@ -1,0 +1,21 @@
+"""The worker: IO around ``protocol.agent``. ``run(WorkerSettings)`` is its whole life, from start to leaving.
+
+It never imports the server or anything heavy (no pydantic, no HTTP library): a worker is on every machine, idle most
+of the time. No job is ever its child; the spawner's are, so that it may die and come back.
+"""
+
+from gpulayer.worker.settings import WorkerSettings
+
+__all__ = ["WorkerSettings", "run"]
+
+
+def run(settings: WorkerSettings) -> int:
+    """Work until told to stop by SIGTERM or SIGINT (then 0: jobs ended, the control plane told, the spawner gone).
+
+    Blocks; call it from a main thread. Raises Conflict where another agent runs in ``work_dir``, Unauthenticated
+    where neither its identity nor its token is accepted, and any GpulayerError that makes it unable to go on; its
+    jobs then go on, and the next ``run`` in the same folder finds them.
+    """
+    from gpulayer.worker.life import live  # noqa: PLC0415 - whoever only wants the settings needs no event loop
+
+    return live(settings)

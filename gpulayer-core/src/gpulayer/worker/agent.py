@@ -1,0 +1,605 @@
+"""The shell around ``protocol.agent``: carries its actions out and tells it what came of them. It decides nothing.
+
+One event loop. ``_feed`` is the only way into the machine; it runs to its end without waiting, and what has to wait
+becomes a task that feeds its result back. Tasks belong to a group and, where they work for a node, to that node, so
+that forgetting it ends them. What must be durable first is written inside ``_feed``, in the order given.
+
+A failure of a node's own work is that node's; the loss of the spawner link, a full disk under the journal and other
+faults of the worker itself end the agent. Then whoever looks after it starts it again, and it finds everything here.
+"""
+
+import asyncio
+import logging
+import signal
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, assert_never
+
+from gpulayer.clock import Clock
+from gpulayer.errors import BadRequest, Blame, Conflict, DiskFull, GpulayerError, NotFound, StaleAttempt, TooLarge
+from gpulayer.ids import Epoch
+from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, Machine, NotLaunched, ProbeSite
+from gpulayer.plugins.registry import Registry
+from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
+from gpulayer.protocol.messages import (
+    AbandonStage,
+    Action,
+    Admit,
+    AttemptsVoided,
+    CollectOutputs,
+    CommandsReceived,
+    DrainLog,
+    Extend,
+    FactsChanged,
+    Finish,
+    FollowLog,
+    Forget,
+    Input,
+    Item,
+    Journal,
+    KillTree,
+    LogDrained,
+    OutputsCollected,
+    OutputsFailed,
+    Phase,
+    ProcessExited,
+    ProcessLost,
+    Recovered,
+    RecoveredNode,
+    ReportAnswered,
+    ReportFailed,
+    ReportPlan,
+    SaveContact,
+    SendReport,
+    SessionOpened,
+    SignalTree,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stage,
+    Staged,
+    StagingFailed,
+    Stop,
+    StopAllRequested,
+    Ticked,
+    TreeSignalled,
+)
+from gpulayer.spawner.messages import ExitRecord
+from gpulayer.spawner.messages import SpawnFailed as NotSpawned
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.wire import SCHEMA_VERSION
+from gpulayer.wire.convert import assignment_from_wire, facts_to_wire, outcome_to_wire
+from gpulayer.wire.workers import CommandsReply, ReportBody, ReportItem, ReportReply, SessionReply
+from gpulayer.worker.facts import gather_facts
+from gpulayer.worker.journal import Journal as Folders
+from gpulayer.worker.logs import LogUploader
+from gpulayer.worker.outputs import deliver_outputs
+from gpulayer.worker.session import Plane
+from gpulayer.worker.settings import WorkerSettings
+from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
+from gpulayer.worker.stage import Stager
+
+__all__ = ["Agent"]
+
+_log: Final = logging.getLogger(__name__)
+_REPORT_TIMEOUT_S: Final = 10.0
+_HOLD_S: Final = 25
+_LOOK_EVERY_S: Final = 60.0
+_EVIDENCE_LIMIT: Final = 60_000  # characters; the wire allows 65,536
+
+
+class Agent:
+    """One start of one worker. ``run`` returns when the worker has left in good order."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        plane: Plane,
+        link: SpawnerLink,
+        folders: Folders,
+        stager: Stager,
+        registry: Registry,
+        facts: WorkerFacts,
+        clock: Clock,
+        boot: int,
+    ) -> None:
+        self._settings = settings
+        self._plane = plane
+        self._link = link
+        self._folders = folders
+        self._stager = stager
+        self._registry = registry
+        self._facts = facts
+        self._clock = clock
+        self._boot = boot
+        self._state = AgentState(once=settings.once)
+        self._inputs: deque[Input] = deque()
+        self._is_feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
+        self._stages: dict[NodeKey, asyncio.Task[None]] = {}
+        self._logs: dict[NodeKey, LogUploader] = {}
+        self._report_tries = 0
+        self._settled = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._is_stop_wanted = False
+
+    def session_opened(self, session: SessionReply) -> None:
+        self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
+
+    def stop(self) -> None:
+        """End all jobs, say so, and leave. May be repeated, and called before ``run``."""
+        self._is_stop_wanted = True
+        if self._state.boot:
+            self._feed_from_outside(StopAllRequested())
+
+    async def run(self) -> None:
+        """Raises what makes a worker unable to go on: the loss of its spawner link to another agent, a full disk."""
+        events = self._link.events()
+        attached = await anext(events)
+        assert isinstance(attached, Attached)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                await self._recover(attached)
+                if self._is_stop_wanted:
+                    self._feed(StopAllRequested())
+                loops = [
+                    group.create_task(self._watch_spawner(events), name="spawner events"),
+                    group.create_task(self._watch_commands(), name="commands"),
+                    group.create_task(self._watch_machine(), name="facts"),
+                    group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
+                ]
+                await self._finished.wait()
+                for task in (*loops, *(task for tasks in self._tasks.values() for task in tasks)):
+                    task.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        if not self._state.held:
+            await self._shut_spawner_down()
+
+    # The machine ------------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: Input) -> None:
+        """Take one input in. An action that is answered at once feeds again: it queues behind the one being taken."""
+        self._inputs.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._inputs:
+                now_ms = self._clock.monotonic_ms()
+                for action in step(self._state, self._inputs.popleft(), now_ms=now_ms):
+                    self._carry_out(action)
+        finally:
+            self._is_feeding = False
+        if self._state.is_settled:
+            self._settled.set()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_ms = next_wake_ms(self._state)
+        if wake_ms is not None and self._group is not None:
+            wait_s = max(0, wake_ms - self._clock.monotonic_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._feed_tick)
+
+    def _feed_tick(self) -> None:
+        self._timer = None
+        self._feed_from_outside(Ticked())
+
+    def _feed_from_outside(self, event: Input) -> None:
+        """From a timer or signal handler, which has nobody above it: the group hears of a failure."""
+        try:
+            self._feed(event)
+        except Exception as error:
+            self._start(_raise(error), "failed input")
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Admit(assignment):
+                self._folders.admit(assignment)
+            case Journal(key, progress):
+                if key in self._state.held and self._state.held[key].assignment.command:
+                    self._write_progress(key, progress)
+            case SaveContact(contact_ms):
+                self._folders.save_contact(contact_ms)
+            case Stage(assignment):
+                self._stages[assignment.key] = self._start_for(assignment.key, self._stage(assignment))
+            case AbandonStage(key):
+                task = self._stages.pop(key, None)
+                if task is not None:
+                    task.cancel()
+            case Spawn(assignment, kill_by_ms):
+                self._start_for(assignment.key, self._spawn(assignment, kill_by_ms))
+            case Extend(key, kill_by_ms):
+                self._start_for(key, self._extend(key, kill_by_ms))
+            case FollowLog(key):
+                self._follow_log(key, is_resumed=False)
+            case SignalTree(key):
+                self._start_for(key, self._signal_tree(key))
+            case KillTree(key):
+                self._start_for(key, self._kill_tree(key))
+            case DrainLog(key):
+                if key not in self._logs:
+                    self._follow_log(key, is_resumed=True)
+                self._logs[key].drain()
+            case CollectOutputs(key):
+                self._start_for(key, self._collect(key))
+            case SendReport(plan):
+                self._start(self._report(plan), "report")
+            case Forget(key):
+                self._forget(key)
+            case Finish():
+                self._finished.set()
+            case _:
+                assert_never(action)
+
+    def _write_progress(self, key: NodeKey, progress: Any) -> None:  # Any: Progress; named by the machine's messages
+        try:
+            self._folders.write(key, progress)
+        except FileNotFoundError:
+            pass  # refused before it was admitted: there is nothing to come back to
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        assert self._group is not None
+        return self._group.create_task(work, name=name)
+
+    def _start_for(self, key: NodeKey, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._start(work, f"node {key}")
+        tasks = self._tasks.setdefault(key, set())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    # Start ------------------------------------------------------------------------------------------------------------
+
+    async def _recover(self, attached: Attached) -> None:
+        rows = {row.key: row for row in attached.rows}
+        nodes: list[RecoveredNode] = []
+        for assignment, progress in await asyncio.to_thread(self._folders.load):
+            row = rows.pop(str(assignment.key), None)
+            process = None if row is None or row.exit is None else _end_of(assignment.key, row.exit)
+            if isinstance(process, SpawnFailed):
+                process = None  # the machine asks the spawner to start it, and hears this again
+            nodes.append(
+                RecoveredNode(assignment, progress, is_running=row is not None and row.exit is None, process=process)
+            )
+        for key, row in rows.items():  # its folder is gone: nobody wants it any more
+            self._start(self._clear(key, is_running=row.exit is None), f"clearing {key}")
+        for node in nodes:
+            if node.progress.phase is not Phase.STAGING and node.progress.phase is not Phase.ENDED:
+                self._follow_log(node.assignment.key, is_resumed=True)
+        self._feed(Recovered(self._boot, tuple(nodes), self._folders.contact_ms()))
+
+    async def _clear(self, key: str, *, is_running: bool) -> None:
+        try:
+            if is_running:
+                await self._link.kill(key)
+            else:
+                await self._link.forget(key)
+        except GpulayerError as error:
+            _log.warning("left-over %s in the spawner: %s", key, error.message)
+
+    # Loops ------------------------------------------------------------------------------------------------------------
+
+    async def _watch_spawner(self, events: Any) -> None:  # Any: the async iterator that the link hands out
+        async for event in events:
+            self._hear(event)
+        if not self._finished.is_set():
+            raise Conflict("the link to the spawner was closed")
+
+    def _hear(self, event: SpawnerEvent) -> None:
+        match event:
+            case Output():
+                key = _key_of(event.key)
+                if key in self._logs:
+                    self._logs[key].grown()
+            case Exited():
+                self._ended(event.record)
+            case Attached():
+                rows = {row.key: row for row in event.rows}
+                for held in list(self._state.held.values()):
+                    row = rows.get(str(held.key))
+                    if row is None and held.phase is Phase.RUNNING:
+                        self._feed(ProcessLost(held.key, "the spawner was lost, and the program with it"))
+                    elif row is not None and row.exit is not None:
+                        self._ended(row.exit)
+                    if held.key in self._logs:
+                        self._logs[held.key].grown()
+            case Stalled():
+                _log.warning("output of %s waits: %s", event.key, event.message)
+            case _:
+                assert_never(event)
+
+    def _ended(self, record: ExitRecord) -> None:
+        key = _key_of(record.key)
+        if key in self._state.held:
+            self._feed(_end_of(key, record))
+        elif record.reason != "spawn_failed":
+            self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
+
+    async def _watch_commands(self) -> None:
+        await self._settled.wait()
+        cursor, tries = "", 0
+        while True:
+            path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
+            asked_ms = self._clock.monotonic_ms()
+            try:
+                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
+                commands = tuple(_command(fields) for fields in reply["commands"])
+            except GpulayerError as error:
+                tries += 1
+                if tries == 1:
+                    _log.warning("no commands: %s", error.message)
+                await asyncio.sleep(self._plane.backoff_s(tries))
+            else:
+                tries = 0
+                if is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms()):
+                    cursor = reply["cursor"]
+                if commands:
+                    self._feed(CommandsReceived(asked_ms, commands))
+
+    async def _watch_machine(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            site = ProbeSite(self._settings.work_dir, self._settings.environment)
+            facts = await gather_facts(
+                self._registry.probes, site, version=self._settings.version, labels=self._settings.labels
+            )
+            if facts != self._facts:
+                self._facts = facts
+                self._feed(FactsChanged())
+
+    # Actions that wait ------------------------------------------------------------------------------------------------
+
+    async def _report(self, plan: ReportPlan) -> None:
+        body: ReportBody = {
+            "schema": SCHEMA_VERSION,
+            "boot": plan.boot,
+            "seq": plan.seq,
+            "sent_ms": plan.sent_ms,
+            "holding": list(plan.holding),
+            "items": [_item(item) for item in plan.items],
+        }
+        if plan.recovered is not None:
+            body["recovered"] = list(plan.recovered)
+        if plan.has_facts:
+            body["facts"] = facts_to_wire(self._facts)
+        if plan.leaving:
+            body["leaving"] = True
+        path = f"{self._plane.worker_path}/reports"
+        try:
+            reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
+        except GpulayerError as error:
+            self._report_tries += 1
+            if self._report_tries == 1:
+                _log.warning("report not delivered: %s; jobs go on", error.message)
+            retry_in_ms = int(self._plane.backoff_s(self._report_tries) * 1000)
+            self._feed(ReportFailed(plan.seq, retry_in_ms))
+        else:
+            self._report_tries = 0
+            self._feed(ReportAnswered(plan.seq, tuple(Epoch(epoch) for epoch in reply["void"])))
+
+    async def _stage(self, assignment: Assignment) -> None:
+        key = assignment.key
+
+        async def stage() -> Input:
+            assert assignment.source is not None
+            await asyncio.to_thread(self._folders.renew_work_folder, key)
+            baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
+            return Staged(key)
+
+        def failed(error: Exception) -> Input:
+            if isinstance(error, DiskFull):
+                return StagingFailed(key, _told(error), ended_by=EndedBy.DISK_FULL)
+            is_bad_tree = isinstance(error, BadRequest | TooLarge | Conflict)
+            return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
+
+        await self._guarded(key, stage, failed)
+
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+        key = assignment.key
+
+        async def spawn() -> Input:
+            present = {device.uuid for device in self._facts.devices}
+            gone = [uuid for uuid in assignment.devices if uuid not in present]
+            if gone:
+                return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
+            plan = self._launcher.plan(
+                assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
+            )
+            starter = _Starter(self._link, kill_by_ms)
+            result = await self._launcher.act(plan, starter)
+            if isinstance(result, NotLaunched):
+                evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
+                return SpawnFailed(key, result.exit_code, evidence)
+            if starter.ended is not None:
+                self._feed(Spawned(key))
+                return _end_of(key, starter.ended)
+            return Spawned(key)
+
+        await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
+
+    @property
+    def _launcher(self) -> Launcher:
+        return self._registry.launchers["process"]
+
+    def _follow_log(self, key: NodeKey, *, is_resumed: bool) -> None:
+        if key not in self._logs:
+            uploader = LogUploader(self._plane, key, self._folders.site(key).log_path, is_resumed=is_resumed)
+            self._logs[key] = uploader
+            self._start_for(key, self._upload_log(key, uploader))
+
+    async def _upload_log(self, key: NodeKey, uploader: LogUploader) -> None:
+        async def upload() -> Input:
+            await uploader.run()
+            return LogDrained(key)
+
+        await self._guarded(
+            key, upload, lambda error: LogDrained(key, warning=f"its log did not come home whole: {_told(error)}")
+        )
+
+    async def _collect(self, key: NodeKey) -> None:
+        assignment = self._state.held[key].assignment
+
+        async def collect() -> Input:
+            baseline = await asyncio.to_thread(self._folders.baseline, key)
+            site = self._folders.site(key)
+            delivered = await deliver_outputs(self._plane, key, site, baseline, assignment.outputs)
+            return OutputsCollected(key, delivered.tree, delivered.warnings)
+
+        await self._guarded(key, collect, lambda error: OutputsFailed(key, _told(error)))
+
+    async def _guarded(
+        self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]
+    ) -> None:
+        """A node's own work: whatever goes wrong is the end of that node, not of the worker."""
+        try:
+            result = await work()
+        except StaleAttempt:
+            result = AttemptsVoided((key.epoch,))
+        except GpulayerError as error:
+            result = failed(error)
+        except Exception as error:
+            _log.exception("work for %s failed", key)
+            result = failed(error)
+        self._feed(result)
+
+    async def _signal_tree(self, key: NodeKey) -> None:
+        try:
+            await self._link.signal(str(key), signal.SIGTERM)
+        except GpulayerError as error:
+            _log.warning("SIGTERM for %s: %s", key, error.message)  # SIGKILL follows after the grace time
+        self._feed(TreeSignalled(key))
+
+    async def _extend(self, key: NodeKey, kill_by_ms: int) -> None:
+        try:
+            await self._link.extend(str(key), kill_by_ms)
+        except GpulayerError as error:
+            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+
+    async def _kill_tree(self, key: NodeKey) -> None:
+        try:
+            await self._link.kill(str(key))
+        except NotFound:
+            self._feed(ProcessLost(key, "the spawner does not know the program any more"))
+        except GpulayerError as error:
+            _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
+
+    def _forget(self, key: NodeKey) -> None:
+        self._logs.pop(key, None)
+        self._stages.pop(key, None)
+        current = asyncio.current_task()
+        for task in self._tasks.pop(key, ()):
+            if task is not current:
+                task.cancel()
+        self._start(self._delete(key), f"forgetting {key}")
+
+    async def _delete(self, key: NodeKey) -> None:
+        try:
+            await self._link.forget(str(key))
+        except NotFound:
+            pass
+        except GpulayerError as error:
+            _log.warning("forgetting %s: %s", key, error.message)
+            return  # the folder stays: the next start finds both again
+        await asyncio.to_thread(self._folders.forget, key)
+
+    async def _shut_spawner_down(self) -> None:
+        try:
+            await self._link.shutdown()
+        except GpulayerError as error:
+            _log.warning("the spawner stays: %s", error.message)
+
+
+class _Starter:
+    """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
+
+    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
+        self._link = link
+        self._kill_by_ms = kill_by_ms
+        self.ended: ExitRecord | None = None
+
+    async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
+        reply = await self._link.spawn(
+            key=plan.key,
+            argv=plan.argv,
+            cwd=plan.cwd,
+            env=plan.env,
+            log_path=plan.log_path,
+            exit_path=plan.exit_path,
+            kill_by_ms=self._kill_by_ms,
+        )
+        if isinstance(reply, NotSpawned):
+            return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0]))
+        if reply.exit is not None and reply.exit.reason == "spawn_failed":
+            return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))
+        self.ended = reply.exit
+        return Launched(reply.pid)
+
+
+def _hint(exit_code: int | None, program: str) -> str:
+    if exit_code == 126:
+        return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
+    if exit_code == 127:
+        return "check its name, ship it with --source, or use a worker that has it"
+    return ""
+
+
+def _end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+    match record.reason:
+        case "exited":
+            return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))
+        case "signaled":
+            return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
+        case "spawn_failed":
+            return SpawnFailed(key, record.exit_code, record.message)
+        case _:
+            return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
+
+
+def _survivors(record: ExitRecord) -> str:
+    if record.tree_clean:
+        return record.message
+    return f"{record.message}\nprocesses that could not be ended: {', '.join(map(str, record.survivors))}".strip()
+
+
+def _command(fields: Any) -> Assignment | Stop:  # Any: a JSON document of wire.workers.Command
+    if fields["type"] == "assign":
+        return assignment_from_wire(fields)
+    return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+
+
+def _item(item: Item) -> ReportItem:
+    fields: ReportItem = {"epoch": item.key.epoch, "node": item.key.node, "state": item.state.value}
+    if item.outcome is not None:
+        outcome = outcome_to_wire(item.outcome)
+        outcome["evidence"] = outcome["evidence"][:_EVIDENCE_LIMIT]
+        fields["outcome"] = outcome
+    if item.outputs is not None:
+        fields["outputs"] = item.outputs
+    return fields
+
+
+def _key_of(text: str) -> NodeKey:
+    epoch, _, node = text.partition(".")
+    return NodeKey(Epoch(int(epoch)), int(node))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, GpulayerError | OSError) else f"{type(error).__name__}: {error}"
+
+
+async def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,52 @@
+"""What this machine offers: the findings of all probes as one set of facts.
+
+A probe that fails or takes too long costs its own findings alone, and says so in the log.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from gpulayer.plugins.contracts import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
+from gpulayer.spec.machine import Locality, WorkerFacts
+
+__all__ = ["combine", "gather_facts"]
+
+_log: Final = logging.getLogger(__name__)
+_DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
+
+
+async def gather_facts(
+    probes: Sequence[Probe], site: ProbeSite, *, version: str, labels: tuple[tuple[str, str], ...]
+) -> WorkerFacts:
+    """Ask every probe, side by side, each in a thread and for ``PROBE_DEADLINE_S`` at most."""
+    found = await asyncio.gather(*(_look(probe, site) for probe in probes))
+    return combine(found, version=version, labels=labels)
+
+
+def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str, str], ...]) -> WorkerFacts:
+    """Pure. ``labels`` that were given win over those that were found."""
+    disk = next((finding.disk_bytes for finding in found if finding.disk_bytes is not None), None)
+    return WorkerFacts(
+        platform=next((finding.platform for finding in found if finding.platform), "unknown"),
+        version=version,
+        cpus=next((finding.cpus for finding in found if finding.cpus is not None), 1),
+        memory_bytes=next((finding.memory_bytes for finding in found if finding.memory_bytes is not None), 0),
+        disk_bytes=None if disk is None else disk // _DISK_STEP * _DISK_STEP,
+        devices=tuple(device for finding in found for device in finding.devices),
+        frameworks=tuple(framework for finding in found for framework in finding.frameworks),
+        labels=tuple(sorted({**dict(label for finding in found for label in finding.labels), **dict(labels)}.items())),
+        locality=next((finding.locality for finding in found if finding.locality is not None), Locality()),
+    )
+
+
+async def _look(probe: Probe, site: ProbeSite) -> Findings:
+    try:
+        async with asyncio.timeout(PROBE_DEADLINE_S):
+            return await asyncio.to_thread(probe.look, site)
+    except TimeoutError:
+        _log.warning("probe %s did not answer within %g s", probe.name, PROBE_DEADLINE_S)
+    except Exception:  # a plugin's: whatever it raises, the worker goes on without its findings
+        _log.exception("probe %s failed", probe.name)
+    return Findings()

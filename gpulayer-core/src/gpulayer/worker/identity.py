@@ -1,0 +1,131 @@
+"""Who this worker is: a key pair and a counter in one file (mode 0600), written whole or not at all, and synced.
+
+The counter grows before every signature and the boot with every start, both durably, so that neither a signature
+nor a boot number is ever used twice, whatever dies when.
+"""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gpulayer.errors import ProtocolError
+
+__all__ = ["Identity", "IdentityStore", "write_whole"]
+
+_SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters."""
+
+    private_key: str
+    worker_id: str = ""
+    name: str = ""
+    counter: int = 0
+    boot: int = 0
+
+    @property
+    def public_key(self) -> str:
+        return self._key().public_key().public_bytes_raw().hex()
+
+    def sign(self, counter: int) -> str:
+        """Over ``gpulayer-session:<worker id>:<counter>``, as ``wire.workers.SessionBody`` says."""
+        return self._key().sign(f"gpulayer-session:{self.worker_id}:{counter}".encode()).hex()
+
+    def _key(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))
+
+
+class IdentityStore:
+    """The file ``identity.json``. It appears with enrolment; before, the key waits beside it, because a control plane
+    takes the file's being there for "has joined". Blocks for a few syncs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "identity.json"
+        self._unused = folder / "identity.new.json"
+        self.identity = self._load()
+
+    @property
+    def is_enrolled(self) -> bool:
+        return bool(self.identity.worker_id)
+
+    def enrolled(self, worker_id: str, name: str) -> None:
+        # A new worker id counts from nothing; the same one must count on.
+        counter = self.identity.counter if worker_id == self.identity.worker_id else 0
+        self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter))
+        self._unused.unlink(missing_ok=True)
+
+    def next_boot(self) -> int:
+        self._keep(replace(self.identity, boot=self.identity.boot + 1))
+        return self.identity.boot
+
+    def next_signature(self) -> tuple[int, str]:
+        """A counter that was never used before, and the signature over it."""
+        counter = self.identity.counter + 1
+        self._keep(replace(self.identity, counter=counter))
+        return counter, self.identity.sign(counter)
+
+    def _keep(self, identity: Identity) -> None:
+        document = {
+            "schema": _SCHEMA,
+            "worker_id": identity.worker_id,
+            "name": identity.name,
+            "private_key": identity.private_key,
+            "counter": identity.counter,
+            "boot": identity.boot,
+        }
+        path = self._path if identity.worker_id else self._unused
+        write_whole(path, json.dumps(document).encode(), is_synced=True)
+        self.identity = identity
+
+    def _load(self) -> Identity:
+        for path in (self._path, self._unused):
+            try:
+                document = json.loads(path.read_bytes())
+                if document["schema"] != _SCHEMA:
+                    raise ValueError(f"schema {document['schema']!r}")
+                identity = Identity(
+                    private_key=str(document["private_key"]),
+                    worker_id=str(document["worker_id"]),
+                    name=str(document["name"]),
+                    counter=int(document["counter"]),
+                    boot=int(document["boot"]),
+                )
+                bytes.fromhex(identity.private_key)
+            except FileNotFoundError:
+                continue
+            except (ValueError, KeyError, TypeError) as error:
+                raise ProtocolError(
+                    f"{path} can't be read: {error}", hint="move it away and join again with a new token"
+                ) from None
+            else:
+                return identity
+        identity = Identity(Ed25519PrivateKey.generate().private_bytes_raw().hex())
+        self._keep(identity)
+        return identity
+
+
+def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Replace a file (mode 0600) so that a reader, or a crash, meets the old or the new content. Raises OSError.
+
+    is_synced: it also survives a loss of power.
+    """
+    temporary = path.with_name(path.name + ".part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        if is_synced:
+            file.flush()
+            os.fsync(descriptor)
+    os.replace(temporary, path)
+    if is_synced:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

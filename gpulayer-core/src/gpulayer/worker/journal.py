@@ -1,0 +1,175 @@
+"""What must outlive the agent, in a folder a node: ``attempts/<epoch>.<node>/``.
+
+``assign.json``, ``phase``, ``baseline.json``, ``log``, ``exit.json``, ``work/`` and ``out/``. ``phase`` has a line a
+change, and its last whole line counts: appending one is a single write, while replacing a file costs a tiny job more
+than all else here. Nothing is synced: a host that lost power has no program left to come back to, and what was
+promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being renamed first,
+so that half of one is never read.
+"""
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gpulayer.errors import GpulayerError
+from gpulayer.ids import Digest
+from gpulayer.plugins.contracts import LaunchSite
+from gpulayer.protocol.messages import Phase, Progress
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.staging.workfolder import Baseline
+from gpulayer.wire.convert import assignment_from_wire, assignment_to_wire, outcome_from_wire, outcome_to_wire
+from gpulayer.worker.identity import write_whole
+
+__all__ = ["Journal"]
+
+_log: Final = logging.getLogger(__name__)
+_TRASH: Final = ".trash-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    folder: Path
+
+    @property
+    def assign(self) -> Path:
+        return self.folder / "assign.json"
+
+    @property
+    def phase(self) -> Path:
+        return self.folder / "phase"
+
+    @property
+    def baseline(self) -> Path:
+        return self.folder / "baseline.json"
+
+
+class Journal:
+    """See the module. Everything blocks, for small files only but ``sweep`` and ``forget``. ``boot_id``: names the
+    time since the host started; times that were kept under another one mean nothing now."""
+
+    def __init__(self, work_dir: Path, *, boot_id: str) -> None:
+        self._root = work_dir / "attempts"
+        self._contact = work_dir / "contact.json"
+        self._boot_id = boot_id
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def site(self, key: NodeKey) -> LaunchSite:
+        folder = self._root / str(key)
+        return LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json")
+
+    def admit(self, assignment: Assignment) -> None:
+        """Raises OSError where the disk is full; nothing half-made is read later."""
+        files = self._files(assignment.key)
+        site = self.site(assignment.key)
+        for folder in (files.folder, site.work_dir, site.output_dir):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for path, document in (
+            (files.assign, assignment_to_wire(assignment)),
+            (files.phase, _progress_to_json(Progress(Phase.STAGING))),
+        ):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(json.dumps(document).encode() + b"\n")
+
+    def write(self, key: NodeKey, progress: Progress) -> None:
+        """Raises OSError; FileNotFoundError for a node that was never admitted."""
+        line = json.dumps(_progress_to_json(progress)).encode() + b"\n"
+        with open(os.open(self._files(key).phase, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "wb") as file:
+            file.write(line)
+
+    def renew_work_folder(self, key: NodeKey) -> None:
+        """Staging begins (again): into an empty folder."""
+        site = self.site(key)
+        shutil.rmtree(site.work_dir, ignore_errors=True)
+        site.work_dir.mkdir(mode=0o700, exist_ok=True)
+
+    def keep_baseline(self, key: NodeKey, baseline: Baseline) -> None:
+        write_whole(self._files(key).baseline, baseline.to_bytes())
+
+    def baseline(self, key: NodeKey) -> Baseline:
+        """What lay in the work folder before the program; empty where nothing was staged."""
+        try:
+            return Baseline.from_bytes(self._files(key).baseline.read_bytes())
+        except FileNotFoundError:
+            return Baseline({})
+
+    def load(self) -> list[tuple[Assignment, Progress]]:
+        """All nodes, by epoch. A folder that can't be read was never acknowledged as begun: it is thrown away."""
+        found: list[tuple[Assignment, Progress]] = []
+        for folder in sorted(self._root.iterdir()):
+            if folder.name.startswith(_TRASH):
+                continue
+            files = _Files(folder)
+            try:
+                assignment = assignment_from_wire(json.loads(files.assign.read_bytes()))
+                if str(assignment.key) != folder.name:
+                    raise ValueError(f"it holds {assignment.key}")
+                found.append((assignment, _last_progress(files.phase.read_bytes())))
+            except (OSError, ValueError, KeyError, TypeError, GpulayerError) as error:
+                _log.warning("%s can't be read and is thrown away: %s", folder, error)
+                self._discard(folder)
+        return sorted(found, key=lambda node: node[0].key)
+
+    def forget(self, key: NodeKey) -> None:
+        """Delete a node's folder. May be repeated; slow for large ones."""
+        folder = self._files(key).folder
+        if folder.exists():
+            self._discard(folder)
+
+    def sweep(self) -> None:
+        """Delete what an earlier agent was deleting."""
+        for folder in self._root.glob(f"{_TRASH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def save_contact(self, contact_ms: int) -> None:
+        write_whole(self._contact, json.dumps({"boot_id": self._boot_id, "contact_ms": contact_ms}).encode())
+
+    def contact_ms(self) -> int | None:
+        try:
+            document = json.loads(self._contact.read_bytes())
+            return int(document["contact_ms"]) if document["boot_id"] == self._boot_id else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _files(self, key: NodeKey) -> _Files:
+        return _Files(self._root / str(key))
+
+    def _discard(self, folder: Path) -> None:
+        trash = folder.with_name(_TRASH + folder.name)
+        shutil.rmtree(trash, ignore_errors=True)
+        folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def _last_progress(content: bytes) -> Progress:
+    whole, _, _ = content.rpartition(b"\n")  # what follows the last line break was cut short
+    return _progress_from_json(json.loads(whole.rpartition(b"\n")[2]))
+
+
+def _progress_to_json(progress: Progress) -> dict[str, Any]:
+    return {
+        "phase": str(progress.phase),
+        "started_ms": progress.started_ms,
+        "stop": None if progress.stop is None else str(progress.stop),
+        "kill_at_ms": progress.kill_at_ms,
+        "is_signalled": progress.is_signalled,
+        "outcome": None if progress.outcome is None else outcome_to_wire(progress.outcome),
+        "outputs": progress.outputs,
+    }
+
+
+def _progress_from_json(document: dict[str, Any]) -> Progress:
+    stop, outcome, outputs = document["stop"], document["outcome"], document["outputs"]
+    return Progress(
+        phase=Phase(document["phase"]),
+        started_ms=document["started_ms"],
+        stop=None if stop is None else EndedBy(stop),
+        kill_at_ms=document["kill_at_ms"],
+        is_signalled=document["is_signalled"],
+        outcome=None if outcome is None else outcome_from_wire(outcome),
+        outputs=None if outputs is None else Digest(outputs),
+    )

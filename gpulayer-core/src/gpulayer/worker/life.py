@@ -1,0 +1,184 @@
+"""One life of a worker: lock, identity, enrolment, spawner, agent; in that order up, and in the other one down."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import random
+import signal
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from gpulayer.clock import SystemClock
+from gpulayer.errors import Conflict, GpulayerError, Unauthenticated, Unreachable, UsageError
+from gpulayer.plugins.contracts import ProbeSite
+from gpulayer.plugins.registry import builtin_registry
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.staging.blobs import BlobFolder
+from gpulayer.wire.convert import facts_to_wire
+from gpulayer.wire.workers import SessionReply
+from gpulayer.worker.agent import Agent
+from gpulayer.worker.facts import gather_facts
+from gpulayer.worker.http import HttpClient
+from gpulayer.worker.identity import IdentityStore
+from gpulayer.worker.journal import Journal
+from gpulayer.worker.session import Endpoints, Plane, is_passing
+from gpulayer.worker.settings import WorkerSettings
+from gpulayer.worker.spawner_link import SpawnerLink
+from gpulayer.worker.stage import Stager
+
+__all__ = ["live"]
+
+_log: Final = logging.getLogger(__name__)
+_SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
+
+
+def live(settings: WorkerSettings) -> int:
+    """See ``gpulayer.worker.run``."""
+    os.makedirs(settings.work_dir, mode=0o700, exist_ok=True)
+    with _alone(settings.work_dir):
+        asyncio.run(_live(settings))
+    return 0
+
+
+async def _live(settings: WorkerSettings) -> None:
+    identities = IdentityStore(settings.work_dir)
+    boot = identities.next_boot()
+    clock, registry = SystemClock(), builtin_registry()
+    site = ProbeSite(settings.work_dir, settings.environment)
+    facts = await gather_facts(registry.probes, site, version=settings.version, labels=settings.labels)
+    stop = asyncio.Event()
+    agents: list[Agent] = []
+
+    def told_to_stop() -> None:
+        stop.set()
+        for agent in agents:
+            agent.stop()
+
+    def on_session(session: SessionReply) -> None:
+        for agent in agents:
+            agent.session_opened(session)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told_to_stop)
+    async with HttpClient() as http:
+        plane = Plane(
+            http,
+            Endpoints(urls=settings.urls, endpoint_file=settings.endpoint_file),
+            identities,
+            clock=clock,
+            random=random.random,
+            on_session=on_session,
+        )
+        if not identities.is_enrolled and not await _unless(stop, _enrol(settings, plane, facts)):
+            return
+        _drop_token(settings)
+        environment = {name: settings.environment[name] for name in _SPAWNER_VARIABLES if name in settings.environment}
+        async with await SpawnerLink.connect_or_start(
+            settings.work_dir / "spawner", python=settings.python, environment=environment
+        ) as link:
+            cache = BlobFolder(settings.work_dir / "blobs", durable=False)
+            await asyncio.to_thread(cache.sweep_temporaries)
+            agent = Agent(
+                settings,
+                plane=plane,
+                link=link,
+                folders=Journal(settings.work_dir, boot_id=_boot_id()),
+                stager=Stager(plane, cache),
+                registry=registry,
+                facts=facts,
+                clock=clock,
+                boot=boot,
+            )
+            agents.append(agent)
+            if stop.is_set():
+                agent.stop()
+            _log.info("worker %s starts for the %dth time", identities.identity.name, boot)
+            await agent.run()
+
+
+async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
+    """Waits for the control plane as long as it takes; raises when it says no."""
+    tries = 0
+    while True:
+        try:
+            await plane.enrol(
+                facts_to_wire(facts),
+                token=_join_token(settings),
+                name=settings.name,
+                default_name=settings.default_name,
+            )
+        except GpulayerError as error:
+            if not is_passing(error) or isinstance(error, Unauthenticated):
+                raise
+            tries += 1
+            if tries == 1:
+                _log.warning("not enrolled yet: %s", error.message)
+        else:
+            return
+        await asyncio.sleep(plane.backoff_s(tries))
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run ``work`` to its end, or give it up when told to stop; True when it ended."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        task.cancel()
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def _join_token(settings: WorkerSettings) -> str:
+    if settings.token:
+        return settings.token
+    if settings.token_file is None:
+        raise UsageError(
+            "this worker has not joined yet and was given no join token", hint="gpulayer join URL --token …"
+        )
+    try:
+        return settings.token_file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        if settings.endpoint_file is not None:
+            raise Unreachable(f"the join token is not there yet: {error}") from None
+        raise UsageError(f"the join token can't be read: {error}") from None
+
+
+def _drop_token(settings: WorkerSettings) -> None:
+    """The plane's own worker finds its token in its own folder: it is used up. Another file is its owner's."""
+    if settings.token_file is not None and settings.token_file.resolve().parent == settings.work_dir.resolve():
+        settings.token_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(work_dir: Path) -> Iterator[None]:
+    """Hold ``agent.lock``, with our process id in it for whoever has to end us. Raises Conflict."""
+    descriptor = os.open(work_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another worker runs in {work_dir}", hint="give this one a folder of its own: --work-dir DIR"
+            ) from None
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _boot_id() -> str:
+    """Names the time since the host started; empty where the system has no such name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

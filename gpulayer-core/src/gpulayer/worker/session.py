@@ -1,0 +1,248 @@
+"""The worker's word with its control plane: where it is, who we are, and one call that takes care of both.
+
+``Plane.call`` finds the control plane (several URLs, or an endpoint file that is read again at every reconnect),
+mints a session by signature, mints another when it is refused or two thirds old, and raises the error that an answer
+describes. It does not wait and try again: ``until_answered`` does, for work that outlives an outage.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gpulayer.clock import Clock
+from gpulayer.errors import (
+    Conflict,
+    DiskFull,
+    Forbidden,
+    GpulayerError,
+    InternalError,
+    ProtocolError,
+    StorageUnavailable,
+    TimedOut,
+    Unauthenticated,
+    Unreachable,
+    UsageError,
+)
+from gpulayer.protocol.retry import backoff_ms
+from gpulayer.wire import SCHEMA_VERSION
+from gpulayer.wire.errors import error_from_envelope
+from gpulayer.wire.workers import EnrolBody, EnrolReply, SessionBody, SessionReply, WorkerFactsFields
+from gpulayer.worker.http import Address, Body, HttpClient, Incoming, parse_url
+from gpulayer.worker.identity import IdentityStore
+
+__all__ = ["Endpoints", "Plane", "is_passing"]
+
+_log: Final = logging.getLogger(__name__)
+_PASSING: Final = (
+    Unreachable,
+    TimedOut,
+    StorageUnavailable,
+    DiskFull,
+    InternalError,
+    ProtocolError,
+    Unauthenticated,
+    Forbidden,
+)
+_Result = TypeVar("_Result")
+
+
+def is_passing(error: GpulayerError) -> bool:
+    """True for what an operator or a restart of the control plane mends; the rest is an answer."""
+    return isinstance(error, _PASSING)
+
+
+class Endpoints:
+    """The addresses of one control plane. Exactly one of ``urls`` and ``endpoint_file`` is given."""
+
+    def __init__(self, *, urls: tuple[str, ...] = (), endpoint_file: Path | None = None) -> None:
+        self._file = endpoint_file
+        self._addresses = [parse_url(url) for url in urls]
+        self._position = 0
+        self._known: Address | None = None
+
+    def current(self) -> Address:
+        """Raises Unreachable where the endpoint file is not there: nobody serves that state now."""
+        if self._file is None:
+            return self._addresses[self._position]
+        if self._known is None:
+            self._known = self._read(self._file)
+        return self._known
+
+    def failed(self) -> None:
+        """The current address did not answer: the next call tries the next one, or reads the file again."""
+        self._known = None
+        if self._addresses:
+            self._position = (self._position + 1) % len(self._addresses)
+
+    def _read(self, path: Path) -> Address:
+        try:
+            return parse_url(str(json.loads(path.read_bytes())["url"]))
+        except FileNotFoundError:
+            raise Unreachable("no control plane serves this state now", details={"is_sent": False}) from None
+        except (ValueError, KeyError, TypeError, OSError, UsageError) as error:
+            raise Unreachable(f"{path} can't be read: {error}", details={"is_sent": False}) from None
+
+
+class Plane:
+    """One control plane as one worker sees it. ``on_session`` hears of every new session."""
+
+    def __init__(
+        self,
+        http: HttpClient,
+        endpoints: Endpoints,
+        identities: IdentityStore,
+        *,
+        clock: Clock,
+        random: Callable[[], float],
+        on_session: Callable[[SessionReply], None],
+    ) -> None:
+        self._http = http
+        self._endpoints = endpoints
+        self._identities = identities
+        self._clock = clock
+        self._random = random
+        self._on_session = on_session
+        self._minting = asyncio.Lock()
+        self._token = ""
+        self._renew_at_ms = 0
+
+    @property
+    def worker_path(self) -> str:
+        return f"/v1/workers/{self._identities.identity.worker_id}"
+
+    async def enrol(self, facts: WorkerFactsFields, *, token: str, name: str, default_name: str) -> None:
+        """Exchange a join token for an identity; may be repeated with the same key and token.
+
+        Raises Conflict where ``name`` is held by another worker, Unauthenticated for a token that is not good, and
+        Unreachable.
+        """
+        key = self._identities.identity.public_key
+        names = [name] if name else [default_name, f"{default_name}-{key[:4]}", f"{default_name}-{key[:12]}"]
+        for candidate in names:
+            body: EnrolBody = {"schema": SCHEMA_VERSION, "name": candidate, "public_key": key, "facts": facts}
+            try:
+                reply: EnrolReply = await self._exchange("POST", "/v1/workers:enrol", token, json.dumps(body).encode())
+            except Conflict:
+                if candidate == names[-1]:
+                    raise
+            else:
+                self._identities.enrolled(reply["worker_id"], reply["name"])
+                return
+
+    async def open_session(self) -> None:
+        """Mint a session now. Raises Unauthenticated where this worker is not known (any more), and Unreachable."""
+        await self._mint(self._token)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        document: object = None,
+        content: bytes = b"",
+        timeout_s: float = 30.0,
+    ) -> Any:  # Any: a JSON document, as the route says
+        """One exchange under this worker's session. Raises the error that the answer describes, or Unreachable."""
+        body = content if document is None else json.dumps(document).encode()
+        token = await self._session()
+        try:
+            return await self._exchange(method, path, token, body, is_json=document is not None, timeout_s=timeout_s)
+        except Unauthenticated:
+            await self._mint(token)
+        return await self._exchange(method, path, self._token, body, is_json=document is not None, timeout_s=timeout_s)
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, document: object = None, body: Body | None = None
+    ) -> AsyncIterator[Incoming]:
+        """An exchange whose bodies come in pieces. Raises like ``call``; a refused session is left to the next try."""
+        headers = {"Authorization": f"Bearer {await self._session()}"}
+        content: bytes | Body = b"" if body is None else body
+        if document is not None:
+            content = json.dumps(document).encode()
+            headers["Content-Type"] = "application/json"
+        address = self._endpoints.current()
+        try:
+            async with self._http.stream(address, method, path, headers=headers, body=content) as incoming:
+                if incoming.status >= 400:
+                    error = _error(incoming.status, await incoming.read())
+                    if isinstance(error, Unauthenticated):
+                        self._renew_at_ms = 0
+                    raise error
+                yield incoming
+        except Unreachable:
+            self._endpoints.failed()
+            raise
+
+    async def until_answered(self, operation: Callable[[], Awaitable[_Result]], *, what: str) -> _Result:
+        """Run ``operation`` again until it succeeds or fails for good, with growing, jittered waits in between."""
+        tries = 0
+        while True:
+            try:
+                return await operation()
+            except GpulayerError as error:
+                if not is_passing(error):
+                    raise
+                tries += 1
+                if tries == 1 or tries % 20 == 0:
+                    _log.warning("%s: %s; trying again", what, error.message)
+            await asyncio.sleep(self.backoff_s(tries))
+
+    def backoff_s(self, tries: int) -> float:
+        return backoff_ms(tries, random=self._random()) / 1000
+
+    async def _session(self) -> str:
+        if not self._token or self._clock.monotonic_ms() >= self._renew_at_ms:
+            await self._mint(self._token)
+        return self._token
+
+    async def _mint(self, refused: str) -> None:
+        """Replace the session ``refused``; of several that ask at once, one does it."""
+        async with self._minting:
+            if self._token != refused:
+                return
+            counter, signature = self._identities.next_signature()
+            body: SessionBody = {"schema": SCHEMA_VERSION, "counter": counter, "signature": signature}
+            path = f"{self.worker_path}/sessions"
+            reply: SessionReply = await self._exchange("POST", path, "", json.dumps(body).encode(), timeout_s=10)
+            self._token = reply["token"]
+            self._renew_at_ms = self._clock.monotonic_ms() + reply["expires_in_s"] * 1000 * 2 // 3
+        self._on_session(reply)
+
+    async def _exchange(
+        self, method: str, path: str, token: str, body: bytes, *, is_json: bool = True, timeout_s: float = 30.0
+    ) -> Any:  # Any: see call
+        headers: dict[str, str] = {}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        if is_json:
+            headers["Content-Type"] = "application/json"
+        address = self._endpoints.current()
+        try:
+            answer = await self._http.request(address, method, path, headers=headers, body=body, timeout_s=timeout_s)
+        except Unreachable:
+            self._endpoints.failed()
+            raise
+        if answer.status >= 400:
+            if answer.status == 503:
+                self._endpoints.failed()  # a standby says so; the leader may be the next one
+            raise _error(answer.status, answer.body)
+        try:
+            return json.loads(answer.body or b"null")
+        except ValueError:
+            raise ProtocolError(f"{method} {path}: the answer is no JSON") from None
+
+
+def _error(status: int, body: bytes) -> GpulayerError:
+    try:
+        error = error_from_envelope(json.loads(body))
+    except ValueError:
+        error = None
+    if error is not None:
+        return error
+    kinds: Mapping[int, type[GpulayerError]] = {401: Unauthenticated, 403: Forbidden, 503: StorageUnavailable}
+    return kinds.get(status, ProtocolError)(f"the control plane answered {status} without saying why")

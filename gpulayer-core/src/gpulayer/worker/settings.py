@@ -1,0 +1,39 @@
+"""What a worker is started with. Whoever starts it (``cli``) has read flags and environment; nothing here does."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpulayer import __version__
+from gpulayer.errors import UsageError
+
+__all__ = ["WorkerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Where to work, whom to work for, and as whom.
+
+    work_dir: a folder of this worker's own; everything it keeps is below. urls: of one control plane, tried in turn;
+    or endpoint_file: re-read at every reconnect. token_file, token: a join token, needed until the worker is enrolled;
+    a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it; default_name: made
+    unique then. environment: of the worker, from which jobs get an allow-list. python: runs the spawner.
+    """
+
+    work_dir: Path
+    urls: tuple[str, ...] = ()
+    endpoint_file: Path | None = None
+    token_file: Path | None = None
+    token: str = ""
+    name: str = ""
+    default_name: str = "worker"
+    labels: tuple[tuple[str, str], ...] = ()
+    once: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        if bool(self.urls) == (self.endpoint_file is not None):
+            raise UsageError("a worker needs either the URLs of a control plane or its endpoint file")

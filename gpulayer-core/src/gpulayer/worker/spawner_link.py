@@ -1,0 +1,496 @@
+"""The agent's end of the spawner's socket.
+
+``connect_or_start`` attaches to the spawner of a folder, starting one where none lives. When the connection or the
+spawner dies, the link attaches again by itself and says so with ``Attached``, whose rows are the whole truth at that
+moment: what ended in between is in them. Requests that may be repeated are, until their deadline; every wait has one.
+The link keeps no state of jobs, and closing it ends none.
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from gpulayer.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    GpulayerError,
+    InternalError,
+    NotFound,
+    ProtocolError,
+    TimedOut,
+    Unreachable,
+)
+from gpulayer.spawner import ALREADY_RUNNING, spawner_command
+from gpulayer.spawner import messages as m
+from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
+from gpulayer.spawner.state import StateDir
+
+__all__ = [
+    "Attached",
+    "ExitRecord",
+    "Exited",
+    "Output",
+    "Row",
+    "SpawnFailed",
+    "Spawned",
+    "SpawnerEvent",
+    "SpawnerLink",
+    "Stalled",
+]
+
+_MAX_REPLY_BYTES: Final = 64 << 20
+_START_DEADLINE_S: Final = 30.0
+_REQUEST_DEADLINE_S: Final = 30.0
+_AGAIN_S: Final = (0.01, 0.5)
+_LOG_TAIL_BYTES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The link is connected (again); rows: all jobs the spawner knows. Always the first event.
+
+    instance: names one life of the spawner; another one than before means that all that ran was lost (their rows
+    say so, with reason ``spawner_lost``).
+    """
+
+    instance: str
+    spawner_pid: int
+    watchdog_pid: int | None
+    rows: tuple[Row, ...]
+
+
+SpawnerEvent = Attached | Exited | Output | Stalled
+
+
+class _ConnectionLost(Exception):
+    pass
+
+
+class SpawnerLink:
+    """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
+
+    def __init__(self, state_dir: Path, *, python: str, environment: Mapping[str, str]) -> None:
+        self._state = StateDir(os.fspath(state_dir))
+        self._python = python
+        self._environment = dict(environment)
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[m.Message]] = {}
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
+        self._queue: dict[tuple[str, str], SpawnerEvent] = {}  # coalesced: its size is bounded by the number of jobs
+        self._has_event = asyncio.Event()
+        self._fault: GpulayerError | None = None
+        self._is_closed = False
+        self._is_ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect_or_start(
+        cls,
+        state_dir: Path,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        deadline_s: float = _START_DEADLINE_S,
+    ) -> Self:
+        """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
+
+        An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
+        where ``python`` does not start without. Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the
+        running spawner speaks another version.
+        """
+        link = cls(state_dir, python=python, environment=environment or {})
+        await link._attach(deadline_s)
+        link._task = asyncio.create_task(link._run(), name="spawner-link")
+        return link
+
+    async def spawn(
+        self,
+        *,
+        key: str,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        log_path: Path,
+        exit_path: Path,
+        marker: int | None = None,
+        nice: int = 0,
+        kill_by_ms: int | None = None,
+        deadline_s: float = _REQUEST_DEADLINE_S,
+    ) -> Spawned | SpawnFailed:
+        """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
+        reply = await self._request(
+            lambda number: m.Spawn(
+                id=number,
+                key=key,
+                argv=tuple(argv),
+                cwd=os.fspath(cwd),
+                env=dict(env),
+                log_path=os.fspath(log_path),
+                exit_path=os.fspath(exit_path),
+                marker=marker,
+                nice=nice,
+                kill_by_ms=kill_by_ms,
+            ),
+            what=f"start {key}",
+            deadline_s=deadline_s,
+        )
+        if isinstance(reply, Spawned | SpawnFailed):
+            return reply
+        raise _unexpected(reply)
+
+    async def extend(self, key: str, kill_by_ms: int, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """Move the time at which the spawner ends the tree by itself. Raises ``NotFound`` for an unknown key."""
+        await self._done(lambda number: m.Extend(number, key, kill_by_ms), what=f"extend {key}", deadline_s=deadline_s)
+
+    async def signal(self, key: str, signum: int, *, deadline_s: float = _REQUEST_DEADLINE_S) -> int:
+        """Signal each process of the tree once; how many there were. Not repeated: after ``Unreachable`` it may or
+        may not have been sent. Raises ``NotFound`` for an unknown key."""
+        return await self._done(
+            lambda number: m.Signal(number, key, int(signum)),
+            what=f"signal {key}",
+            deadline_s=deadline_s,
+            may_repeat=False,
+        )
+
+    async def kill(self, key: str, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """Begin to kill the whole tree; ``Exited`` follows. Raises ``NotFound`` for an unknown key."""
+        await self._done(lambda number: m.Kill(number, key), what=f"kill {key}", deadline_s=deadline_s)
+
+    async def list(self, *, deadline_s: float = _REQUEST_DEADLINE_S) -> tuple[Row, ...]:
+        """All jobs that run, or have ended and are not forgotten."""
+        reply = await self._request(m.ListJobs, what="list the jobs", deadline_s=deadline_s)
+        if isinstance(reply, m.Table):
+            return reply.rows
+        raise _unexpected(reply)
+
+    async def forget(self, key: str, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """Drop an ended job from the table; its files stay. Raises ``Conflict`` while it runs."""
+        await self._done(lambda number: m.Forget(number, key), what=f"forget {key}", deadline_s=deadline_s)
+
+    async def shutdown(self, *, force: bool = False, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """End spawner and watchdog, and with them ``events``. Raises ``Conflict`` while jobs run, unless ``force``,
+        which kills them first (their exit records are written)."""
+        self._is_ending = True
+        try:
+            await self._done(
+                lambda number: m.Shutdown(number, force), what="shut down", deadline_s=deadline_s, may_repeat=False
+            )
+        except GpulayerError:
+            self._is_ending = False
+            raise
+
+    async def events(self) -> AsyncIterator[SpawnerEvent]:
+        """Events as they come, for one reader; the first is ``Attached``. Unread ``Output`` of a key is replaced by
+        newer. Ends after ``shutdown`` or ``aclose``; raises ``Conflict`` when another agent took over."""
+        while True:
+            while self._queue:
+                yield self._queue.pop(next(iter(self._queue)))
+            if self._fault is not None:
+                raise self._fault
+            if self._is_closed:
+                return
+            self._has_event.clear()
+            await self._has_event.wait()
+
+    async def aclose(self) -> None:
+        """Close the link; jobs and spawner go on. May be repeated."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        await self._close_stream()
+        self._settle()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    async def _done(
+        self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
+    ) -> int:
+        reply = await self._request(make, what=what, deadline_s=deadline_s, may_repeat=may_repeat)
+        if isinstance(reply, m.Done):
+            return reply.count
+        raise _unexpected(reply)
+
+    async def _request(
+        self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
+    ) -> m.Message:
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    await self._connected.wait()
+                    if self._fault is not None:
+                        raise self._fault
+                    if self._is_closed:
+                        raise Conflict(f"can't {what}: the link to the spawner is closed")
+                    try:
+                        reply = await self._exchange(make)
+                    except _ConnectionLost:
+                        if may_repeat:
+                            continue
+                        raise Unreachable(
+                            f"the connection to the spawner broke while asking it to {what}",
+                            hint="it may or may not have happened; list the jobs",
+                        ) from None
+                    if isinstance(reply, m.Failed):
+                        raise _error(reply)
+                    return reply
+        except TimeoutError:
+            if not self._connected.is_set():
+                raise Unreachable(f"the spawner in {self._state.path} can't be reached to {what}") from None
+            raise TimedOut(f"the spawner did not answer within {deadline_s:g} s when asked to {what}") from None
+
+    async def _exchange(self, make: Callable[[int], m.Message]) -> m.Message:
+        writer = self._writer
+        if writer is None or writer.is_closing():
+            self._connected.clear()
+            raise _ConnectionLost
+        number = next(self._ids)
+        future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        try:
+            writer.write(m.encode(make(number)))
+            return await future
+        finally:
+            self._pending.pop(number, None)
+
+    # The connection ---------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Read until told to stop; attach again whenever the connection ends."""
+        try:
+            while True:
+                await self._read()
+                self._connected.clear()
+                await self._close_stream()
+                self._lose_pending()
+                if self._is_ending or self._is_closed:
+                    self._is_closed = True
+                    return
+                await self._attach_again()
+        except GpulayerError as error:
+            self._fault = error
+        except Exception as error:  # handed to whoever waits: a reader that dies silently would hang them all
+            self._fault = InternalError(f"the link to the spawner failed: {error!r}")
+            self._fault.__cause__ = error
+        finally:
+            await self._close_stream()
+            self._settle()
+
+    async def _read(self) -> None:
+        assert self._reader is not None
+        while True:
+            try:
+                line = await self._reader.readline()
+            except ConnectionError:
+                return
+            except ValueError:
+                raise ProtocolError(f"the spawner sent a line of more than {_MAX_REPLY_BYTES} bytes") from None
+            if not line.endswith(b"\n"):
+                return
+            self._take(_decode(line))
+
+    def _take(self, message: m.Message) -> None:
+        match message:
+            case m.Exited():
+                self._push("exited", message.record.key, message)
+            case m.Output():
+                self._push("output", message.key, message)
+            case m.Stalled():
+                self._push("stalled", message.key, message)
+            case m.Superseded():
+                raise Conflict("another agent has taken over this spawner")
+            case m.Done() | m.Table() | m.Spawned() | m.SpawnFailed() | m.Failed():
+                future = self._pending.get(message.id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case _:
+                raise _unexpected(message)
+
+    def _push(self, kind: str, key: str, event: SpawnerEvent) -> None:
+        self._queue[kind, key] = event
+        self._has_event.set()
+
+    async def _attach_again(self) -> None:
+        wait_s = _AGAIN_S[0]
+        while True:
+            try:
+                await self._attach(_START_DEADLINE_S)
+            except Unreachable:
+                # Requests made meanwhile fail by their own deadlines; a full disk or a lock may clear.
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _AGAIN_S[1])
+            else:
+                return
+
+    async def _attach(self, deadline_s: float) -> None:
+        """Connect, start what is not there, greet, list; raises ``Unreachable`` or ``ProtocolError``."""
+        reason = "it does not answer"
+        wait_s = _AGAIN_S[0]
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    try:
+                        stream = self._state.connect(timeout_s=0)
+                    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+                        reason = str(error)
+                        await self._start()
+                    except OSError as error:  # its queue is full: it is stopped, or very busy
+                        reason = str(error)
+                    else:
+                        self._reader, self._writer = await asyncio.open_unix_connection(
+                            sock=stream, limit=_MAX_REPLY_BYTES
+                        )
+                        try:
+                            await self._greet()
+                        except _ConnectionLost:
+                            await self._close_stream()
+                        except BaseException:
+                            await self._close_stream()
+                            raise
+                        else:
+                            self._connected.set()
+                            return
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _AGAIN_S[1])
+        except TimeoutError:
+            await self._close_stream()
+            raise Unreachable(
+                f"the spawner in {self._state.path} can't be reached: {reason}", hint=f"see {self._state.log_path}"
+            ) from None
+
+    async def _start(self) -> None:
+        """Run the start command; returns when the spawner answers or another one holds the folder."""
+        try:
+            self._state.prepare()
+            log = os.open(self._state.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
+        try:
+            command = spawner_command(self._state.path, python=self._python)
+            # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+            )
+        except OSError as error:
+            raise Unreachable(f"the spawner can't be started by {self._python}: {error}") from None
+        finally:
+            os.close(log)
+        try:
+            code = await process.wait()
+        except BaseException:
+            # Only the starting command: what it forked has a session of its own and is found by the next attempt.
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+        if code not in (0, ALREADY_RUNNING):
+            raise Unreachable(f"the spawner did not start (exit code {code}): {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        try:
+            with open(self._state.log_path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError as error:
+            return str(error)
+        return lines[-1] if lines else "its log is empty"
+
+    async def _greet(self) -> None:
+        assert self._writer is not None
+        self._writer.write(m.encode(m.Hello(m.PROTOCOL_VERSION)))
+        welcome = await self._next()
+        if isinstance(welcome, m.Failed):
+            raise _error(welcome)
+        if not isinstance(welcome, m.Welcome):
+            raise _unexpected(welcome)
+        if welcome.protocol != m.PROTOCOL_VERSION:
+            text = m.version_mismatch(agent=m.PROTOCOL_VERSION, spawner=welcome.protocol)
+            raise _error(m.Failed(0, "protocol", text))
+        self._writer.write(m.encode(m.ListJobs(0)))
+        early: list[m.Message] = []
+        while not isinstance(table := await self._next(), m.Table):
+            early.append(table)
+        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows)
+        # What was queued before is older than the rows, which say it all.
+        self._queue.clear()
+        self._push("attached", "", attached)
+        for message in early:
+            self._take(message)
+
+    async def _next(self) -> m.Message:
+        assert self._reader is not None
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            raise _ConnectionLost from None
+        if not line.endswith(b"\n"):
+            raise _ConnectionLost
+        return _decode(line)
+
+    async def _close_stream(self) -> None:
+        writer, self._writer, self._reader = self._writer, None, None
+        if writer is not None:
+            writer.close()
+            try:
+                await writer.wait_closed()
+            except ConnectionError:  # it was broken already
+                pass
+
+    def _lose_pending(self) -> None:
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(_ConnectionLost())
+
+    def _settle(self) -> None:
+        """Wake everyone who waits; what they find is ``_fault`` or ``_is_closed``."""
+        self._lose_pending()
+        self._connected.set()
+        self._has_event.set()
+
+
+def _decode(line: bytes) -> m.Message:
+    try:
+        return m.decode(line)
+    except m.BadMessage as error:
+        raise ProtocolError(f"the spawner sent what this version does not understand: {error}") from None
+
+
+def _unexpected(message: m.Message) -> ProtocolError:
+    return ProtocolError(f"the spawner answered with an unexpected {type(message).__name__}")
+
+
+def _error(reply: m.Failed) -> GpulayerError:
+    match reply.code:
+        case "protocol":
+            return ProtocolError(
+                reply.message,
+                hint="let its jobs end, or end it, then start the worker again; or use the former version",
+            )
+        case "bad_request":
+            return BadRequest(reply.message)
+        case "not_found":
+            return NotFound(reply.message)
+        case "busy":
+            return Conflict(reply.message)
+        case "forbidden":
+            return Forbidden(reply.message)
+        case _:
+            return InternalError(f"spawner: {reply.message}")

@@ -1,0 +1,110 @@
+"""The program with nothing configured: a real control plane, worker and jobs behind it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+
+@pytest.fixture
+def run(program, away):
+    """Run the program to its end: (exit code, stdout, stderr)."""
+
+    def call(*argv):
+        process = program(*argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=90)
+        return process.returncode, out, err.decode()
+
+    yield call
+    code, _, err = call("down")
+    assert code == 0, err
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(condition, timeout=30):
+    ends = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    return found
+
+
+COUNT = "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.3; done"
+COUNTED = b"1\n2\n3\n4\n5\n6\n7\n8\n"
+
+
+def test_a_bare_submit_runs_streams_and_brings_files_home(run, away):
+    (away / "app").mkdir()
+    (away / "app" / "work.py").write_text(
+        "import sys\nopen('made.txt', 'w').write('made')\nprint('out', flush=True)\nprint('err', file=sys.stderr)\n"
+        "sys.stdout.buffer.write(bytes(range(256)))\nsys.exit(int(sys.argv[1]))\n"
+    )
+    code, out, err = run("submit", "--", "python3", "app/work.py", "200")
+    assert code == 200, err
+    assert out == b"out\nerr\n" + bytes(range(256))
+    assert "failed (exit code 200)" in err
+    (home,) = (away / "gpulayer_runs").glob("[0-9a-f]*")
+    assert (home / "made.txt").read_text() == "made"
+    assert (away / "gpulayer_runs" / ".gitignore").exists()
+
+    code, out, _ = run("submit", "--detach", "--", "sh", "-c", "kill -9 $$")
+    job = out.decode().strip()
+    assert (code, len(job)) == (0, 16)
+    assert run("job", "wait", job[:8])[0] == 137
+    record = json.loads(run("job", "show", job, "--json")[1])
+    assert (record["state"], record["signal"], record["ended_by"]) == ("failed", 9, "signal")
+    code, _, err = run("submit", "--accelerator", "cuda", "--", "true")
+    assert code == 3
+    assert err.startswith("no worker fits: 1 × cuda\n")
+    keyed = ["submit", "--detach", "--idempotency-key", "once", "--"]
+    first, again, other = run(*keyed, "true"), run(*keyed, "true"), run(*keyed, "false")
+    assert first == again
+    assert (other[0], other[1]) == (2, b"")
+    assert run("submit", "--timeout", "0.2s", "--", "sleep", "60")[0] == 8
+    assert run("submit", "--quiet", "--", "no-such-program-anywhere")[0] == 127
+
+
+def test_a_follower_outlives_the_death_of_the_control_plane(run, program, away):
+    process = program("submit", "--", "sh", "-c", COUNT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    first = process.stdout.readline()
+    endpoint = json.loads((away.parent / "state" / "endpoint.json").read_text())
+    os.kill(endpoint["pid"], signal.SIGKILL)
+    rest, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert first + rest == COUNTED
+
+
+def test_up_takes_over_under_a_running_job_and_others_join(run, program, away):
+    process = program("submit", "--", "sh", "-c", COUNT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    first = process.stdout.readline()
+    port = free_port()
+    code, out, err = run("up", "--detach", "--port", str(port))
+    assert code == 0, err
+    words = out.decode().split()
+    assert words[:3] == ["gpulayer", "join", f"http://127.0.0.1:{port}"]
+    rest, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert first + rest == COUNTED
+    status = json.loads(run("status", "--json")[1])
+    assert (status["mode"], status["url"]) == ("standing", f"http://127.0.0.1:{port}")
+
+    token = words[words.index("--token") + 1]
+    joined = program(
+        *("join", words[2], "--token", token, "--name", "second", "--label", "kind=spare", "--once"),
+        stdin=subprocess.DEVNULL, stdout=-1, stderr=-1,
+    )  # fmt: skip
+    until(lambda: '"second"' in run("worker", "list", "--json")[1].decode())
+    code, out, err = run("submit", "--label", "kind=spare", "--", "echo", "here")
+    assert (code, out) == (0, b"here\n"), err
+    assert "on second" in err
+    _, err = joined.communicate(timeout=60)
+    assert joined.returncode == 0, err

@@ -1,0 +1,324 @@
+"""A scripted control plane over HTTP, and real workers as processes of their own."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from gpulayer.spawner.state import StateDir
+from gpulayer.wire.packs import frame, read_frames
+
+DEADLINE_S = 30.0
+
+WORKER = """
+import sys, json, logging, pathlib
+logging.basicConfig(level=logging.INFO)
+from gpulayer.worker import WorkerSettings, run
+given = json.loads(sys.argv[1])
+for name in ("work_dir", "endpoint_file", "token_file"):
+    if name in given:
+        given[name] = pathlib.Path(given[name])
+given["urls"] = tuple(given.get("urls", ()))
+code = run(WorkerSettings(**given))
+heavy = sorted({"pydantic", "fastapi", "sqlalchemy", "httpx", "uvicorn", "typer", "rich"} & set(sys.modules))
+print("HEAVY", heavy, flush=True)
+sys.exit(code)
+"""
+
+
+class ScriptedPlane:
+    """What a test wants of a control plane: routes as CONTRACT has them, kept in dictionaries."""
+
+    def __init__(self):
+        self.jobs = {}  # epoch → assign command
+        self.stops = {}  # epoch → stop command
+        self.states = {}  # epoch → states in the order heard
+        self.ended = {}  # epoch → item
+        self.logs = {}
+        self.final = set()
+        self.blobs = {}
+        self.trees = []
+        self.void = set()
+        self.reports = []
+        self.requests = []
+        self.enrolled = {}  # public key → (id, name)
+        self.taken_names = set()
+        self.counters = {}
+        self.tokens = set()
+        self.unacknowledged = set()
+        self.refuse_commands = False
+        self.changed = asyncio.Event()
+        self.port = 0
+        self._server = None
+        self._connections = set()
+
+    async def up(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def down(self):
+        self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def assign(self, epoch, *command, **fields):
+        self.jobs[epoch] = {
+            "type": "assign",
+            "epoch": epoch,
+            "node": 0,
+            "job_id": f"job{epoch}",
+            "attempt": 1,
+            "command": list(command),
+            "env": {},
+            "source": None,
+            "devices": [],
+            "cpus": 1,
+            "memory_bytes": 0,
+            "outputs": [],
+            "keep_outputs": True,
+            "timeout_ms": None,
+            "grace_ms": 5000,
+            "keep_for_ms": 3_600_000,
+            "exclusive": False,
+            **fields,
+        }
+        self.unacknowledged.add(epoch)
+        self.changed.set()
+
+    def stop(self, epoch, ended_by="cancel", grace_ms=5000):
+        self.stops[epoch] = {"type": "stop", "epoch": epoch, "ended_by": ended_by, "grace_ms": grace_ms}
+        self.changed.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def end_of(self, epoch):
+        await self.until(lambda: epoch in self.ended)
+        return self.ended[epoch]
+
+    async def _serve(self, reader, writer):
+        self._connections.add(asyncio.current_task())
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                first, *lines = head.split("\r\n")
+                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines if line)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                method, target, _ = first.split(" ")
+                status, answer = await self._answer(method, target, headers, body)
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._connections.discard(asyncio.current_task())
+            writer.close()
+
+    async def _answer(self, method, target, headers, body):
+        url = urlsplit(target)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        parts = url.path.split("/")[2:]
+        self.requests.append((method, url.path))
+        match method, parts:
+            case "POST", ["workers:enrol"]:
+                return self._enrol(token, json.loads(body))
+            case "POST", ["workers", worker, "sessions"]:
+                return self._session(worker, json.loads(body))
+        if token not in self.tokens:
+            return _error(401, "unauthenticated", "no such session")
+        match method, parts:
+            case "POST", ["workers", _, "reports"]:
+                return self._report(json.loads(body))
+            case "GET", ["workers", _, "commands"]:
+                return await self._commands(float(query["hold_s"]))
+            case "PUT", ["workers", _, "attempts", epoch, "logs"]:
+                return self._log(int(epoch), int(query["offset"]), "final" in query, body)
+            case "POST", ["workers", _, "attempts", epoch, "outputs"]:
+                self.trees.append((int(epoch), json.loads(body)["tree"]))
+                return 200, {"files": 0, "size_bytes": 0}
+            case "POST", ["sources:missing"]:
+                return 200, {"missing": [d for d in json.loads(body)["digests"] if d not in self.blobs]}
+            case "POST", ["blobs:pack"]:
+                self.blobs |= dict(read_frames([body]))
+                return 200, {"stored": 1}
+            case "POST", ["blobs:fetch"]:
+                digests = json.loads(body)["digests"]
+                if any(len(self.blobs.get(digest, b"")) > 1 << 20 for digest in digests):
+                    return _error(400, "bad_request", "too large for a pack")
+                return 200, b"".join(frame(d, self.blobs[d]) for d in digests if d in self.blobs)
+            case "GET", ["blobs", digest]:
+                return (200, self.blobs[digest]) if digest in self.blobs else _error(404, "not_found", "no such blob")
+            case "PUT", ["blobs", digest]:
+                assert hashlib.sha256(body).hexdigest() == digest
+                self.blobs[digest] = body
+                return 200, {}
+        return _error(404, "not_found", target)
+
+    def _enrol(self, token, body):
+        if token != "gle_good":
+            return _error(401, "unauthenticated", "this join token is not good")
+        if body["name"] in self.taken_names:
+            return _error(409, "conflict", "another worker has that name")
+        self.enrolled[body["public_key"]] = (f"w{len(self.enrolled)}", body["name"], body["facts"])
+        worker, name, _ = self.enrolled[body["public_key"]]
+        return 201, {"worker_id": worker, "name": name}
+
+    def _session(self, worker, body):
+        key = next((key for key, (known, *_) in self.enrolled.items() if known == worker), None)
+        if key is None or body["counter"] <= self.counters.get(worker, -1):
+            return _error(401, "unauthenticated", "not this worker's signature")
+        message = f"gpulayer-session:{worker}:{body['counter']}".encode()
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(body["signature"]), message)
+        self.counters[worker] = body["counter"]
+        token = f"glw_{worker}_{body['counter']}"
+        self.tokens.add(token)
+        reply = {"token": token, "expires_in_s": 86400, "incarnation": "i", "lease_ttl_ms": 30000, "heartbeat_ms": 500}
+        return 201, reply
+
+    def _report(self, body):
+        self.reports.append(body)
+        for item in body["items"]:
+            epoch = item["epoch"]
+            if epoch in self.void:
+                continue
+            self.unacknowledged.discard(epoch)
+            self.states.setdefault(epoch, []).append(item["state"])
+            if item["state"] == "ended":
+                self.ended.setdefault(epoch, item)
+                self.stops.pop(epoch, None)
+        return 200, {"seq": body["seq"], "void": sorted(self.void & set(body["holding"]))}
+
+    async def _commands(self, hold_s):
+        if self.refuse_commands:
+            return _error(503, "storage_unavailable", "not now")
+        self.changed.clear()
+        if not self._outstanding():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), min(hold_s, 5))
+        return 200, {"cursor": "c", "commands": self._outstanding()}
+
+    def _outstanding(self):
+        # What is told is told again until it is acknowledged, so every command of these tests may come twice.
+        return [self.jobs[epoch] for epoch in sorted(self.unacknowledged)] + list(self.stops.values())
+
+    def _log(self, epoch, offset, is_final, body):
+        if epoch in self.void:
+            return _error(409, "stale_attempt", "not lent to you")
+        log = self.logs.setdefault(epoch, bytearray())
+        if offset > len(log):
+            return _error(409, "conflict", "a gap", {"offset": len(log)})
+        log += body[len(log) - offset :]
+        if is_final:
+            self.final.add(epoch)
+        return 200, {"offset": len(log)}
+
+
+def _error(status, code, message, details=None):
+    blame = "user"
+    return status, {"error": {"code": code, "message": message, "hint": "", "blame": blame, "details": details or {}}}
+
+
+class Worker:
+    """One worker folder; its agent may be started, killed and started again."""
+
+    def __init__(self, folder: Path, plane: ScriptedPlane):
+        self.folder = folder
+        self.plane = plane
+        self.process = None
+        self.pids = set()
+        self.output = folder.parent / f"{folder.name}.out"
+
+    def start(self, **fields):
+        given = {
+            "work_dir": str(self.folder),
+            "urls": [self.plane.url],
+            "token": "gle_good",
+            "environment": {"PATH": os.environ["PATH"], "HOME": "/nowhere", "GPULAYER_TOKEN": "glc_canary"},
+            **fields,
+        }
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", WORKER, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        return self
+
+    async def ended(self):
+        async with asyncio.timeout(DEADLINE_S):
+            while self.process.poll() is None:
+                await asyncio.sleep(0.01)
+        return self.process.returncode
+
+    async def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = await self.ended()
+        assert code == 0, self.said
+        return code
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self):
+        return self.output.read_text()
+
+    def attempts(self):
+        folder = self.folder / "attempts"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    async def clean_up(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        folder = self.folder / "spawner"
+        if folder.exists():
+            for pid in StateDir(str(folder)).read_pids().values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """``run(main)`` with ``main(plane, worker)``: a control plane that is up and a worker that is not started yet."""
+
+    def run(main):
+        async def play():
+            plane = ScriptedPlane()
+            await plane.up()
+            worker = Worker(tmp_path / "w", plane)
+            try:
+                async with asyncio.timeout(3 * DEADLINE_S):
+                    await main(plane, worker)
+            except BaseException:
+                print(worker.said if worker.output.exists() else "")
+                raise
+            finally:
+                await worker.clean_up()
+                await plane.down()
+
+        asyncio.run(play())
+
+    return run
