@@ -13,6 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
+from gpulayer import __version__
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.errors import InternalError, StorageUnavailable
@@ -321,10 +322,8 @@ def _split(batch: Batch) -> _Split:
         split.identities.update((row.worker, row) for row in side.identities)
         split.forgotten.extend(side.forget_identities)
         split.forgotten_tokens.extend(side.forget_tokens)
-    from gpulayer import __version__ as version  # noqa: PLC0415 - the face of the package, not a module below
-
     split.events = [
-        (row.at_ms, row.wall_ms, version, row.job_id, row.worker, row.kind, row.body) for row in batch.events
+        (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
     return split
 
