@@ -332,7 +332,8 @@ class Agent:
             path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
             try:
                 reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
-                commands = tuple(_command(fields) for fields in reply["commands"])
+                heard = [_command(fields) for fields in reply["commands"]]
+                commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:
                 tries += 1
                 if tries == 1:
@@ -561,10 +562,19 @@ def _survivors(record: ExitRecord) -> str:
     return f"{record.message}\nprocesses that could not be ended: {', '.join(map(str, record.survivors))}".strip()
 
 
-def _command(fields: Any) -> Assignment | Stop:  # Any: a JSON document of wire.workers.Command
-    if fields["type"] == "assign":
-        return assignment_from_wire(fields)
-    return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+def _command(fields: Any) -> Assignment | Stop | None:  # Any: a JSON document of wire.workers.Command
+    """None for what this version does not understand: one odd command must not keep the others from being heard."""
+    try:
+        match fields["type"]:
+            case "assign":
+                return assignment_from_wire(fields)
+            case "stop":
+                return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+            case unknown:
+                _log.warning("a command of type %r is not known to this version", unknown)
+    except (KeyError, ValueError, TypeError, BadRequest) as error:
+        _log.warning("a command can't be read: %r", error)
+    return None
 
 
 def _item(item: Item) -> ReportItem:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.clock import SystemClock
-from gpulayer.errors import Conflict, GpulayerError, Unauthenticated, Unreachable, UsageError
+from gpulayer.errors import Conflict, GpulayerError, NotFound, Unauthenticated, Unreachable, UsageError
 from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
 from gpulayer.spec.machine import WorkerFacts
@@ -51,6 +51,7 @@ async def _live(settings: WorkerSettings) -> None:
     facts = await gather_facts(registry.probes, site, version=settings.version, labels=settings.labels)
     stop = asyncio.Event()
     agents: list[Agent] = []
+    sessions: list[SessionReply] = []
 
     def told_to_stop() -> None:
         stop.set()
@@ -58,6 +59,7 @@ async def _live(settings: WorkerSettings) -> None:
             agent.stop()
 
     def on_session(session: SessionReply) -> None:
+        sessions[:] = [session]
         for agent in agents:
             agent.session_opened(session)
 
@@ -75,6 +77,7 @@ async def _live(settings: WorkerSettings) -> None:
         )
         if not identities.is_enrolled and not await _unless(stop, _enrol(settings, plane, facts)):
             return
+        await _greet(settings, plane, facts)
         _drop_token(settings)
         environment = {name: settings.environment[name] for name in _SPAWNER_VARIABLES if name in settings.environment}
         async with await SpawnerLink.connect_or_start(
@@ -94,6 +97,8 @@ async def _live(settings: WorkerSettings) -> None:
                 boot=boot,
             )
             agents.append(agent)
+            for session in sessions:
+                agent.session_opened(session)
             if stop.is_set():
                 agent.stop()
             _log.info("worker %s starts for the %dth time", identities.identity.name, boot)
@@ -120,6 +125,25 @@ async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
         else:
             return
         await asyncio.sleep(plane.backoff_s(tries))
+
+
+async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
+    """Is this worker still known? With a join token it joins again; without one, and with nothing to look after, it
+    raises Unauthenticated. Silence is no answer: jobs may be running here, and the agent waits for it anyway."""
+    try:
+        await plane.open_session()
+    except (Unauthenticated, NotFound) as error:
+        if settings.token or (settings.token_file is not None and settings.token_file.exists()):
+            await _enrol(settings, plane, facts)
+        elif not Journal(settings.work_dir, boot_id=_boot_id()).load():
+            raise Unauthenticated(
+                f"the control plane does not know this worker any more: {error.message}",
+                hint=f"join again with a new token (what it knew lies in {settings.work_dir})",
+            ) from None
+        else:
+            _log.warning("the control plane does not know this worker any more: %s", error.message)
+    except GpulayerError as error:
+        _log.warning("no session yet: %s", error.message)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

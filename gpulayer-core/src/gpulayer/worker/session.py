@@ -134,7 +134,8 @@ class Plane:
                 return
 
     async def open_session(self) -> None:
-        """Mint a session now. Raises Unauthenticated where this worker is not known (any more), and Unreachable."""
+        """Mint a session now. Raises Unauthenticated or NotFound where this worker is not known (any more), and
+        Unreachable."""
         await self._mint(self._token)
 
     async def call(
