@@ -18,7 +18,7 @@ from typing import Any, Final, assert_never
 from gpulayer.clock import Clock
 from gpulayer.errors import BadRequest, Blame, Conflict, DiskFull, GpulayerError, NotFound, StaleAttempt, TooLarge
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, Machine, NotLaunched, ProbeSite
+from gpulayer.plugins.contracts import Launcher, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
 from gpulayer.protocol.agent import AgentState, next_wake_ms, step
 from gpulayer.protocol.messages import (
@@ -41,7 +41,6 @@ from gpulayer.protocol.messages import (
     OutputsCollected,
     OutputsFailed,
     Phase,
-    ProcessExited,
     ProcessLost,
     Recovered,
     RecoveredNode,
@@ -64,7 +63,6 @@ from gpulayer.protocol.messages import (
     TreeSignalled,
 )
 from gpulayer.spawner.messages import ExitRecord
-from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
@@ -73,6 +71,7 @@ from gpulayer.wire.convert import assignment_from_wire, facts_to_wire, outcome_t
 from gpulayer.wire.workers import CommandsReply, ReportBody, ReportItem, ReportReply, SessionReply
 from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.journal import Journal as Folders
+from gpulayer.worker.launching import SpawnerStarter, end_of
 from gpulayer.worker.logs import LogUploader
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.session import Plane
@@ -265,7 +264,7 @@ class Agent:
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
             row = rows.pop(str(assignment.key), None)
-            process = None if row is None or row.exit is None else _end_of(assignment.key, row.exit)
+            process = None if row is None or row.exit is None else end_of(assignment.key, row.exit)
             if isinstance(process, SpawnFailed):
                 process = None  # the machine asks the spawner to start it, and hears this again
             nodes.append(
@@ -321,7 +320,7 @@ class Agent:
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
         if key in self._state.held:
-            self._feed(_end_of(key, record))
+            self._feed(end_of(key, record))
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 
@@ -414,14 +413,14 @@ class Agent:
             plan = self._launcher.plan(
                 assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
             )
-            starter = _Starter(self._link)
+            starter = SpawnerStarter(self._link)
             result = await self._launcher.act(plan, starter)
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
                 return SpawnFailed(key, result.exit_code, evidence)
             if starter.ended is not None:
                 self._feed(Spawned(key))
-                return _end_of(key, starter.ended)
+                return end_of(key, starter.ended)
             return Spawned(key)
 
         await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
@@ -510,56 +509,6 @@ class Agent:
             await self._link.shutdown()
         except GpulayerError as error:
             _log.warning("the spawner stays: %s", error.message)
-
-
-class _Starter:
-    """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
-
-    def __init__(self, link: SpawnerLink) -> None:
-        self._link = link
-        self.ended: ExitRecord | None = None
-
-    async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
-        reply = await self._link.spawn(
-            key=plan.key,
-            argv=plan.argv,
-            cwd=plan.cwd,
-            env=plan.env,
-            log_path=plan.log_path,
-            exit_path=plan.exit_path,
-        )
-        if isinstance(reply, NotSpawned):
-            return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0]))
-        if reply.exit is not None and reply.exit.reason == "spawn_failed":
-            return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))
-        self.ended = reply.exit
-        return Launched(reply.pid)
-
-
-def _hint(exit_code: int | None, program: str) -> str:
-    if exit_code == 126:
-        return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
-    if exit_code == 127:
-        return "check its name, ship it with --source, or use a worker that has it"
-    return ""
-
-
-def _end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
-    match record.reason:
-        case "exited":
-            return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))
-        case "signaled":
-            return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
-        case "spawn_failed":
-            return SpawnFailed(key, record.exit_code, record.message)
-        case _:
-            return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
-
-
-def _survivors(record: ExitRecord) -> str:
-    if record.tree_clean:
-        return record.message
-    return f"{record.message}\nprocesses that could not be ended: {', '.join(map(str, record.survivors))}".strip()
 
 
 def _command(fields: Any) -> Assignment | Stop | None:  # Any: a JSON document of wire.workers.Command

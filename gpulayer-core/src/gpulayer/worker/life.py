@@ -15,6 +15,7 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import Conflict, GpulayerError, NotFound, Unauthenticated, Unreachable, UsageError
 from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
+from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.convert import facts_to_wire
@@ -33,6 +34,9 @@ __all__ = ["live"]
 
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
+
+# The only worker of a control plane on the same machine, which may be starting: somebody waits for their first job.
+_LOCAL_BACKOFF: Final = Backoff(base_ms=50, cap_ms=250)
 
 
 def live(settings: WorkerSettings) -> int:
@@ -74,6 +78,7 @@ async def _live(settings: WorkerSettings) -> None:
             clock=clock,
             random=random.random,
             on_session=on_session,
+            backoff=DEFAULT_BACKOFF if settings.endpoint_file is None else _LOCAL_BACKOFF,
         )
         if not identities.is_enrolled and not await _unless(stop, _enrol(settings, plane, facts)):
             return
