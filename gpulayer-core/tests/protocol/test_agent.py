@@ -6,7 +6,7 @@ import pytest
 
 from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId
-from gpulayer.protocol.agent import AgentState, next_wake_ms, step
+from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
     Admit,
@@ -14,6 +14,7 @@ from gpulayer.protocol.messages import (
     CollectOutputs,
     CommandsReceived,
     DrainLog,
+    Extend,
     FactsChanged,
     Finish,
     FollowLog,
@@ -86,10 +87,10 @@ class Agent:
         return actions
 
     def assign(self, assignment=JOB):
-        return self.send(CommandsReceived((assignment,)))
+        return self.send(CommandsReceived(self.now, (assignment,)))
 
     def stop(self, ended_by=EndedBy.CANCEL, grace_ms=1000, epoch=KEY.epoch):
-        return self.send(CommandsReceived((Stop(epoch, ended_by, grace_ms),)))
+        return self.send(CommandsReceived(self.now, (Stop(epoch, ended_by, grace_ms),)))
 
     def run(self, assignment=JOB):
         self.assign(assignment)
@@ -362,7 +363,7 @@ def test_one_report_at_a_time_and_the_next_carries_all_that_happened_meanwhile()
     assert agent.state.in_flight.items == (Item(KEY, ReportedState.RUNNING),)
     count = len(agent.reports)
     others = [replace(JOB, key=NodeKey(Epoch(epoch), 0)) for epoch in (8, 9)]
-    agent.send(CommandsReceived(tuple(others)))
+    agent.send(CommandsReceived(agent.now, tuple(others)))
     for other in others:
         agent.send(Spawned(other.key))
     assert len(agent.reports) == count
@@ -539,7 +540,7 @@ def test_contact_is_saved_before_it_is_needed_and_seldom():
         agent.settle()
     saved = [
         action
-        for action in step(agent.state, CommandsReceived((JOB,)), now_ms=95_000)
+        for action in step(agent.state, CommandsReceived(95_000, (JOB,)), now_ms=95_000)
         if isinstance(action, SaveContact)
     ]
     assert saved == [SaveContact(90_000)]
@@ -625,3 +626,51 @@ def test_a_late_answer_to_an_older_report_acknowledges_nothing():
     agent.send(ReportAnswered(0))
     assert agent.state.in_flight is not None
     assert agent.state.held[KEY].acked is None
+
+
+# Rules that the simulator asked for
+
+
+def test_a_device_is_free_only_when_the_void_attempt_that_had_it_is_dead():
+    agent = Agent()
+    first = replace(JOB, devices=("GPU-1",))
+    second = replace(first, key=NodeKey(Epoch(8), 0), job_id=JobId("other"))
+    agent.run(first)
+    agent.send(AttemptsVoided((KEY.epoch,)))
+    assert Spawn(second) not in agent.assign(second)
+    assert Spawn(second) in agent.send(ProcessExited(KEY, signal=9))
+
+
+def test_a_job_that_was_lent_again_to_the_same_worker_waits_for_its_void_attempt_to_be_dead():
+    agent = Agent()
+    second = replace(JOB, key=NodeKey(Epoch(8), 0))
+    agent.run()
+    agent.send(AttemptsVoided((KEY.epoch,)))
+    assert Spawn(second) not in agent.assign(second)
+    assert Spawn(second) in agent.send(ProcessExited(KEY, signal=9))
+
+
+def test_an_exclusive_job_is_to_be_ended_by_the_spawner_unless_answered_reports_extend_its_time():
+    agent = Agent()
+    job = replace(JOB, exclusive=True, grace_ms=5_000)
+    (spawn,) = [action for action in agent.assign(job) if isinstance(action, Spawn)]
+    assert spawn.kill_by_ms == 30_000 - 1_000
+    agent.send(Spawned(KEY))
+    agent.settle()
+    agent.send(Ticked(), at=10_000)
+    assert Extend(KEY, 39_000) in agent.answer()
+
+
+def test_an_assignment_that_crossed_a_lapsed_lease_is_not_started():
+    agent = Agent()
+    agent.send(Ticked(), at=40_000)  # reports go out and nothing comes back for longer than the lease
+    agent.send(ReportAnswered(agent.state.in_flight.seq), at=41_000)
+    assert not is_current(agent.state, 39_000, now_ms=41_000)
+    assert agent.send(CommandsReceived(39_000, (JOB,))) == []
+    assert is_current(agent.state, 41_000, now_ms=41_500)
+    assert Spawn(JOB) in agent.send(CommandsReceived(41_000, (JOB,)))
+
+
+def test_what_comes_while_contact_is_lost_is_not_started():
+    agent = Agent()
+    assert agent.send(CommandsReceived(0, (JOB,)), at=30_001) == []

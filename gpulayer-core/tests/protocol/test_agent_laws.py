@@ -182,12 +182,12 @@ class LossyWorld(RuleBasedStateMachine):
             ),
         )
         if epoch not in self.over:
-            self.send(CommandsReceived((assignment,)))
+            self.send(CommandsReceived(self.now, (assignment,)))
 
     @rule(epoch=epochs, reason=st.sampled_from([EndedBy.CANCEL, EndedBy.PREEMPTED]), grace=st.sampled_from([0, 200]))
     def stopped(self, epoch, reason, grace):
         if epoch not in self.over:
-            self.send(CommandsReceived((Stop(epoch, reason, grace),)))
+            self.send(CommandsReceived(self.now, (Stop(epoch, reason, grace),)))
 
     @rule(epoch=epochs)
     def voided(self, epoch):

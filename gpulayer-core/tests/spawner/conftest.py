@@ -97,10 +97,12 @@ class Harness:
         self.clients: list[Client] = []
         self.pids: set[int] = set()
 
-    def start(self) -> int:
+    def start(self, before: str = "") -> int:
+        """Run the start command; ``before`` is a line of Python for it to run first."""
         self.state.prepare()
         with open(self.state.log_path, "ab") as log:
             command = spawner_command(self.state.path, python=sys.executable)
+            command[-1] = command[-1].replace("from gpulayer", f"{before}; from gpulayer", 1) if before else command[-1]
             code = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={}, check=False, timeout=DEADLINE_S
             ).returncode
@@ -130,6 +132,7 @@ class Harness:
         env: dict[str, str] | None = None,
         log: Path | None = None,
         nice: int = 0,
+        kill_by_ms: int | None = None,
     ) -> m.Spawn:
         marker = secrets.randbits(58)
         self.markers.add(marker)
@@ -143,6 +146,7 @@ class Harness:
             exit_path=str(self.exit_path(key)),
             marker=marker,
             nice=nice,
+            kill_by_ms=kill_by_ms,
         )
 
     def log(self, key: str) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.clock import SystemClock
 from gpulayer.spawner import messages as m
 from gpulayer.spawner import tree
 from gpulayer.spawner.state import read_exit_record
@@ -191,6 +192,15 @@ def test_many_daemons_and_a_fork_in_progress_leave_nothing(spawner, agent):
     assert not spawner.running()
 
 
+def test_a_chain_that_forks_and_changes_session_all_the_time_is_ended(spawner, agent):
+    program = (
+        "import os, time\nend = time.time() + 30\nwhile time.time() < end:\n if os.fork(): os._exit(0)\n os.setsid()"
+    )
+    record = agent.run("1.0", sys.executable, "-I", "-S", "-c", program)
+    assert (record.exit_code, record.tree_clean) == (0, True)
+    assert not spawner.running()
+
+
 def test_a_stopped_job_can_be_killed(agent, until):
     pid = agent.spawn("1.0", "sleep", "600").pid
     os.kill(pid, signal.SIGSTOP)
@@ -215,3 +225,31 @@ def test_the_record_tells_what_the_job_used(agent):
     assert 0.05 <= record.cpu_s < 10
     assert record.max_rss_bytes > 1 << 20
     assert abs(record.ended_at_wall_ms - time.time() * 1000) < 60_000
+
+
+def continuous_ms() -> int:
+    return SystemClock().monotonic_ms()
+
+
+def test_a_job_whose_time_is_not_extended_is_ended_though_no_agent_is_there(spawner, agent, until):
+    agent.spawn("1.0", "sleep", "600", kill_by_ms=continuous_ms() + 100)
+    agent.close()
+    later = spawner.client()
+    until(lambda: later.rows()["1.0"].state == "ended", "the spawner ended it")
+    record = later.rows()["1.0"].exit
+    assert (record.reason, record.signal) == ("expired", signal.SIGKILL)
+    assert record.tree_clean
+
+
+def test_a_job_whose_time_is_extended_lives_on(agent, until):
+    first_ms = continuous_ms() + 200
+    agent.spawn("1.0", "sleep", "600", kill_by_ms=first_ms)
+    assert isinstance(agent.ask(lambda number: m.Extend(number, "1.0", first_ms + 600_000)), m.Done)
+    until(lambda: continuous_ms() > first_ms + 100, "the first time has passed")
+    assert agent.rows()["1.0"].state == "running"
+
+
+def test_extending_an_unknown_job_is_an_error(agent):
+    reply = agent.ask(lambda number: m.Extend(number, "9.9", 0))
+    assert isinstance(reply, m.Failed)
+    assert reply.code == "not_found"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ def test_a_key_that_is_no_safe_file_name_is_refused(agent, key):
     assert agent.spawn(key, "true").code == "bad_request"
 
 
+def test_a_path_that_is_not_absolute_and_a_marker_in_use_are_refused(spawner, agent):
+    order = spawner.order(1, "1.0", ("sleep", "600"))
+    assert isinstance(agent.ask(lambda number: replace(order, id=number)), m.Spawned)
+    refused = agent.ask(lambda number: replace(order, id=number, key="2.0"))
+    assert (refused.code, refused.message) == ("bad_request", f"marker {order.marker} is another job's")
+    for name in ("cwd", "log_path", "exit_path"):
+        changes = {"key": "2.0", "marker": None, name: "here"}
+        refused = agent.ask(lambda number, changes=changes: replace(order, id=number, **changes))
+        assert (refused.code, refused.message) == ("bad_request", "'here' is not absolute")
+
+
 def test_a_first_message_that_is_no_hello_is_refused(plain_socket):
     plain_socket.sendall(m.encode(m.ListJobs(1)))
     with plain_socket.makefile("rb") as lines:
@@ -151,6 +163,17 @@ def test_a_killed_spawner_takes_its_jobs_along_and_the_next_one_tells(spawner, a
         assert record.tree_clean
         assert not record.log_complete
         assert read_exit_record(str(spawner.exit_path(key))) == record
+
+
+@pytest.mark.parametrize("program", ["while :; do echo x; done", "while echo x; do :; done; exit 1"])
+def test_a_spawner_killed_while_a_job_writes_is_not_taken_for_a_broken_pipe_of_the_job(spawner, agent, until, program):
+    agent.spawn("1.0", "bash", "-c", program)
+    until(lambda: spawner.log("1.0").stat().st_size > 100_000, "output flows")
+    os.kill(spawner.spawner_pid, signal.SIGKILL)
+    until(spawner.exit_path("1.0").exists, "the record")
+    record = read_exit_record(str(spawner.exit_path("1.0")))
+    assert (record.reason, record.exit_code, record.signal) == ("spawner_lost", None, None)
+    assert record.log_bytes == spawner.log("1.0").stat().st_size
 
 
 def test_an_exit_code_that_only_the_watchdog_saw_is_kept(spawner, agent, until):

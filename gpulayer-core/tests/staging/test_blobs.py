@@ -1,5 +1,6 @@
 """A blob is whole or not there: damage, races, limits, a full disk."""
 
+import errno
 import os
 import subprocess
 import threading
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpulayer.errors import BadRequest, DigestMismatch, DiskFull, NotFound, TooLarge
+from gpulayer.errors import BadRequest, DigestMismatch, DiskFull, NotFound, StorageUnavailable, TooLarge
 from gpulayer.ids import Digest
 from gpulayer.spec.tree import digest_of
 from gpulayer.staging import blobs as module
@@ -201,3 +202,45 @@ def test_a_full_disk_is_said_so_and_corrupts_nothing(tmp_path):
         assert temporaries(folder) == []
         assert [digest for digest in folder.digests() if folder.read(digest)] == [D], "all that is there is whole"
         assert folder.put_bytes(digest_of(small[0]), small[0]), "and there is room again"
+
+
+def stream_until_it_fails(folder):
+    for n in range(10):
+        content = bytes([n]) * 10
+        with folder.writer(digest_of(content), 10) as writer:
+            writer.write(content)
+            writer.commit()
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, StorageUnavailable)]
+)
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_a_failure_at_any_write_point_is_named_and_leaves_only_whole_blobs(
+    folder, monkeypatch, call, number, kind, nth
+):
+    batch = {digest_of(bytes([n]) * 50): bytes([n]) * 50 for n in range(6)}
+    calls = []
+    real = getattr(os, call)
+
+    def failing(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) >= nth:
+            raise OSError(number, os.strerror(number), str(folder.root))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "_syncfs", lambda path: False)
+    monkeypatch.setattr(module.os, call, failing)
+    with pytest.raises(kind, match=str(folder.root)):
+        folder.put_many(batch.items())
+    calls.clear()
+    with pytest.raises(kind):
+        stream_until_it_fails(folder)
+    monkeypatch.undo()
+    assert temporaries(folder) == []
+    for digest in folder.digests():
+        folder.read(digest)
+    folder.put_many(batch.items())
+    stream_until_it_fails(folder)
+    assert folder.missing(batch) == []

@@ -5,7 +5,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -71,7 +73,7 @@ VARIANTS = {
     ),
     "no way back below an ignored folder": ({".gitignore": "d/\n!d/keep\n"}, ["d/keep", "d/x"]),
     "way back below an ignored content": ({".gitignore": "d/*\n!d/keep\n"}, ["d/keep", "d/x"]),
-    "trailing spaces": ({".gitignore": "a.txt   \nb\\ \n"}, ["a.txt", "b ", "b"]),
+    "trailing spaces": ({".gitignore": "a.txt   \nb\\ \nc\\   \n"}, ["a.txt", "b ", "b", "c ", "c"]),
     "escaped hash and bang": ({".gitignore": "\\#name\n\\!bang\n# comment\n"}, ["#name", "!bang", "# comment"]),
     "double star": (
         {".gitignore": "**/cache\nlogs/**\nx/**/y\n"},
@@ -205,6 +207,36 @@ def test_without_git_a_repository_ships_by_its_ignore_files_and_says_so(tmp_path
     scan = scan_of(tmp_path, environment=NO_GIT)
     assert shipped(scan) == {"a", ".gitignore"}
     assert any("git could not list" in warning for warning in scan.warnings)
+
+
+WORDS = ["a", "b", "ab", "a.b", "build", "x.log", "#n", "!n", "sp "]
+PARTS = ["a", "b", "*", "**", "a*", "*b", "?", "[ab]", "build", "*.log", "\\#n", "\\!n", "[!a]", "sp\\ ", "a.b"]
+
+
+def any_rule(random):
+    parts = [random.choice(PARTS) for _ in range(random.choice([1, 1, 1, 2, 2, 3]))]
+    start = random.choice(["", "", "", "!"]) + random.choice(["", "", "/"])
+    return start + "/".join(parts) + random.choice(["", "", "/", " "])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_s1_any_rules_choose_the_same_files_with_and_without_git(tmp_path, seed):
+    random = Random(seed)
+    for _ in range(15):
+        path = tmp_path.joinpath(*(random.choice(WORDS) for _ in range(random.choice([1, 2, 2, 3]))))
+        with suppress(OSError):  # a file where a folder would have to be
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+    for folder in [base for base, _, _ in os.walk(tmp_path)]:
+        if folder == str(tmp_path) or random.random() < 0.2:
+            Path(folder, ".gitignore").write_text(
+                "".join(any_rule(random) + "\n" for _ in range(random.choice([1, 2, 4])))
+            )
+    without = scan_of(tmp_path)
+    git(tmp_path, "init", "-q")
+    listed = scan_of(tmp_path)
+    assert shipped(without) == shipped(listed) == oracle(tmp_path)
+    assert folders(without) == folders(listed)
 
 
 @pytest.mark.parametrize("by", ["git", "pathspec"])

@@ -264,7 +264,7 @@ def plant(root, tree):
             os.chmod(path, node[1])
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(components, nodes, max_size=5), st.sampled_from([0o000, 0o022, 0o077]))
 def test_build_materialise_build_gives_the_same_digest_under_any_umask(tree, umask):
     with tempfile.TemporaryDirectory() as folder:
@@ -379,6 +379,22 @@ def test_a_full_disk_while_a_work_folder_is_written_is_said_so(tmp_path):
         subprocess.run(["umount", disk], check=True)
 
 
+def test_two_names_that_are_one_on_the_workers_file_system_are_both_named(tmp_path, monkeypatch):
+    """A stand-in for a file system that ignores case: what is created gets a name in lower case."""
+    enemy = Enemy(tmp_path / "blobs")
+    work = tmp_path / "work"
+    work.mkdir()
+    real = os.open
+
+    def open_lower(name, flags, *arguments, dir_fd=None):
+        created = flags & os.O_CREAT and dir_fd is not None
+        return real(name.lower() if created else name, flags, *arguments, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", open_lower)
+    with pytest.raises(Conflict, match=r"d/README and d/readme are one name"):
+        materialise(enemy.tree(below(enemy, f("README"), f("readme"))), enemy.blobs, work)
+
+
 # --- files that change ------------------------------------------------------------------------------------------
 
 
@@ -488,7 +504,7 @@ rows = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(rows, max_size=4), min_size=1, max_size=4))
 def test_generated_trees_never_write_outside(objects):
     with tempfile.TemporaryDirectory() as folder:

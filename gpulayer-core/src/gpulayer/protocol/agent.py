@@ -4,10 +4,14 @@
 no IO, no clock and no randomness. Rules that hold for every order, repetition and loss of inputs:
 
 * a node of an attempt (``NodeKey``) is started at most once, and never after a stop or void of its epoch was heard;
+* an assignment that was on its way while contact was lost for longer than the lease is not started: it may have been
+  lent again;
 * phases only move forward; every phase is journalled before anything that others can see follows from it;
 * ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
+* a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here;
+* an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
 
@@ -27,6 +31,7 @@ from gpulayer.protocol.messages import (
     CollectOutputs,
     CommandsReceived,
     DrainLog,
+    Extend,
     FactsChanged,
     Finish,
     FollowLog,
@@ -65,7 +70,7 @@ from gpulayer.protocol.messages import (
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
-__all__ = ["AgentState", "Held", "next_wake_ms", "step"]
+__all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
@@ -83,7 +88,7 @@ class AgentState:
 
     refused: epochs that must not start here any more, and what stopped them; None: they are void.
     recovered: what the first answered report of this boot tells; None once it was answered.
-    contact_ms: send time of the last answered report.
+    contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
     """
 
     once: bool = False
@@ -100,6 +105,7 @@ class AgentState:
     last_sent_ms: int | None = None
     retry_at_ms: int = 0
     contact_ms: int = 0
+    contact_since_ms: int = 0
     saved_contact_ms: int = 0
     is_stopping: bool = False
     grace_cap_ms: int | None = None
@@ -126,7 +132,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             for command in event.commands:
                 if isinstance(command, Stop):
                     _stop_epoch(state, command, now_ms, actions)
-                else:
+                elif is_current(state, event.asked_ms, now_ms=now_ms):
                     _assign(state, command, now_ms, actions)
         case ReportAnswered():
             _answered(state, event, now_ms, actions)
@@ -149,9 +155,18 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             held = state.held.get(event.key)
             if held is not None:
                 _node_event(state, held, event, now_ms, actions)
+    _start_staged(state, now_ms, actions)
     _deadlines(state, now_ms, actions)
     _report(state, now_ms, actions)
     return tuple(actions)
+
+
+def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
+    """May the answer to a request for commands that was sent at ``asked_ms`` still be acted on?
+
+    If not, its cursor must not be acknowledged, so that what still holds is told again.
+    """
+    return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
 
 
 def next_wake_ms(state: AgentState) -> int | None:
@@ -209,7 +224,7 @@ def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, act
         case Phase.SPAWNING if node.is_running or node.process is not None:
             _spawned(held, now_ms, actions)
         case Phase.SPAWNING:
-            actions.append(Spawn(held.assignment))
+            actions.append(Spawn(held.assignment, _kill_by_ms(state, held)))
         case Phase.RUNNING:
             actions.append(FollowLog(held.key))
             if held.stop is not None and not held.is_signalled:
@@ -246,7 +261,7 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
     _save_contact(state, actions)
     actions.append(Admit(assignment))
     if assignment.source is None:
-        _spawn(held, now_ms, actions)
+        held.is_staged = True
     else:
         actions.append(Stage(assignment))
 
@@ -336,7 +351,7 @@ def _node_event(
 ) -> None:
     match event:
         case Staged() if held.phase is Phase.STAGING:
-            _spawn(held, now_ms, actions)
+            held.is_staged = True
         case StagingFailed() if held.phase is Phase.STAGING:
             outcome = Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
             _end(held, outcome, now_ms, actions)
@@ -376,9 +391,20 @@ def _node_event(
             pass  # a repetition, or an answer that came too late to matter
 
 
-def _spawn(held: Held, now_ms: int, actions: list[Action]) -> None:
-    held.phase, held.changed_ms = Phase.SPAWNING, now_ms
-    actions += [Journal(held.key, held.progress), Spawn(held.assignment)]
+def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
+    """Start what is ready, oldest first. A void attempt may still hold a device that was lent again meanwhile."""
+    ready = [held for held in state.held.values() if held.phase is Phase.STAGING and held.is_staged]
+    for held in ready:
+        devices = set(held.assignment.devices)
+        if any(
+            devices.intersection(other.assignment.devices)
+            or (other.is_void and other.assignment.job_id == held.assignment.job_id)
+            for other in state.held.values()
+            if other.phase in (Phase.SPAWNING, Phase.RUNNING)
+        ):
+            continue
+        held.phase, held.changed_ms = Phase.SPAWNING, now_ms
+        actions += [Journal(held.key, held.progress), Spawn(held.assignment, _kill_by_ms(state, held))]
 
 
 def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
@@ -458,17 +484,28 @@ def _stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     if held.phase in (Phase.DRAINING, Phase.ENDED):
         return None
     assignment = held.assignment
-    keep_for_ms, grace_ms = assignment.keep_for_ms, assignment.grace_ms
-    if assignment.exclusive:
-        # It must be dead before the lease has passed, counted from the send time, for then another may begin.
-        grace_ms = min(grace_ms, state.lease_ttl_ms // 3)
-        keep_for_ms = min(keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS)
+    keep_for_ms, grace_ms = _keep_for(state, assignment)
     epoch, lost_ms = held.key.epoch, state.contact_ms + keep_for_ms
     if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
         timeout_at_ms = held.started_ms + assignment.timeout_ms
         if timeout_at_ms <= lost_ms:
             return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
     return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
+
+
+def _keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
+    """How long it goes on out of contact, and its grace time then, in ms."""
+    if not assignment.exclusive:
+        return assignment.keep_for_ms, assignment.grace_ms
+    # It must be dead before the lease has passed, counted from the send time, for then another may begin.
+    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // 3)
+    return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
+
+
+def _kill_by_ms(state: AgentState, held: Held) -> int | None:
+    if not held.assignment.exclusive:
+        return None
+    return state.contact_ms + sum(_keep_for(state, held.assignment))
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -522,6 +559,8 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
     if plan is not None and plan.seq == event.seq:
         state.in_flight = None
         state.retry_at_ms = now_ms
+        if state.recovered is not None or now_ms > state.contact_ms + state.lease_ttl_ms:
+            state.contact_since_ms = now_ms  # in between the control plane may have lent anything to others
         state.recovered = None
         state.contact_ms = max(state.contact_ms, plan.sent_ms)
         for item in plan.items:
@@ -532,6 +571,10 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
             if item.state is ReportedState.ENDED:
                 state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
                 _forget(state, held, actions)
+        for held in state.held.values():
+            kill_by_ms = _kill_by_ms(state, held)
+            if kill_by_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
+                actions.append(Extend(held.key, kill_by_ms))
         if plan.leaving:
             _finish(state, actions)
         if state.held:

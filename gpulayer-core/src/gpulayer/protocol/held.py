@@ -20,7 +20,7 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. killed: SIGKILL was asked for at least once.
+    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; others may still have to be dead.
     """
 
     assignment: Assignment
@@ -32,6 +32,7 @@ class Held:
     kill_at_ms: int | None = None
     is_signalled: bool = False
     is_void: bool = False
+    is_staged: bool = False
     outcome: Outcome | None = None
     outputs: Digest | None = None
     is_log_drained: bool = False

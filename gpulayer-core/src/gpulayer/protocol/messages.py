@@ -21,6 +21,7 @@ __all__ = [
     "CollectOutputs",
     "CommandsReceived",
     "DrainLog",
+    "Extend",
     "FactsChanged",
     "Finish",
     "FollowLog",
@@ -153,6 +154,9 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class CommandsReceived:
+    """The answer to a request that was sent at ``asked_ms``; only to be taken in while ``agent.is_current``."""
+
+    asked_ms: int
     commands: tuple[Assignment | Stop, ...]
 
 
@@ -306,9 +310,22 @@ class AbandonStage:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start the program unless it was; answered by Spawned or SpawnFailed, later by ProcessExited or ProcessLost."""
+    """Start the program unless it was; answered by Spawned or SpawnFailed, later by ProcessExited or ProcessLost.
+
+    kill_by_ms: when the spawner must end the tree by itself unless that time is moved (``Extend``), because then
+    another worker may begin: it must hold while the agent is dead or stuck. None: never.
+    """
 
     assignment: Assignment
+    kill_by_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Move the time at which the spawner ends the tree by itself."""
+
+    key: NodeKey
+    kill_by_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +419,7 @@ Action = (
     | Stage
     | AbandonStage
     | Spawn
+    | Extend
     | FollowLog
     | SignalTree
     | KillTree

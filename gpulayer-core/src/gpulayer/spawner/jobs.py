@@ -11,6 +11,7 @@ import enum
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,6 +30,9 @@ _LOOK_AGAIN_S: Final = (0.002, 0.05)  # first and longest wait between two looks
 _WRITE_AGAIN_S: Final = (0.05, 1.0)  # the same for a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _DRAIN_PATIENCE_S: Final = 60.0
+_EXPIRY_LOOK_S: Final = 1.0
+
+_RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
 Event = Exited | Output | Stalled
 
@@ -54,8 +58,11 @@ class _Job:
     told_at: float = float("-inf")
     is_telling: bool = False
     is_stalled: bool = False
+    is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
+    kill_by_ms: int | None = None
+    is_expired: bool = False
 
     @property
     def log_bytes(self) -> int:
@@ -74,6 +81,7 @@ class Jobs:
         reactor: Reactor,
         emit: Callable[[Event], None],
         wall_ms: Callable[[], int],
+        continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
         descriptors: tuple[int, int] | None = None,
@@ -82,6 +90,7 @@ class Jobs:
         self._reactor = reactor
         self._emit = emit
         self._wall_ms = wall_ms
+        self._continuous_ms = continuous_ms
         self._spare = spare
         self._can_mark = can_mark
         self._descriptors = descriptors
@@ -97,8 +106,12 @@ class Jobs:
         return sum(1 for job in self._jobs.values() if job.phase is not _Phase.ENDED)
 
     def remember(self, entry: JobEntry, record: ExitRecord) -> None:
-        """Take over an ended job of a former spawner."""
-        self._jobs[entry.key] = _Job(entry, _Phase.ENDED, record=record)
+        """Take over an ended job of a former spawner; its PID means nothing any more."""
+        self._jobs[entry.key] = _Job(replace(entry, pid=0), _Phase.ENDED, record=record)
+
+    def carries(self, marker: int) -> str | None:
+        """The key of the live job that has this marker, if any."""
+        return next((job.entry.key for job in self._live.values() if job.entry.marker == marker), None)
 
     def spawn(self, order: Spawn) -> Spawned | SpawnFailed:
         """Start it, or say what is known of its key."""
@@ -157,6 +170,17 @@ class Jobs:
             return False
         if job.phase is _Phase.RUNNING:
             self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        return True
+
+    def extend(self, key: str, kill_by_ms: int) -> bool:
+        """Move the time at which the tree is ended without being asked; False for an unknown key."""
+        job = self._jobs.get(key)
+        if job is None:
+            return False
+        is_watched = job.kill_by_ms is not None
+        job.kill_by_ms = kill_by_ms
+        if not is_watched:
+            self._look_expired(job)
         return True
 
     def kill_all(self) -> None:
@@ -239,6 +263,8 @@ class Jobs:
         self._jobs[order.key] = job
         self._live[pid] = job
         self._reactor.watch(output.read_fd, lambda: self._pump(job))
+        if order.kill_by_ms is not None:
+            self.extend(order.key, order.kill_by_ms)
         return Spawned(order.id, order.key, pid)
 
     # Output -----------------------------------------------------------------------------------------------------------
@@ -290,6 +316,17 @@ class Jobs:
         job.is_telling = False
         self._tell_output(job)
 
+    def _look_expired(self, job: _Job) -> None:
+        """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
+        if job.phase is not _Phase.RUNNING or job.kill_by_ms is None:
+            return
+        left_ms = job.kill_by_ms - self._continuous_ms()
+        if left_ms > 0:
+            self._reactor.later(min(left_ms / 1000, _EXPIRY_LOOK_S), lambda: self._look_expired(job))
+            return
+        job.is_expired = True
+        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def _has_exited(self, job: _Job) -> bool:
@@ -306,7 +343,7 @@ class Jobs:
             return False
         job.status = status
         job.cpu_s = round(usage.ru_utime + usage.ru_stime, 6)
-        job.max_rss_bytes = usage.ru_maxrss * (1024 if os.uname().sysname == "Linux" else 1)
+        job.max_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
         return True
 
     def _begin_end(self, job: _Job) -> None:
@@ -325,7 +362,9 @@ class Jobs:
         left = self._survivors(job)
         if left and self._reactor.now() < job.give_up_at:
             tree.send_signal(left, signal.SIGKILL)
-            self._again(job, _LOOK_AGAIN_S[1], lambda: self._end_tree(job))
+            if not job.is_waiting:  # each death wakes this too: one timer is enough
+                job.is_waiting = True
+                self._again(job, _LOOK_AGAIN_S[1], lambda: self._look_again(job))
             return
         job.survivors = tuple(sorted(one.pid for one in left))
         self._reap(job, 0)
@@ -334,6 +373,10 @@ class Jobs:
         job.wait_s = _WRITE_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _DRAIN_PATIENCE_S
         self._drain(job)
+
+    def _look_again(self, job: _Job) -> None:
+        job.is_waiting = False
+        self._end_tree(job)
 
     def _drain(self, job: _Job) -> None:
         result = self._pump(job)
@@ -354,8 +397,8 @@ class Jobs:
             key=job.entry.key,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            reason="exited" if code >= 0 else "signaled",
-            message="",
+            reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
+            message="its time was not extended by the agent" if job.is_expired else "",
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=log_bytes,
             log_complete=is_complete,

@@ -44,6 +44,7 @@ class Spawner:
         watchdog_fd: int,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
+        continuous_ms: Callable[[], int],
         idle_exit_s: float = 600.0,
     ) -> None:
         self._state = state
@@ -64,6 +65,7 @@ class Spawner:
             reactor=self._reactor,
             emit=self._emit,
             wall_ms=wall_ms,
+            continuous_ms=continuous_ms,
             spare=spare,
             can_mark=marker_is_possible(),
             descriptors=_take_descriptors(),
@@ -85,7 +87,7 @@ class Spawner:
         self._reactor.watch(wake_r, lambda: self._on_signal(wake_r))
         self._reactor.watch(self._watchdog_fd, self._on_watchdog)
         self._listen(listener)
-        self._reactor.later(_IDLE_LOOK_S, self._look_idle)
+        self._reactor.later(min(_IDLE_LOOK_S, self._idle_exit_s), self._look_idle)
         on_ready()
         while not self._is_done():
             self._reactor.run_once()
@@ -108,7 +110,7 @@ class Spawner:
             self._busy_at = now
         elif now - self._busy_at >= self._idle_exit_s:
             self._is_stopping = True
-        self._reactor.later(_IDLE_LOOK_S, self._look_idle)
+        self._reactor.later(min(_IDLE_LOOK_S, self._idle_exit_s), self._look_idle)
 
     # What comes in ----------------------------------------------------------------------------------------------------
 
@@ -193,6 +195,9 @@ class Spawner:
                     return m.Failed(message.id, "bad_request", f"{message.signum} is no signal")
                 count = self._jobs.signal(message.key, message.signum)
                 return _unknown(message.id, message.key) if count is None else m.Done(message.id, count)
+            case m.Extend():
+                is_known = self._jobs.extend(message.key, message.kill_by_ms)
+                return m.Done(message.id) if is_known else _unknown(message.id, message.key)
             case m.Kill():
                 return m.Done(message.id) if self._jobs.kill(message.key) else _unknown(message.id, message.key)
             case m.Forget():
@@ -239,6 +244,11 @@ class Spawner:
             return m.Failed(order.id, "bad_request", f"{order.key!r} is no key")
         if order.marker is not None and not 0 <= order.marker < _MARKER_LIMIT:
             return m.Failed(order.id, "bad_request", f"marker {order.marker} is out of range")
+        if order.marker is not None and self._jobs.carries(order.marker) not in (None, order.key):
+            return m.Failed(order.id, "bad_request", f"marker {order.marker} is another job's")
+        for path in (order.cwd, order.log_path, order.exit_path):
+            if not os.path.isabs(path):
+                return m.Failed(order.id, "bad_request", f"{path!r} is not absolute")
         if self._is_stopping:
             return m.Failed(order.id, "busy", "the spawner is ending")
         return self._jobs.spawn(order)

@@ -18,6 +18,7 @@ __all__ = [
     "Done",
     "ExitRecord",
     "Exited",
+    "Extend",
     "Failed",
     "Forget",
     "Hello",
@@ -55,11 +56,13 @@ class ExitRecord:
     """How a job ended; also the content of the file at ``Spawn.exit_path``.
 
     reason: ``exited`` (exit_code is the program's own), ``signaled`` (signal is set), ``spawn_failed`` (it never ran;
-    exit_code is 126 or 127 as a shell's where the command itself is at fault, else None) or ``spawner_lost`` (the
-    spawner or the host died under it: neither code nor signal is the program's).
+    exit_code is 126 or 127 as a shell's where the command itself is at fault, else None), ``expired`` (its agent did
+    not extend its time, so the spawner ended it) or ``spawner_lost`` (the spawner or the host died under it: neither
+    code nor signal is the program's).
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
     log_bytes: size of the spool file. log_complete: all that was written is in it.
-    cpu_s, max_rss_bytes: of the main process and the children it waited for.
+    cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the
+    spawner itself held when it started the job (the kernel counts from before the exec).
     """
 
     key: str
@@ -94,8 +97,10 @@ class Spawn:
 
     key: 1–120 of ``A–Z a–z 0–9 . _ -``, not starting with a dot. env: complete; nothing is added or inherited.
     argv[0] without a slash is looked up on the PATH in ``env``. log_path: spool file, created or appended to.
-    exit_path: where the exit record is written, whole or not at all.
+    exit_path: where the exit record is written, whole or not at all. These two and cwd are absolute.
     marker: a number below 2^59 by which the tree is recognised; unique on the host; None: the spawner draws one.
+    kill_by_ms: time of a clock that runs through suspend (CLOCK_BOOTTIME) at which the spawner ends the tree by itself,
+    unless it is extended before: so a job that must not outlive its lease does not, whatever becomes of the agent.
     """
 
     id: int
@@ -107,6 +112,16 @@ class Spawn:
     exit_path: str
     marker: int | None = None
     nice: int = 0
+    kill_by_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Move the time of ``Spawn.kill_by_ms``; nothing happens to a job that is ending or has ended."""
+
+    id: int
+    key: str
+    kill_by_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +264,13 @@ class Superseded:
     """Another agent has connected; this connection is closed."""
 
 
-Request = Hello | Spawn | Signal | Kill | ListJobs | Forget | Shutdown
+Request = Hello | Spawn | Extend | Signal | Kill | ListJobs | Forget | Shutdown
 Message = Request | Welcome | Spawned | SpawnFailed | Done | Table | Failed | Exited | Output | Stalled | Superseded
 
 _TYPES: Final[dict[str, type[Message]]] = {
     "hello": Hello,
     "spawn": Spawn,
+    "extend": Extend,
     "signal": Signal,
     "kill": Kill,
     "list": ListJobs,

@@ -140,20 +140,22 @@ def send_signal(targets: Iterable[Process], signum: int) -> int:
     """
     reached = 0
     for target in targets:
-        try:
-            # The descriptor pins the process; only then is it compared, so a reused number is never hit.
-            fd = os.pidfd_open(target.pid)
-        except OSError:
-            continue
+        # The descriptor pins the process; only then is it compared, so a reused number is never hit.
+        fd = _pin(target.pid)
         try:
             now = process(target.pid)
-            if now is not None and now.started_ticks == target.started_ticks:
+            if now is None or now.started_ticks != target.started_ticks:
+                continue
+            if fd is None:
+                os.kill(target.pid, signum)
+            else:
                 signal.pidfd_send_signal(fd, signum)
-                reached += 1
+            reached += 1
         except OSError:
             continue
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
     return reached
 
 
@@ -194,3 +196,13 @@ def boot_id() -> str:
             return file.read().strip().decode()
     except OSError:
         return ""
+
+
+def _pin(pid: int) -> int | None:
+    """A pidfd, or None: an old kernel, a filter, a Python built without; or the process is gone, which shows next."""
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

@@ -9,7 +9,6 @@ Killing only the watchdog ends nothing: the spawner sees it and goes when its jo
 
 import gc
 import os
-import select
 import signal
 import sys
 import time
@@ -29,6 +28,9 @@ _LOOK_AGAIN_S: Final = 0.002
 
 def main(state_dir: str) -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
+    # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     state = StateDir(state_dir)
     state.prepare()
     ready_r, ready_w = os.pipe()
@@ -91,6 +93,7 @@ def _spawn_loop(state: StateDir, watchdog_pid: int, watchdog_fd: int, ready_fd: 
         watchdog_fd=watchdog_fd,
         now=time.monotonic,
         wall_ms=_wall_ms,
+        continuous_ms=_continuous_ms,
     )
 
     def say_ready() -> None:
@@ -106,12 +109,6 @@ def _wait_for_end(pid: int) -> None:
         _, status = os.waitpid(pid, 0)
         _report(status)
         return
-    if hasattr(os, "pidfd_open"):
-        fd = os.pidfd_open(pid)
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        poller.poll()
-        os.close(fd)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
@@ -122,6 +119,8 @@ def _clean_up(state: StateDir, spawner_pid: int) -> None:
     # First what had ended by itself: those codes are the programs' own.
     _reap(statuses, spawner_pid, mains)
     own = frozenset({os.getpid()})
+    if tree.children() is None:
+        _end_groups(mains)
     left = end_leftovers(entries, spare=own)
     left |= _end_descendants(statuses, spawner_pid, mains)
     # A SIGKILL can only be the one given here: whatever the program would have said, it did not get to it.
@@ -152,13 +151,6 @@ def _end_descendants(statuses: dict[int, int], spawner_pid: int, mains: set[int]
     while _reap(statuses, spawner_pid, mains):
         seen = tree.processes()
         left = tree.members(seen, roots=set(tree.children() or ()), markers=(), spare={os.getpid()})
-        if not left and not seen:  # without /proc: the jobs' groups are all that can be named
-            left = set()
-            for pid in mains - statuses.keys():
-                try:
-                    os.killpg(pid, signal.SIGKILL)
-                except OSError:
-                    continue
         tree.send_signal([seen[pid] for pid in left], signal.SIGKILL)
         if time.monotonic() > deadline:
             return left
@@ -166,10 +158,25 @@ def _end_descendants(statuses: dict[int, int], spawner_pid: int, mains: set[int]
     return set()
 
 
+def _end_groups(mains: set[int]) -> None:
+    """Without /proc the jobs' groups are all that can be named, and only now, before their numbers are reused."""
+    for pid in mains:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except OSError:  # it has ended
+            continue
+
+
 def _report(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code != 0:
         print(f"the spawner ended with {code}", flush=True)  # noqa: T201 - this process's stdout is its log
+
+
+def _continuous_ms() -> int:
+    """The clock of ``Spawn.kill_by_ms``: it runs through suspend (CLOCK_MONOTONIC_RAW does on macOS)."""
+    clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC))
+    return time.clock_gettime_ns(clock) // 1_000_000
 
 
 def _wall_ms() -> int:

@@ -4,12 +4,10 @@ Git's semantics, level by level: the deepest file with a matching line decides, 
 line; a folder that is ignored is never looked into, so nothing below it can be taken back.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
-
-from pathspec import GitIgnoreSpec
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from gpulayer.staging.beneath import Path
 from gpulayer.staging.git import IgnoredBy
@@ -19,35 +17,48 @@ __all__ = ["IgnoreRules", "Patterns"]
 _BOM: Final = "\ufeff"
 
 
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One line. pathspec compiles it; which line decides is ours to say, for it lets file matches win over folders."""
+
+    number: int
+    line: str
+    regex: re.Pattern[str]
+    ignores: bool
+    is_folder_only: bool
+
+    def matches(self, text: str, is_directory: bool) -> bool:
+        if self.is_folder_only and not is_directory:
+            return False
+        found = self.regex.match(text)
+        # With ps_d only a folder above matched, and what that means was decided when the folder was looked at.
+        return found is not None and not found.groupdict().get("ps_d")
+
+
 class Patterns:
     """The lines of one ignore file, or of ``--include`` and ``--exclude``."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._patterns: list[GitIgnoreSpecPattern] = []
-        self._lines: list[tuple[int, str]] = []
+        self._rules: list[_Rule] = []  # last line first
         for number, line in enumerate(lines, start=1):
-            try:
-                pattern = GitIgnoreSpecPattern(line)
-            except ValueError:
-                continue  # git reads a malformed line as one that matches nothing
-            if pattern.include is not None:
-                self._patterns.append(pattern)
-                self._lines.append((number, line.strip()))
-        self._spec = GitIgnoreSpec(self._patterns)
+            rule = _compiled(number, line)
+            if rule is not None:
+                self._rules.insert(0, rule)
 
     def __bool__(self) -> bool:
-        return bool(self._patterns)
+        return bool(self._rules)
 
     def match(self, path: Path, *, is_directory: bool) -> tuple[bool, int, str] | None:
-        """(ignored, line number, line) of the deciding line, or None when no line matches."""
-        result = self._spec.check_file("/".join(path) + ("/" if is_directory else ""))
-        if result.include is None or result.index is None:
-            return None
-        return (result.include, *self._lines[result.index])
+        """(ignored, line number, line) of the deciding line, or None when no line matches this very path."""
+        text = "/".join(path)
+        for rule in self._rules:
+            if rule.matches(text, is_directory):
+                return rule.ignores, rule.number, rule.line
+        return None
 
     def covers(self, path: Path, *, is_directory: bool) -> bool:
         """Whether the path or a folder above it matches."""
-        if not self._patterns:
+        if not self._rules:
             return False
         for length in range(1, len(path) + 1):
             found = self.match(path[:length], is_directory=is_directory or length < len(path))
@@ -77,3 +88,33 @@ class IgnoreRules:
                 ignored, number, line = found
                 return IgnoredBy(f"{'/'.join((*folder, name))}:{number}", line) if ignored else None
         return None
+
+
+def _compiled(number: int, line: str) -> _Rule | None:
+    text = _trimmed(line)
+    if not text or text.startswith("#"):
+        return None
+    # Not at the top: most submits come from git folders, and need not wait for this import.
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # noqa: PLC0415
+
+    is_folder_only = text.endswith("/")
+    try:
+        # Without its last slash, which says what is matched and not how: "a/**/" means folders that "a/**" matches.
+        pattern = GitIgnoreSpecPattern(text.removesuffix("/"))
+    except ValueError:
+        return None  # git reads a malformed line as one that matches nothing
+    if pattern.include is None or pattern.regex is None:
+        return None
+    return _Rule(number, text, pattern.regex, pattern.include, is_folder_only)
+
+
+def _trimmed(line: str) -> str:
+    """Without trailing spaces, save an escaped one; pathspec keeps all of them when one is escaped, git does not."""
+    line = line.removesuffix("\r")
+    end = len(line)
+    while end and line[end - 1] == " ":
+        before = line[: end - 1]
+        if (len(before) - len(before.rstrip("\\"))) % 2:
+            break
+        end -= 1
+    return line[:end]

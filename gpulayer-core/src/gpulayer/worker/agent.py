@@ -20,7 +20,7 @@ from gpulayer.errors import BadRequest, Blame, Conflict, DiskFull, GpulayerError
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts import Launcher, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
-from gpulayer.protocol.agent import AgentState, next_wake_ms, step
+from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -29,6 +29,7 @@ from gpulayer.protocol.messages import (
     CollectOutputs,
     CommandsReceived,
     DrainLog,
+    Extend,
     FactsChanged,
     Finish,
     FollowLog,
@@ -217,8 +218,10 @@ class Agent:
                 task = self._stages.pop(key, None)
                 if task is not None:
                     task.cancel()
-            case Spawn(assignment):
-                self._start_for(assignment.key, self._spawn(assignment))
+            case Spawn(assignment, kill_by_ms):
+                self._start_for(assignment.key, self._spawn(assignment, kill_by_ms))
+            case Extend(key, kill_by_ms):
+                self._start_for(key, self._extend(key, kill_by_ms))
             case FollowLog(key):
                 self._follow_log(key, is_resumed=False)
             case SignalTree(key):
@@ -329,6 +332,7 @@ class Agent:
         cursor, tries = "", 0
         while True:
             path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
+            asked_ms = self._clock.monotonic_ms()
             try:
                 reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
                 heard = [_command(fields) for fields in reply["commands"]]
@@ -339,9 +343,14 @@ class Agent:
                     _log.warning("no commands: %s", error.message)
                 await asyncio.sleep(self._plane.backoff_s(tries))
             else:
-                tries, cursor = 0, reply["cursor"]
+                tries = 0
+                is_heard = is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms())
+                if is_heard:
+                    cursor = reply["cursor"]
                 if commands:
-                    self._feed(CommandsReceived(commands))
+                    self._feed(CommandsReceived(asked_ms, commands))
+                if not is_heard:  # the same answer would come at once, until a report is answered
+                    await asyncio.sleep(self._plane.backoff_s(1))
 
     async def _watch_machine(self) -> None:
         while True:
@@ -402,7 +411,7 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
@@ -413,7 +422,7 @@ class Agent:
             plan = self._launcher.plan(
                 assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
             )
-            starter = SpawnerStarter(self._link)
+            starter = SpawnerStarter(self._link, kill_by_ms)
             result = await self._launcher.act(plan, starter)
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
@@ -476,6 +485,12 @@ class Agent:
         except GpulayerError as error:
             _log.warning("SIGTERM for %s: %s", key, error.message)  # SIGKILL follows after the grace time
         self._feed(TreeSignalled(key))
+
+    async def _extend(self, key: NodeKey, kill_by_ms: int) -> None:
+        try:
+            await self._link.extend(str(key), kill_by_ms)
+        except GpulayerError as error:
+            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
 
     async def _kill_tree(self, key: NodeKey) -> None:
         try:

@@ -13,8 +13,9 @@ __all__ = ["SpawnerStarter", "end_of"]
 class SpawnerStarter:
     """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
 
-    def __init__(self, link: SpawnerLink) -> None:
+    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
         self._link = link
+        self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
@@ -25,6 +26,7 @@ class SpawnerStarter:
             env=plan.env,
             log_path=plan.log_path,
             exit_path=plan.exit_path,
+            kill_by_ms=self._kill_by_ms,
         )
         if isinstance(reply, NotSpawned):
             return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0]))

@@ -29,11 +29,12 @@ from gpulayer.errors import (
 )
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
-from gpulayer.spawner.messages import Exited, Output, Row, Spawned, SpawnFailed, Stalled
+from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
 
 __all__ = [
     "Attached",
+    "ExitRecord",
     "Exited",
     "Output",
     "Row",
@@ -122,6 +123,7 @@ class SpawnerLink:
         exit_path: Path,
         marker: int | None = None,
         nice: int = 0,
+        kill_by_ms: int | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
         """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
@@ -136,6 +138,7 @@ class SpawnerLink:
                 exit_path=os.fspath(exit_path),
                 marker=marker,
                 nice=nice,
+                kill_by_ms=kill_by_ms,
             ),
             what=f"start {key}",
             deadline_s=deadline_s,
@@ -143,6 +146,10 @@ class SpawnerLink:
         if isinstance(reply, Spawned | SpawnFailed):
             return reply
         raise _unexpected(reply)
+
+    async def extend(self, key: str, kill_by_ms: int, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """Move the time at which the spawner ends the tree by itself. Raises ``NotFound`` for an unknown key."""
+        await self._done(lambda number: m.Extend(number, key, kill_by_ms), what=f"extend {key}", deadline_s=deadline_s)
 
     async def signal(self, key: str, signum: int, *, deadline_s: float = _REQUEST_DEADLINE_S) -> int:
         """Signal each process of the tree once; how many there were. Not repeated: after ``Unreachable`` it may or

@@ -35,6 +35,7 @@ class Process:
     is_alive: bool = True
     end: m.ProcessExited | m.ProcessLost | None = None
     terms: int = 0
+    kill_by_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -108,6 +109,10 @@ class SimHost:
             if process.is_alive:
                 process.is_alive, process.end = False, m.ProcessLost(key, "the machine lost power")
         self.processes.clear()
+        if self.clock.chance(0.3):
+            self.clock.say(f"{self.id}: and comes back with an empty disk")
+            self.folders.clear()
+            self.contact_ms = None
         self.clock.after(self.clock.spread_ms(40_000), self.start)
 
     def feed(self, event: m.Input) -> None:
@@ -133,7 +138,9 @@ class SimHost:
                 outcome: m.Input = m.StagingFailed(key, "a blob was damaged") if failed else m.Staged(key)
                 self._later(self.clock.spread_ms(50), outcome)
             case m.Spawn():
-                self._spawn(action.assignment)
+                self._spawn(action.assignment, action.kill_by_ms)
+            case m.Extend():
+                self._arm(action.key, action.kill_by_ms)
             case m.SignalTree():
                 self._signal(action.key)
             case m.KillTree():
@@ -169,11 +176,25 @@ class SimHost:
 
     # Processes ---------------------------------------------------------------------------------------------------
 
-    def _spawn(self, assignment: Assignment) -> None:
+    def _arm(self, key: NodeKey, kill_by_ms: int | None) -> None:
+        """The spawner ends the tree at this time, whether or not the agent is there."""
+        process = self.processes.get(key)
+        if process is None or kill_by_ms is None:
+            return
+        process.kill_by_ms = kill_by_ms
+
+        def end_late() -> None:
+            if process.kill_by_ms is not None and process.kill_by_ms <= self.clock.now_ms:
+                self._end(key, m.ProcessLost(key, "the agent did not extend its time"))
+
+        self.clock.after(kill_by_ms - self.clock.now_ms, end_late)
+
+    def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
         key = assignment.key
         known = self.processes.get(key)
         if known is None:
             self.processes[key] = Process(assignment)
+            self._arm(key, kill_by_ms)
             self.started(self, assignment)
             run_ms, exit_code, _ = self.programs(assignment)
             self.clock.after(run_ms, lambda: self._end(key, m.ProcessExited(key, exit_code=exit_code)))
@@ -270,7 +291,7 @@ class SimHost:
         if self.agent is None or self._is_polling or not self.agent.is_settled:
             return
         self._is_polling = True
-        asked, answered = self.agent, False
+        asked, answered, asked_ms = self.agent, False, self.clock.now_ms
 
         def answer(found: Commands | None) -> None:
             nonlocal answered
@@ -280,8 +301,10 @@ class SimHost:
             if found is None:
                 self._poll()
                 return
-            self._cursor, commands = found
-            self.feed(m.CommandsReceived(tuple(self._command(command) for command in commands)))
+            cursor, commands = found
+            if agent_protocol.is_current(self.agent, asked_ms, now_ms=self.clock.now_ms):
+                self._cursor = cursor
+            self.feed(m.CommandsReceived(asked_ms, tuple(self._command(command) for command in commands)))
 
         def arrive() -> None:
             self.plane.poll(self.id, self._cursor, lambda found: self.network.deliver(self.id, lambda: answer(found)))

@@ -164,10 +164,17 @@ class SimPlane:
             reply(((self.incarnation, box.sent), tuple(box.commands)))
             return
         box.acknowledge(after[1])
-        if box.commands:
-            reply(((self.incarnation, box.sent), tuple(box.commands)))
+        # What waited here while the worker was away may have been lent to others since.
+        current = tuple(command for command in box.commands if self.is_lent(worker, command.epoch))
+        if current:
+            reply(((self.incarnation, box.sent), current))
         else:
             self.polls[worker] = lambda: self.poll(worker, after, reply)
+
+    @property
+    def is_busy(self) -> bool:
+        """Something waits to be stepped or to be committed."""
+        return self._is_committing or bool(self._queue)
 
     def is_lent(self, worker: WorkerId, epoch: int) -> bool:
         """May this worker write for this attempt? The fence of logs and outputs."""

@@ -18,6 +18,7 @@ from gpulayer.testing.sim.rules import Violation
 
 __all__ = ["Report", "Shape", "Violation", "run"]
 
+SETTLED_MS: Final = 120_000  # so long after the faults every worker has been told what is not its own any more
 PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish within this much virtual time
 
 
@@ -90,6 +91,7 @@ def _play(world: _World) -> None:
         clock.after(clock.rng.randrange(shape.trouble_ms), lambda number=number: _submit(world, number))  # type: ignore[misc]
     _plan_faults(world)
     clock.after(shape.trouble_ms, lambda: _make_peace(world))
+    clock.after(shape.trouble_ms + SETTLED_MS, lambda: _check_fenced(world))
     deadline = shape.trouble_ms + PEACE_MS
     while clock.now_ms < deadline and clock.run_next():
         if clock.now_ms > shape.trouble_ms and _is_all_over(world):
@@ -154,7 +156,7 @@ def _submit(world: _World, number: int) -> None:
         wait=rng.random() < 0.9,
     )
     entry = world.entries[job_id] = JobEntry.of(job_id, "me", spec)
-    run_ms = rng.choice([10, 500, 20_000, 90_000])
+    run_ms = rng.choice([10, 500, 20_000, 90_000, 600_000])
     world.programs[job_id] = (
         1 + int(run_ms * rng.random()),
         rng.choice([0, 0, 0, 1, 255]),
@@ -240,6 +242,7 @@ def _is_all_over(world: _World) -> bool:
     return (
         plane.state is not None
         and len(world.acknowledged) == world.shape.jobs
+        and not plane.is_busy
         and not plane.state.jobs
         and not any(host.folders for host in world.hosts)
     )
@@ -255,6 +258,14 @@ def _check_started(world: _World, host: SimHost, assignment: Assignment) -> None
                 raise Violation(f"{assignment.key} starts on a device that {process.assignment.key} still uses")
             if assignment.exclusive and process.assignment.job_id == assignment.job_id:
                 raise Violation(f"exclusive job {assignment.job_id} starts on {host.id} while it runs on {other.id}")
+
+
+def _check_fenced(world: _World) -> None:
+    """No tree lives on without a lease once its worker has been in contact."""
+    for host in world.hosts:
+        for key, process in host.processes.items():
+            if process.is_alive and not world.plane.is_lent(host.id, key.epoch):
+                raise Violation(f"{key} still runs on {host.id}, which has been in contact and does not hold its lease")
 
 
 def _check_end(world: _World) -> None:

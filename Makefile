@@ -1,0 +1,68 @@
+# Everything a contributor needs. `make help` lists the targets; each one sets up `.venv` first if it has to.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+REPORT := .cache/test-report.xml
+
+# A test file runs whole in one process, so that fixtures of a module are shared.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.PHONY: help setup demo test lint bench soak docs format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP) ## Make .venv with everything below in it (repeatable)
+
+demo: setup ## Run the two example jobs through the real program, in a throw-away state folder
+	@$(BIN)/python examples/demo.py
+
+test: setup ## Run all tests except the soak runs
+	@mkdir -p $(dir $(REPORT))
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -q -o junit_family=xunit1 --junitxml=$(REPORT)
+
+lint: setup ## Style, types, import contracts, changelog fragments
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@mkdir -p .cache
+	@$(BIN)/lint-imports --no-logo > .cache/lint-imports.txt || { cat .cache/lint-imports.txt; exit 1; }
+	@$(BIN)/python .ci/check_changelog.py changelog.d
+	@echo "lint: clean"
+
+bench: setup ## Measure us and our peers side by side; results go to benchmarks/results/
+	@$(BIN)/python -m benchmarks.core
+
+soak: setup ## The long runs behind the promises (minutes to hours)
+	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -q -m soak --timeout=7200 || [ $$? -eq 5 ]
+
+docs: setup ## Build the documentation site into site/; warnings fail
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
+
+format: setup ## Let ruff rewrite what it can
+	@$(BIN)/ruff check --fix --quiet
+	@$(BIN)/ruff format --quiet
+
+clean: ## Remove what the targets above made
+	rm -rf $(VENV) .cache site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(STAMP): pyproject.toml gpulayer-core/pyproject.toml requirements/dev.txt requirements/constraints.txt .ci/find-python
+	@python="$$(.ci/find-python)"; \
+	if [ -x $(BIN)/python ] && ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then rm -rf $(VENV); fi; \
+	if [ ! -x $(BIN)/python ]; then echo "setup: $(VENV) with $$($$python --version)"; $$python -m venv $(VENV); fi
+	@echo "setup: development requirements"
+	@$(PIP) install -r requirements/dev.txt -c requirements/constraints.txt
+	@echo "setup: requirements of gpulayer-core"
+	@$(BIN)/python .ci/core_requirements.py gpulayer-core/pyproject.toml > $(VENV)/core-requirements.txt
+	@$(PIP) install -r $(VENV)/core-requirements.txt -c requirements/constraints.txt
+	@echo "setup: gpulayer and gpulayer-core, editable"
+	@$(PIP) install --no-build-isolation --no-deps -e gpulayer-core -e .
+	@mkdir -p .cache
+	@touch $@

@@ -1,0 +1,1 @@
+"""Runnable comparisons with peers. Speed lives here, never in the tests."""

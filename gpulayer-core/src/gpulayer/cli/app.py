@@ -1,0 +1,167 @@
+"""The program: which command is which module, and how every failure becomes a line and an exit code."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.exceptions import Abort, TyperException
+from typer.exceptions import Exit as TyperExit
+
+import gpulayer
+from gpulayer.cli.console import print_error, print_line, say
+from gpulayer.cli.exits import Exit, exit_for_error
+from gpulayer.cli.later import later_command, later_flag
+from gpulayer.cli.quick import QuickGroup, QuickTyper
+from gpulayer.errors import GpulayerError, UsageError
+
+__all__ = ["run"]
+
+# Kept here, so that --help loads no command's module.
+COMMANDS: Final = {
+    "submit": ("gpulayer.cli.submit", "Run a command where it fits; stream its output, bring its files home."),
+    "explain": ("gpulayer.cli.explain", "Say which workers fit a request and why the others do not."),
+    "job": ("gpulayer.cli.job", "List, show, follow, wait for, cancel and retry jobs; get results."),
+    "worker": ("gpulayer.cli.worker", "List, show, drain, resume and remove workers."),
+    "resources": ("gpulayer.cli.resources", "What all workers offer, and what is free now."),
+    "up": ("gpulayer.cli.up", "Start a control plane with a worker on this machine."),
+    "join": ("gpulayer.cli.join", "Make this machine a worker of a control plane."),
+    "down": ("gpulayer.cli.down", "End the control plane of this machine and its own worker."),
+    "status": ("gpulayer.cli.status", "Which control plane is used, and how it is."),
+    "completion": ("gpulayer.cli.completion", "Print the completion script of a shell."),
+}
+
+
+class _Root(QuickGroup):
+    """Commands by name, imported when one is named."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        # Any: typer's own command type is private.
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(import_module(COMMANDS[cmd_name][0]).app)
+        command.name = cmd_name
+        return command
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        error = later_command(args[0])
+        if error is not None:
+            raise error
+        if args[0] not in COMMANDS:
+            raise _unknown_command("gpulayer", args[0], list(COMMANDS))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        # Any: typer's formatter is private.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+app = QuickTyper(cls=_Root)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print_line(f"gpulayer {gpulayer.__version__}")
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run work on GPUs that are somewhere else.
+
+    gpulayer submit -- nvidia-smi      run a command where it fits
+    """
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=None if argv is None else list(argv), prog_name="gpulayer", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else Exit.OK
+    except TyperExit as ended:
+        return ended.exit_code
+    except TyperException as error:
+        return _report_usage(error)
+    except GpulayerError as error:
+        if os.environ.get("GPULAYER_DEBUG") == "1":
+            traceback.print_exc()
+        print_error(error)
+        for candidate in error.details.get("candidates", ()):
+            say(f"       {candidate}")
+        return exit_for_error(error)
+    except SystemExit as ended:
+        # Typer turns a closed pipe into exit 1 before anyone else can see it.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        _let_go_of_stdout()
+        return Exit.PIPE_CLOSED
+    except (KeyboardInterrupt, Abort):
+        return Exit.INTERRUPTED
+    except Exception:
+        return _report_bug()
+
+
+def _report_usage(error: TyperException) -> int:
+    """Typer's own complaints, in this program's one form."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "gpulayer"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        say(error.format_message())
+        return Exit.USAGE
+    option = getattr(error, "option_name", None)
+    if isinstance(option, str) and type(error).__name__ == "NoSuchOption":
+        later = later_flag(path.removeprefix("gpulayer").strip(), option)
+        if later is not None:
+            print_error(later)
+            return Exit.USAGE
+    message = error.format_message().rstrip(".")
+    print_error(UsageError(message[:1].lower() + message[1:], hint=f"see {path} --help"))
+    return Exit.USAGE
+
+
+def _unknown_command(parent: str, name: str, known: Sequence[str]) -> UsageError:
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {parent} {close[0]}?" if close else f"see {parent} --help"
+    return UsageError(f"no such command: {parent} {name}", hint=hint)
+
+
+def _report_bug() -> int:
+    story = traceback.format_exc()
+    if os.environ.get("GPULAYER_DEBUG") == "1":
+        sys.stderr.write(story)
+    error = sys.exc_info()[1]
+    say(f"error: internal error: {type(error).__name__}: {error}")
+    try:
+        from gpulayer.sdk.settings import state_folder  # noqa: PLC0415 - only after a fault
+
+        folder = state_folder(os.environ)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = folder / f"error-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
+        log.write_text(f"gpulayer {gpulayer.__version__}, Python {sys.version}\n{sys.argv[:2]}\n{story}")
+        say(f" hint: please report it with {log}")
+    except OSError:
+        say(" hint: GPULAYER_DEBUG=1 shows where; please report it")
+    return Exit.BUG
+
+
+def _let_go_of_stdout() -> None:
+    """The reader has gone; what is still buffered must not complain at exit."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.close(descriptor)

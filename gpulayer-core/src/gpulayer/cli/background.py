@@ -1,0 +1,132 @@
+"""What runs in the background, as a program: ``python -m gpulayer.cli.background plane|worker …``.
+
+argparse instead of typer, and imports only of what is started: its start-up time is part of every cold submit.
+``gpulayer up`` and ``gpulayer join`` call ``serve_plane`` and ``run_worker`` in the foreground with the same arguments.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulayer.errors import GpulayerError
+
+__all__ = ["main", "plane_command", "run_worker", "serve_plane", "worker_command"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until told to end. Returns an exit code; errors are one line and a hint on stderr, which is a log here."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        match arguments[:1]:
+            case ["plane"]:
+                return serve_plane(arguments)
+            case ["worker"]:
+                return run_worker(arguments[1:])
+            case _:
+                print("usage: python -m gpulayer.cli.background plane|worker …", file=sys.stderr)
+                return 2
+    except GpulayerError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f" hint: {error.hint}", file=sys.stderr)
+        from gpulayer.cli.exits import exit_for_error  # noqa: PLC0415 - only after an error
+
+        return exit_for_error(error)
+
+
+def plane_command(
+    *,
+    state: Path,
+    mode: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    has_worker: bool = True,
+    idle_exit_s: float | None = None,
+) -> list[str]:
+    """The arguments of a control plane, as ``main`` reads them. Pure."""
+    argv = ["plane", "--state", str(state), "--mode", mode, "--host", host, "--port", str(port)]
+    if not has_worker:
+        argv.append("--no-worker")
+    if idle_exit_s is not None:
+        argv += ["--idle-exit-s", f"{idle_exit_s:g}"]
+    return argv
+
+
+def worker_command(*, state: Path, python: str, host_name: str) -> tuple[str, ...]:
+    """The whole command line of a control plane's own worker. Pure."""
+    folder = state / "worker"
+    return (
+        *(python, "-P", "-m", "gpulayer.cli.background", "worker"),
+        *("--work-dir", str(folder)),
+        *("--endpoint-file", str(state / "endpoint.json")),
+        *("--token-file", str(folder / "join-token")),
+        *("--default-name", host_name),
+    )
+
+
+def serve_plane(argv: Sequence[str]) -> int:
+    """Serve until told to end. Blocks. ``argv`` as of ``plane_command``."""
+    parser = argparse.ArgumentParser(prog="gpulayer-plane", allow_abbrev=False)
+    parser.add_argument("command", choices=["plane"])
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--mode", choices=["embedded", "standing"], required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--no-worker", action="store_true")
+    parser.add_argument("--idle-exit-s", type=float, default=600.0)
+    given = parser.parse_args(argv)
+    from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
+
+    own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
+    return serve(
+        ServeSettings(
+            state_dir=given.state,
+            mode=given.mode,
+            host=given.host,
+            port=given.port,
+            worker_command=None if given.no_worker else own_worker,
+            idle_exit_s=given.idle_exit_s,
+        )
+    )
+
+
+def run_worker(argv: Sequence[str]) -> int:
+    """Work until told to end. Blocks."""
+    parser = argparse.ArgumentParser(prog="gpulayer-worker", allow_abbrev=False)
+    parser.add_argument("--work-dir", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--endpoint-file", type=Path)
+    where.add_argument("--url", action="append", default=None)
+    parser.add_argument("--token-file", type=Path)
+    named = parser.add_mutually_exclusive_group()
+    named.add_argument("--name", default="")
+    named.add_argument("--default-name", default="")
+    parser.add_argument("--label", action="append", default=[])
+    parser.add_argument("--once", action="store_true")
+    given = parser.parse_args(argv)
+    from gpulayer.worker import WorkerSettings, run  # noqa: PLC0415 - loads the whole worker
+
+    return run(
+        WorkerSettings(
+            work_dir=given.work_dir,
+            urls=tuple(given.url or ()),
+            endpoint_file=given.endpoint_file,
+            token_file=given.token_file,
+            name=given.name,
+            default_name=given.default_name or _host_name(),
+            labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
+            once=given.once,
+            environment=dict(os.environ),
+        )
+    )
+
+
+def _host_name() -> str:
+    return socket.gethostname().split(".")[0] or "worker"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""How the CLI speaks: results on stdout, everything else on stderr; rich where a person looks, plain text elsewhere."""
+
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import TextIO
+
+from gpulayer.errors import GpulayerError
+
+__all__ = ["is_fancy", "print_error", "print_fields", "print_json", "print_line", "print_table", "say"]
+
+_COLOURS = {
+    "running": "green",
+    "ready": "green",
+    "fits": "green",
+    "succeeded": "green",
+    "usable": "green",
+    "failed": "red",
+    "lost": "red",
+    "rejected": "red",
+    "timed_out": "red",
+    "gone": "red",
+    "unhealthy": "red",
+    "queued": "yellow",
+    "busy": "yellow",
+    "draining": "yellow",
+    "silent": "yellow",
+    "unreachable": "yellow",
+    "cancelled": "magenta",
+}
+
+
+def is_fancy(stream: TextIO) -> bool:
+    """Colour and animation only where a person looks and has not said NO_COLOR."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def say(message: str) -> None:
+    """One line for people, on stderr."""
+    print(_safe(message), file=sys.stderr, flush=True)
+
+
+def print_error(error: GpulayerError) -> None:
+    """What happened, and what next."""
+    say(f"error: {error.message}")
+    if error.hint:
+        say(f" hint: {error.hint}")
+
+
+def print_line(text: str) -> None:
+    print(_safe(text), flush=True)
+
+
+def print_json(document: object) -> None:
+    """One document on stdout."""
+    print(json.dumps(document, indent=2, ensure_ascii=True), flush=True)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+    """A list on stdout; ``empty`` on stderr when there is nothing to list."""
+    if not rows:
+        say(empty)
+        return
+    safe = [[_safe(cell) for cell in row] for row in rows]
+    if is_fancy(sys.stdout):
+        from rich.console import Console  # noqa: PLC0415 - 0.15 s, only where a person looks
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for header in headers:
+            table.add_column(header, overflow="fold")
+        for row in safe:
+            table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        Console().print(table)
+        return
+    for line in columns([[header.upper() for header in headers], *safe]):
+        print(line)
+    sys.stdout.flush()
+
+
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """A record on stdout: a name and a value a line; empty values are left out."""
+    shown = [(name, _safe(value)) for name, value in fields if value]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        first, *more = value.split("\n")
+        print(f"{name:<{width}}  {first}")
+        for line in more:
+            print(f"{'':<{width}}  {line}")
+    sys.stdout.flush()
+
+
+def columns(rows: Sequence[Sequence[str]], *, gap: int = 2) -> list[str]:
+    """Rows padded into columns; nothing trails the last cell."""
+    widths = [max(_width(row[index]) for row in rows if index < len(row)) for index in range(max(map(len, rows)))]
+    lines: list[str] = []
+    for row in rows:
+        cells = [cell + " " * (widths[index] - _width(cell) + gap) for index, cell in enumerate(row)]
+        lines.append("".join(cells).rstrip())
+    return lines
+
+
+def _width(text: str) -> int:
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _safe(text: str) -> str:
+    """Names and messages come from other machines: no control character of theirs may drive this terminal."""
+    return "".join(
+        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )

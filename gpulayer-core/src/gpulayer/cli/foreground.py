@@ -1,0 +1,201 @@
+"""A job in the foreground: its bytes on stdout, everything else on stderr, Ctrl-C, and its ending.
+
+The program's bytes pass untouched. An interrupt never loses or doubles a byte: it is held back while one is written,
+and what was written is counted.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from gpulayer.cli.console import print_json, say
+from gpulayer.cli.exits import Exit, exit_for_job
+from gpulayer.cli.progress import QueueWatch, transfer_progress
+from gpulayer.cli.records import ending_line
+from gpulayer.client import calls
+from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs
+from gpulayer.client.transport import Transport
+from gpulayer.errors import Conflict, Unreachable
+from gpulayer.ids import Digest
+from gpulayer.sdk.job import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import JobRecord
+
+__all__ = ["Foreground", "RawOutput"]
+
+_LOST_FOR_S = 60.0
+
+
+class Foreground:
+    """Follow one job to its end. ``as_json``: logs go to stderr and the final record to stdout."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        record: "JobRecord",
+        *,
+        is_quiet: bool,
+        as_json: bool,
+        brings_outputs: bool,
+    ) -> None:
+        self._transport = transport
+        self._record = record
+        self._id = record["id"]
+        self._is_quiet = is_quiet
+        self._as_json = as_json
+        self._brings_outputs = brings_outputs
+        self._is_cancelling = False
+        self._output = RawOutput(sys.stderr if as_json else sys.stdout)
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        if self._record["state"] in FINAL_STATES and not self._record["attempts"]:
+            return self._finish(self._record)
+        with self._output.interrupts():
+            while True:
+                try:
+                    return self._finish(self._follow())
+                except KeyboardInterrupt:
+                    try:
+                        code = self._interrupted()
+                    except KeyboardInterrupt:
+                        code = self._interrupted()  # once more, which now says cancel or give up
+                    if code is not None:
+                        return code
+                except BrokenPipeError:
+                    say(f"job {self._id} goes on: gpulayer job logs --follow {self._id}")
+                    raise
+                except Unreachable as error:
+                    raise Unreachable(
+                        f"{error.message}; job {self._id} goes on without this command",
+                        hint=f"go on with: gpulayer job logs --follow {self._id}",
+                        details=error.details,
+                    ) from None
+
+    def _follow(self) -> "JobRecord":
+        watch = None if self._is_quiet else QueueWatch(self._transport, self._id)
+        cursor = LogCursor(self._output.attempt, self._output.offset)
+        events = FollowEvents(ended=self._announce_attempt, lost=self._announce_loss, dropped=self._announce_gap)
+        try:
+            for piece in follow_logs(self._transport, self._id, lost_for_s=_LOST_FOR_S, events=events, cursor=cursor):
+                if not isinstance(piece, bytes):
+                    return piece
+                if watch is not None:
+                    watch.stop()
+                self._output.write(piece, cursor)
+        finally:
+            if watch is not None:
+                watch.stop()
+        raise AssertionError("follow_logs ends with a record")
+
+    def _finish(self, record: "JobRecord") -> int:
+        landed = ""
+        if self._brings_outputs and record["output_tree"]:
+            from gpulayer.client.download import bring_home  # noqa: PLC0415 - only where outputs come home
+            from gpulayer.spec.tree import EMPTY_TREE  # noqa: PLC0415
+
+            if record["output_tree"] != EMPTY_TREE:
+                destination = Path(RUNS_FOLDER, self._id)
+                with transfer_progress(is_quiet=self._is_quiet) as progress:
+                    home = bring_home(self._transport, Digest(record["output_tree"]), destination, progress=progress)
+                for warning in home.warnings:
+                    say(f"note: {warning}")
+                landed = str(destination)
+        if record["state"] == "rejected":
+            from gpulayer.cli.verdicts import rejection_lines  # noqa: PLC0415 - only after a rejection
+
+            for line in rejection_lines(record):
+                say(line)
+        elif not self._is_quiet:
+            say(ending_line(record, landed))
+        if self._as_json:
+            print_json(record)
+        return exit_for_job(record)
+
+    def _interrupted(self) -> int | None:
+        """An exit code, or None to go on following until the cancelled job has ended."""
+        if self._is_cancelling:
+            say(f"not waiting any longer; see gpulayer job show {self._id}")
+            return Exit.CANCELLED
+        try:
+            is_detached = sys.stdin.isatty() and sys.stderr.isatty() and self._wants_detach()
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            is_detached = False
+        if is_detached:
+            say(f"job {self._id} goes on: gpulayer job logs --follow {self._id}")
+            return Exit.OK
+        self._is_cancelling = True
+        say(f"cancelling job {self._id}")
+        try:
+            self._transport.send(calls.cancel_job(self._id))
+        except Conflict:
+            pass  # it ended first; following says how
+        return None
+
+    def _wants_detach(self) -> bool:
+        """An end of input and anything but d mean: cancel. So does a second Ctrl-C, by its exception."""
+        sys.stderr.write("\ndetach or cancel? [d/C] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("d", "detach")
+
+    def _announce_attempt(self, record: "JobRecord", number: int) -> None:
+        attempt = record["attempts"][number - 1]
+        why = (attempt["ended_by"] or "ended").replace("_", " ")
+        evidence = f": {attempt['evidence']}" if attempt["evidence"] else ""
+        say(f"attempt {number} of job {self._id} ended ({why}{evidence}); it runs again as attempt {number + 1}")
+
+    def _announce_loss(self, why: str) -> None:
+        say(f"connection lost ({why}); trying again, job {self._id} goes on")
+
+    def _announce_gap(self, dropped: int) -> None:
+        say(f"note: {dropped:,} bytes of the log were dropped by its limit")
+
+
+class RawOutput:
+    """Bytes to a stream as they are, counted, with interrupts held back while they are written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._buffer = stream.buffer
+        self.attempt = 1
+        self.offset = 0
+        self._is_writing = False
+        self._is_pending = False
+
+    def write(self, piece: bytes, cursor: LogCursor) -> None:
+        """Write all of it, then remember that the log is out up to ``cursor``. Raises BrokenPipeError."""
+        self._is_writing = True
+        try:
+            self._buffer.write(piece)
+            self._buffer.flush()
+            self.attempt, self.offset = cursor.attempt, cursor.offset
+        finally:
+            self._is_writing = False
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Ctrl-C raises KeyboardInterrupt, but not in the middle of a write (unless pressed again: a stuck reader)."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler:
+            yield  # somebody ignores it on purpose (nohup, a background job of a shell)
+            return
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_writing and not self._is_pending:
+            self._is_pending = True
+            return
+        self._is_pending = False
+        raise KeyboardInterrupt

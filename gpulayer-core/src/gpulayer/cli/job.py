@@ -1,0 +1,221 @@
+"""``gpulayer job``: what was submitted. A job is named by its id, the beginning of one, or a unique name."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpulayer.cli.console import print_fields, print_json, print_line, print_table, say
+from gpulayer.cli.exits import Exit, exit_for_job
+from gpulayer.cli.foreground import RawOutput
+from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.progress import transfer_progress
+from gpulayer.cli.records import age, command_text, ending_line, job_fields, when, workers_of
+from gpulayer.client.following import FINAL_STATES, LogCursor, follow_logs
+from gpulayer.client.tail import read_tail
+from gpulayer.errors import Conflict, UsageError
+from gpulayer.ids import Digest
+from gpulayer.sdk.job import RUNS_FOLDER
+from gpulayer.spec.units import parse_duration_ms
+
+app = command_app(help="List, show, follow, wait for, cancel and retry jobs; get results.", no_args_is_help=True)
+
+Ref = Annotated[str, typer.Argument(metavar="JOB", help="Id, the beginning of one, or a unique name.")]
+Grace = Annotated[str, typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL.")]
+
+
+@app.command("list")
+def list_jobs(
+    *,
+    state: Annotated[str, typer.Option("--state", metavar="STATE", help="queued, running, failed, …")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N")] = 50,
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> None:
+    """The newest jobs, newest first."""
+    with open_client(target) as client:
+        jobs = client.jobs(state=state, name=name, limit=limit)
+    if json:
+        print_json({"jobs": jobs})
+        return
+    now = datetime.now(UTC)
+    rows = [
+        [
+            job["id"],
+            job["state"],
+            job["name"],
+            workers_of(job),
+            age(job["submitted_at"], now),
+            command_text(job["command"], limit=48),
+        ]
+        for job in jobs
+    ]
+    print_table(["job", "state", "name", "worker", "submitted", "command"], rows, empty="no jobs")
+
+
+@app.command()
+def show(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """Everything known of one job."""
+    with open_client(target) as client:
+        record = client.job(job).record()
+    if json:
+        print_json(record)
+        return
+    print_fields(job_fields(record))
+    if record["state"] == "rejected":
+        from gpulayer.cli.verdicts import rejection_lines  # noqa: PLC0415 - only after a rejection
+
+        for line in rejection_lines(record):
+            print_line(line)
+
+
+@app.command()
+def logs(
+    job: Ref,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job has ended.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines.")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, metavar="N", help="Default: the latest.")] = None,
+    target: TargetOption = "",
+) -> None:
+    """Its output, byte for byte."""
+    if follow and attempt is not None:
+        raise UsageError("--follow goes over all attempts to the last", hint="leave out --attempt, or --follow")
+    output = RawOutput(sys.stdout)
+    with open_client(target) as client:
+        found = client.job(job)
+        if tail is None and not follow:
+            for piece in found.logs(attempt=attempt):
+                output.write(piece, LogCursor())
+            return
+        record = found.record()
+        number = attempt or max(1, len(record["attempts"]))
+        cursor = LogCursor(number if tail is not None or record["state"] not in FINAL_STATES else 1)
+        if tail is not None:
+            last = read_tail(client.transport, found.id, attempt=number, lines=tail)
+            output.write(last.content, LogCursor())
+            cursor = LogCursor(number, last.end)
+        if follow:
+            for part in follow_logs(client.transport, found.id, cursor=cursor):
+                if isinstance(part, bytes):
+                    output.write(part, cursor)
+
+
+@app.command()
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, beginnings of them, or unique names.")],
+    *,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Give up after this long: 10m.")] = "",
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> int:
+    """Block until they have ended; exits with the first failure's code, or 8 when time is up."""
+    limit_s = parse_duration_ms(timeout, what="--timeout") / 1000 if timeout else None
+    started = datetime.now(UTC)
+    records = []
+    with open_client(target) as client:
+        for found in [client.job(ref) for ref in jobs]:
+            spent = (datetime.now(UTC) - started).total_seconds()
+            records.append(found.wait(timeout=None if limit_s is None else max(0.0, limit_s - spent)))
+    if json:
+        print_json(records[0] if len(records) == 1 else {"jobs": records})
+    else:
+        for record in records:
+            print_line(ending_line(record, ""))
+    return next((code for code in map(exit_for_job, records) if code), Exit.OK)
+
+
+@app.command()
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, beginnings of them, or unique names.")],
+    *,
+    grace: Grace = "",
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> None:
+    """Ask for their end and return; what has ended already stays as it is."""
+    grace_s = parse_duration_ms(grace, what="--grace") / 1000 if grace else None
+    records = []
+    with open_client(target) as client:
+        for found in [client.job(ref) for ref in jobs]:
+            try:
+                records.append(found.cancel(grace=grace_s))
+            except Conflict:
+                records.append(found.record())
+    if json:
+        print_json(records[0] if len(records) == 1 else {"jobs": records})
+        return
+    for record in records:
+        print_line(f"job {record['id']} {record['state'].replace('_', ' ')}")
+
+
+@app.command()
+def retry(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """Submit the same again, as a new job; prints its id."""
+    with open_client(target) as client:
+        again = client.job(job).retry()
+        if json:
+            print_json(again.record())
+        else:
+            print_line(again.id)
+
+
+@app.command()
+def result(
+    job: Ref,
+    *,
+    download: Annotated[bool, typer.Option("--download", help="Bring the outputs home.")] = False,
+    dest: Annotated[str, typer.Option("--dest", metavar="DIR", help="Where to (default gpulayer_runs/<job>).")] = "",
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> int:
+    """How it ended and what it made; exits like the job. Does not wait."""
+    with open_client(target) as client:
+        found = client.job(job)
+        record = found.record()
+        if record["state"] not in FINAL_STATES:
+            raise Conflict(
+                f"job {record['id']} has no result yet: it is {record['state']}",
+                hint=f"gpulayer job wait {record['id']}",
+            )
+        landed = ""
+        if download or dest:
+            from gpulayer.client.download import bring_home  # noqa: PLC0415 - only where outputs come home
+
+            destination = Path(dest) if dest else Path(RUNS_FOLDER, record["id"])
+            if record["output_tree"]:
+                with transfer_progress(is_quiet=json) as progress:
+                    home = bring_home(client.transport, Digest(record["output_tree"]), destination, progress=progress)
+                for warning in home.warnings:
+                    say(f"note: {warning}")
+                landed = str(destination)
+    if json:
+        print_json(record)
+    else:
+        say(ending_line(record, landed))
+        rows = [[output["path"], f"{output['size']:,}", output["digest"][:12]] for output in record["outputs"]]
+        print_table(["output", "bytes", "digest"], rows, empty="no outputs")
+    return exit_for_job(record)
+
+
+@app.command()
+def events(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """What happened to it, in order."""
+    with open_client(target) as client:
+        found = client.job(job).events()
+    if json:
+        print_json({"events": found})
+        return
+    rows = [
+        [
+            str(event["seq"]),
+            when(event["at"]),
+            event["event"],
+            ", ".join(f"{k}={v}" for k, v in event["details"].items()),
+        ]
+        for event in found
+    ]
+    print_table(["seq", "at", "event", "details"], rows, empty="no events")

@@ -1,0 +1,61 @@
+"""What INTERFACES.md names and this version does not have: refused by name, never ignored."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpulayer.errors import NotSupported
+
+__all__ = ["LATER_COMMANDS", "LATER_FLAGS", "later_command", "later_flag"]
+
+_NEEDS: Final = (
+    "--nodes --min-nodes --ranks-per-node --launcher --device-share --preemptible --volume --provider --max-cost"
+    " --spot --on-demand"
+)
+_BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python --secret"
+_RUNS: Final = "--after --array --service --replicas --port-name --health --split-streams"
+
+LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
+    "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),
+    "explain": frozenset(_NEEDS.split()),
+    "up": frozenset({"--store", "--blobs", "--tls"}),
+    "join": frozenset({"--fingerprint", "--python", "--install-service"}),
+    "resources": frozenset({"--python"}),
+    "job logs": frozenset({"--since", "--rank", "--grep"}),
+}
+
+LATER_COMMANDS: Final = frozenset(
+    {
+        "backup",
+        "cache",
+        "context",
+        "dashboard",
+        "doctor",
+        "mcp",
+        "plugins",
+        "restore",
+        "secret",
+        "service",
+        "skill",
+        "token",
+        "job clone",
+        "job exec",
+        "job top",
+        "job why",
+        "resources detect",
+    }
+)
+
+
+def later_flag(command: str, flag: str) -> NotSupported | None:
+    """The error for a flag of a later version, or None for one that nobody knows."""
+    if flag not in LATER_FLAGS.get(command, ()):
+        return None
+    return NotSupported(f"{flag} comes with a later version", hint=f"gpulayer {command} --help lists what there is now")
+
+
+def later_command(command: str) -> NotSupported | None:
+    if command not in LATER_COMMANDS:
+        return None
+    return NotSupported(
+        f"gpulayer {command} comes with a later version", hint="gpulayer --help lists what there is now"
+    )

@@ -1,0 +1,51 @@
+"""What every command file starts from: a group that knows later commands, and the control plane a command is for."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from gpulayer.cli.console import say
+from gpulayer.cli.later import later_command
+from gpulayer.cli.quick import QuickGroup, QuickTyper
+from gpulayer.client.connect import Settings
+from gpulayer.client.location import parse_target
+from gpulayer.errors import UsageError
+from gpulayer.sdk.client import Client
+from gpulayer.sdk.settings import resolve_settings
+
+__all__ = ["JsonFlag", "TargetOption", "command_app", "open_client", "settings_for"]
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+TargetOption = Annotated[
+    str, typer.Option("--target", metavar="local|remote", help="This machine's control plane, or the configured one.")
+]
+
+
+class _Noun(QuickGroup):
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        # Any: typer's own command type is private.
+        path = f"{ctx.command_path.removeprefix('gpulayer').strip()} {args[0]}"
+        error = later_command(path)
+        if error is not None:
+            raise error
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(f"no such command: gpulayer {path}", hint=f"one of {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def command_app(**options: Any) -> typer.Typer:  # Any: handed on to typer
+    """A noun's commands."""
+    return QuickTyper(cls=_Noun, **options)
+
+
+RETRY_FOR_S = 3.0  # a command that somebody waits for says soon that nothing answers
+
+
+def settings_for(target: str = "") -> Settings:
+    return resolve_settings(target=parse_target(target), retry_for_s=RETRY_FOR_S)
+
+
+def open_client(target: str = "") -> Client:
+    """The client of the control plane meant. Opening it may start this machine's own, and says so to a person."""
+    return Client(settings=settings_for(target), say=say if sys.stderr.isatty() else lambda _: None)

@@ -1,0 +1,121 @@
+"""What a person sees on stderr while something takes long. For quick things nothing, and rich is not loaded."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from gpulayer.cli.console import is_fancy, say
+from gpulayer.client import calls
+from gpulayer.client.following import FINAL_STATES
+from gpulayer.client.transport import Transport
+from gpulayer.errors import GpulayerError
+from gpulayer.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    from gpulayer.client.upload import Transfer
+    from gpulayer.wire.jobs import JobRecord
+
+__all__ = ["QueueWatch", "transfer_progress"]
+
+_PATIENCE_S: Final = 0.7
+_LOOK_S: Final = 1.0
+
+
+@contextmanager
+def transfer_progress(*, is_quiet: bool) -> "Iterator[Callable[[Transfer], None]]":
+    """A bar on a terminal once a transfer lasts; elsewhere nothing."""
+    started = time.monotonic()
+    bar: Any = None  # Any: rich is imported only when it shows something
+    task: Any = None
+
+    def advance(transfer: "Transfer") -> None:
+        nonlocal bar, task
+        if is_quiet or not is_fancy(sys.stderr):
+            return
+        if bar is None:
+            if time.monotonic() - started < _PATIENCE_S:
+                return
+            from rich.console import Console  # noqa: PLC0415
+            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn  # noqa: PLC0415
+
+            bar = Progress(
+                "{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            bar.start()
+            task = bar.add_task(transfer.what, total=transfer.total_bytes)
+        bar.update(task, completed=transfer.done_bytes, total=transfer.total_bytes, description=transfer.what)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+class QueueWatch:
+    """Says why a job waits, until it runs. A thread that only asks and shows; ``stop`` before anything else is shown.
+
+    On a terminal one line that changes, elsewhere a line whenever the reason changes.
+    """
+
+    def __init__(self, transport: Transport, job_id: str) -> None:
+        self._transport = transport
+        self._job_id = job_id
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._status: Any = None  # Any: rich is imported only when it shows something
+        self._last = ""
+        self._thread = threading.Thread(target=self._watch, name="gpulayer-queue-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns at once; the line is gone when it does. May be repeated."""
+        self._ended.set()
+        with self._lock:
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+
+    def _watch(self) -> None:
+        wait_s = _PATIENCE_S
+        while not self._ended.wait(wait_s):
+            wait_s = _LOOK_S
+            try:
+                record = self._transport.send(calls.get_job(self._job_id))
+            except GpulayerError:
+                continue  # whoever reads the log says that the connection is lost
+            if record["state"] in FINAL_STATES or record["state"] == "running":
+                self.stop()
+                return
+            self._show(_why(record))
+
+    def _show(self, text: str) -> None:
+        with self._lock:
+            if self._ended.is_set() or text == self._last:
+                return
+            self._last = text
+            if not is_fancy(sys.stderr):
+                say(text)
+                return
+            if self._status is None:
+                from rich.console import Console  # noqa: PLC0415
+                from rich.status import Status  # noqa: PLC0415
+
+                self._status = Status("", console=Console(stderr=True, markup=False))
+                self._status.start()
+            self._status.update(text)
+
+
+def _why(record: "JobRecord") -> str:
+    reason = record["reason"]
+    match record["state"]:
+        case "staging":
+            source = record["source"]
+            what = f" ({format_bytes(source['size_bytes'])})" if source else ""
+            return f"job {record['id']}: the worker gets the source{what}"
+        case state:
+            return f"job {record['id']} is {state}" + (f": {reason['message']}" if reason and reason["message"] else "")

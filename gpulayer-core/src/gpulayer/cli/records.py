@@ -1,0 +1,197 @@
+"""Records as people read them. Pure: text out of records."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpulayer.spec.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import AttemptRecord, JobRecord
+    from gpulayer.wire.workers import DeviceFields, WorkerRecord
+
+__all__ = [
+    "age",
+    "command_text",
+    "devices_text",
+    "duration_text",
+    "ending_line",
+    "job_fields",
+    "when",
+    "worker_fields",
+    "workers_of",
+]
+
+
+def ending_line(record: "JobRecord", landed: str) -> str:
+    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``"""
+    state = record["state"].replace("_", " ")
+    parts = [f"job {record['id']} {state}"]
+    code, number = record["exit_code"], record["signal"]
+    if record["state"] == "failed" and number is not None:
+        parts.append(f"(signal {number})")
+    elif record["state"] == "failed" and code is not None:
+        parts.append(f"(exit code {code})")
+    took = duration_text(record["started_at"], record["ended_at"])
+    if took:
+        parts.append(f"in {took}")
+    where = workers_of(record)
+    if where:
+        parts.append(f"on {where}")
+    line = " ".join(parts)
+    if record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program"):
+        reason = record["reason"]
+        evidence = record["attempts"][-1]["evidence"] if record["attempts"] else ""
+        why = evidence or (reason["message"] if reason else "")
+        line += f": {str(record['ended_by']).replace('_', ' ')}" + (f" ({why})" if why else "")
+    if landed:
+        size = sum(output["size"] for output in record["outputs"])
+        count = len(record["outputs"])
+        files = f" ({count:,} file{'' if count == 1 else 's'}, {format_bytes(size)})" if count else ""
+        line += f"; outputs in {landed}/{files}"
+    return line
+
+
+def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
+    reason = record["reason"]
+    source = record["source"]
+    request = ", ".join(f"{key} {_value(value)}" for key, value in record["request"].items())
+    return [
+        ("job", record["id"]),
+        ("name", record["name"]),
+        ("state", record["state"] + (f" ({reason['message']})" if reason and reason["message"] else "")),
+        ("command", command_text(record["command"])),
+        ("needs", request or "nothing in particular"),
+        ("source", _source(record) if source else ""),
+        ("tags", ", ".join(f"{key}={value}" for key, value in record["tags"].items())),
+        ("priority", str(record["priority"] or "")),
+        ("submitted", f"{when(record['submitted_at'])} by {record['submitted_by']['name']}"),
+        ("started", when(record["started_at"])),
+        ("ended", _ended(record)),
+        ("exit code", "" if record["exit_code"] is None else str(record["exit_code"])),
+        ("signal", "" if record["signal"] is None else str(record["signal"])),
+        ("ended by", (record["ended_by"] or "").replace("_", " ")),
+        ("placement", str(record["placement"] or "")),
+        ("attempts", "\n".join(_attempt(attempt) for attempt in record["attempts"])),
+        ("outputs", "\n".join(f"{output['path']}  {format_bytes(output['size'])}" for output in record["outputs"])),
+    ]
+
+
+def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
+    place = [f"{key.replace('_', ' ')} {value}" for key, value in record["locality"].items() if value]
+    return [
+        ("worker", record["name"]),
+        ("id", record["id"]),
+        ("state", record["state"]),
+        ("last seen", when(record["last_seen_at"])),
+        ("platform", record["platform"]),
+        ("version", record["version"]),
+        ("place", ", ".join(place)),
+        ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
+        ("cpus", f"{record['cpus_free']} of {record['cpus']} free"),
+        ("memory", format_bytes(record["memory_bytes"])),
+        ("disk", format_bytes(record["disk_bytes"]) if record["disk_bytes"] is not None else ""),
+        ("devices", "\n".join(_device(device) for device in record["devices"]) or "none"),
+        (
+            "frameworks",
+            "\n".join(
+                f"{found['name']} {found['version']} on {found['accelerator']}"
+                + ("" if found["usable"] else f": {found['reason'] or 'can not be used'}")
+                for found in record["frameworks"]
+            ),
+        ),
+        ("leases", ", ".join(map(str, record["leases"]))),
+    ]
+
+
+def devices_text(record: "WorkerRecord") -> str:
+    """``2 × NVIDIA H100 80 GB``; equal devices together."""
+    groups: dict[str, int] = {}
+    for device in record["devices"]:
+        memory = f" {format_bytes(device['memory_bytes'])}" if device["memory_bytes"] is not None else ""
+        text = f"{device['model'] or device['kind']}{memory}" + (
+            "" if device["state"] == "usable" else f" ({device['state']})"
+        )
+        groups[text] = groups.get(text, 0) + 1
+    return ", ".join(f"{count} × {text}" for text, count in groups.items())
+
+
+def workers_of(record: "JobRecord") -> str:
+    """Where the latest attempt ran."""
+    if not record["attempts"]:
+        return ""
+    return ", ".join(dict.fromkeys(node["worker"] for node in record["attempts"][-1]["nodes"]))
+
+
+def command_text(command: list[str], *, limit: int = 0) -> str:
+    import shlex  # noqa: PLC0415 - listings only
+
+    text = " ".join(shlex.join(command).split())
+    return text if not limit or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def duration_text(started: str | None, ended: str | None) -> str:
+    if started is None or ended is None:
+        return ""
+    took = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
+    return format_duration(max(0, int(took.total_seconds() * 1000)))
+
+
+def when(time: str | None) -> str:
+    """In the reader's own time zone, to the second."""
+    return "" if time is None else datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def age(time: str | None, now: datetime) -> str:
+    if time is None:
+        return ""
+    return format_duration(max(0, int((now - datetime.fromisoformat(time)).total_seconds()) * 1000)) + " ago"
+
+
+def _ended(record: "JobRecord") -> str:
+    if record["ended_at"] is None:
+        return ""
+    took = duration_text(record["started_at"], record["ended_at"])
+    return when(record["ended_at"]) + (f" (after {took})" if took else "")
+
+
+def _source(record: "JobRecord") -> str:
+    source = record["source"]
+    if source is None:
+        return ""
+    commit = source.get("commit", "")
+    state = f", commit {commit[:12]}" + (" with changes" if source.get("dirty") else "") if commit else ""
+    return f"{source['files']:,} files, {format_bytes(source['size_bytes'])}{state}"
+
+
+def _attempt(attempt: "AttemptRecord") -> str:
+    where = ", ".join(
+        node["worker"] + (f" [{', '.join(node['devices'])}]" if node["devices"] else "") for node in attempt["nodes"]
+    )
+    took = duration_text(attempt["started_at"], attempt["ended_at"])
+    end = (attempt["ended_by"] or "").replace("_", " ")
+    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", " ")]
+    return "  ".join(part for part in parts if part)
+
+
+def _device(device: "DeviceFields") -> str:
+    memory = "" if device["memory_bytes"] is None else f"  {format_bytes(device['memory_bytes'])}"
+    free = "" if device["memory_free_bytes"] is None else f" ({format_bytes(device['memory_free_bytes'])} free)"
+    reason = f": {device['reason']}" if device["reason"] else ""
+    return "  ".join(
+        [
+            f"{device['index']}: {device['kind']}",
+            device["model"] + memory + free,
+            device["state"] + reason,
+            device["uuid"],
+        ]
+    )
+
+
+def _value(value: object) -> str:
+    match value:
+        case list():
+            return ",".join(map(str, value))
+        case dict():
+            return ",".join(f"{key}={item}" for key, item in value.items())
+        case _:
+            return str(value)

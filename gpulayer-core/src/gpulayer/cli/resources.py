@@ -1,0 +1,68 @@
+"""``gpulayer resources``: what all workers offer, and what is free now."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpulayer.cli.console import print_json, print_table
+from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    from gpulayer.wire.workers import DeviceFields
+
+app = command_app(help="What all workers offer, and what is free now.")
+
+
+@app.callback(invoke_without_command=True)
+def resources(
+    context: typer.Context,
+    *,
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        _show(target, as_json=json)
+
+
+@app.command("list")
+def list_resources(*, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """A line a worker and kind of device."""
+    _show(target, as_json=json)
+
+
+def _show(target: str, *, as_json: bool) -> None:
+    with open_client(target) as client:
+        workers = client.workers()
+    if as_json:
+        print_json({"workers": workers})
+        return
+    rows: list[list[str]] = []
+    for worker in workers:
+        cpus = f"{worker['cpus_free']} of {worker['cpus']}"
+        frameworks = ", ".join(
+            dict.fromkeys(f"{found['name']} {found['version']}" for found in worker["frameworks"] if found["usable"])
+        )
+        devices: list[DeviceFields | None] = [*worker["devices"]] or [None]
+        for number, device in enumerate(devices):
+            is_first = number == 0
+            rows.append(
+                [
+                    worker["name"] if is_first else "",
+                    worker["state"] if is_first else "",
+                    cpus if is_first else "",
+                    format_bytes(worker["memory_bytes"]) if is_first else "",
+                    f"{device['kind']} {device['model']}".strip() if device else "no device",
+                    _memory(device["memory_free_bytes"], device["memory_bytes"]) if device else "",
+                    device["state"] if device else "",
+                    frameworks if is_first else "",
+                ]
+            )
+    headers = ["worker", "state", "cpus free", "memory", "device", "device memory", "device state", "frameworks"]
+    print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
+
+
+def _memory(free: int | None, total: int | None) -> str:
+    if total is None:
+        return ""
+    return format_bytes(total) if free is None else f"{format_bytes(free)} of {format_bytes(total)} free"

@@ -1,0 +1,184 @@
+"""``gpulayer submit``: the main road. Parsing here; following in ``foreground``."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from gpulayer.cli import needs
+from gpulayer.cli.command import check_command, default_source, read_env
+from gpulayer.cli.console import print_json, print_line, say
+from gpulayer.cli.exits import Exit
+from gpulayer.cli.foreground import Foreground
+from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.progress import transfer_progress
+from gpulayer.client import calls
+from gpulayer.errors import UsageError
+from gpulayer.sdk.client import local_job_env, ship_plan
+from gpulayer.sdk.options import JobOptions, plan_job
+
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import JobRecord
+
+app = command_app()
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    *,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND…", help="The program and its arguments.")
+    ] = None,
+    target: TargetOption = "",
+    accelerator: needs.AcceleratorFlag = "",
+    devices: needs.DevicesFlag = None,
+    device_model: needs.DeviceModelFlag = "",
+    device_memory: needs.DeviceMemoryFlag = "",
+    compute_capability: needs.CapabilityFlag = "",
+    framework: needs.FrameworkFlag = None,
+    cpus: needs.CpusFlag = None,
+    memory: needs.MemoryFlag = "",
+    disk: needs.DiskFlag = "",
+    label: needs.LabelFlag = None,
+    worker: needs.WorkerFlag = "",
+    zone: needs.ZoneFlag = "",
+    region: needs.RegionFlag = "",
+    network_group: needs.GroupFlag = "",
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Queue when workers fit but are busy, or fail at once.")
+    ] = True,
+    source: Annotated[
+        str, typer.Option("--source", metavar="DIR", help="The folder that ships (default: that of `python file.py`).")
+    ] = "",
+    include: Annotated[
+        list[str] | None, typer.Option("--include", metavar="PATTERN", help="Ship it although ignored.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Leave it out.")] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="PATTERN", help="What comes home (default: all new or changed files)."),
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="A variable of the job.")] = None,
+    env_file: Annotated[str, typer.Option("--env-file", metavar="FILE", help="Variables, K=V a line.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME")] = "",
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V")] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 0,
+    retries: Annotated[
+        int | None, typer.Option("--retries", metavar="N", help="Of failures that are not the program's (default 2).")
+    ] = None,
+    retry_on: Annotated[
+        str, typer.Option("--retry-on", metavar="infrastructure|any", help="any: also the program's own failures.")
+    ] = "",
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="2h")] = "",
+    grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL: 30s.")] = "",
+    keep_for: Annotated[
+        str, typer.Option("--keep-for", metavar="TIME", help="How long a worker out of contact goes on: 1h.")
+    ] = "",
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="Never on two workers at a time.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the id and return.")] = False,
+    no_outputs: Annotated[bool, typer.Option("--no-outputs", help="Bring no files home.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the program's output, and errors.")] = False,
+    idempotency_key: Annotated[
+        str, typer.Option("--idempotency-key", metavar="KEY", help="The same key is the same job, for 7 days.")
+    ] = "",
+    json: JsonFlag = False,
+) -> int:
+    """Run a command where it fits, stream its output, bring its files home, and exit with its exit code."""
+    words = list(command or ())
+    check_command(words, is_file=os.path.isfile)
+    options: JobOptions = {
+        "name": name,
+        "priority": priority,
+        "retry_on": _retry_on(retry_on),
+        "exclusive": exclusive,
+        "wait": wait,
+        "keep_outputs": not no_outputs,
+        "include": include or (),
+        "exclude": exclude or (),
+        "outputs": output or (),
+        "env": read_env(env or (), _read(env_file), environment=os.environ, file_name=env_file),
+        "tags": needs.pairs(tag or (), "--tag"),
+        "idempotency_key": idempotency_key,
+    }
+    request = needs.request_options(
+        accelerator=accelerator,
+        devices=devices,
+        device_model=device_model,
+        device_memory=device_memory,
+        compute_capability=compute_capability,
+        framework=framework,
+        cpus=cpus,
+        memory=memory,
+        disk=disk,
+        label=label,
+        worker=worker,
+        zone=zone,
+        region=region,
+        network_group=network_group,
+    )
+    options = cast("JobOptions", {**options, **request})
+    if retries is not None:
+        options["retries"] = retries
+    if timeout:
+        options["timeout"] = timeout
+    if grace:
+        options["grace"] = grace
+    if keep_for:
+        options["keep_for"] = keep_for
+    if source:
+        _check_folder(source)
+        options["source"] = source
+    else:
+        shipped = default_source(words, is_file=os.path.isfile)
+        if shipped is not None:
+            options["source"], words = shipped
+        elif include or exclude:
+            raise UsageError("--include and --exclude choose from a source, and there is none", hint="add --source DIR")
+
+    with open_client(target) as client:
+        plan = plan_job(words, options, base_env=local_job_env(client.settings))
+        transport = client.transport
+        with transfer_progress(is_quiet=quiet) as progress:
+            submission = ship_plan(
+                transport,
+                plan,
+                os.environ,
+                {},
+                progress=progress,
+                notes=lambda note: None if quiet else say(f"note: {note}"),
+            )
+        record = transport.send(calls.submit_job(submission, key=plan.key))
+        if detach and record["state"] != "rejected":
+            _print_detached(record, as_json=json)
+            return Exit.OK
+        return Foreground(transport, record, is_quiet=quiet, as_json=json, brings_outputs=not no_outputs).run()
+
+
+def _print_detached(record: "JobRecord", *, as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+    else:
+        print_line(record["id"])
+
+
+def _retry_on(text: str) -> str:
+    if text not in ("", "infrastructure", "any"):
+        raise UsageError(f"--retry-on {text}: unknown", hint="one of infrastructure, any")
+    return text
+
+
+def _check_folder(source: str) -> None:
+    """Before a control plane is started for it. The scan says the same, later."""
+    if not os.path.exists(source):
+        raise UsageError(f"source folder {source} does not exist", hint="name an existing folder with --source")
+
+
+def _read(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"--env-file {path} can't be read: {why}", hint="name a file of K=V lines") from None

@@ -1,0 +1,85 @@
+"""Placement's verdicts as the table people read. The planning of lines is pure."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpulayer.cli.console import columns
+from gpulayer.spec.verdict import FieldChange
+
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import JobRecord, VerdictRecord
+
+__all__ = ["explanation_lines", "rejection_lines"]
+
+_LABELS: Final = {
+    "no_accelerator": "accelerator",
+    "no_cuda_device": "accelerator",
+    "too_few_devices": "devices",
+    "device_unhealthy": "devices",
+    "framework_missing": "framework",
+    "framework_version": "framework",
+    "framework_unusable": "framework",
+    "worker_name": "worker",
+    "plugin_rejected": "plugin",
+    "unknown_value": "value",
+}
+
+
+def rejection_lines(record: "JobRecord") -> list[str]:
+    """Of a rejected job: one line that says what was wanted, then a line a worker and reason."""
+    from gpulayer.wire.convert import request_from_wire  # noqa: PLC0415 - only after a rejection
+
+    wanted = request_from_wire(record["request"]).summary()
+    verdicts = record["verdicts"]
+    is_busy = any(verdict["verdict"] == "busy" for verdict in verdicts)
+    head = f"all workers that fit are busy: {wanted}" if is_busy else f"no worker fits: {wanted}"
+    if not verdicts:
+        reason = record["reason"]
+        return [head, *([f"  {reason['message']}"] if reason and reason["message"] else [])]
+    return [head, *_indented(_rows(verdicts))]
+
+
+def explanation_lines(request: str, choice: str | None, verdicts: Sequence["VerdictRecord"]) -> list[str]:
+    """Of a dry run: the choice stands first."""
+    if choice is not None:
+        head = f"{request}: would run on {choice}"
+    elif any(verdict["verdict"] == "busy" for verdict in verdicts):
+        head = f"{request}: would wait, all workers that fit are busy"
+    elif verdicts:
+        head = f"no worker fits: {request}"
+    else:
+        return [f"{request}: no worker is known", "  gpulayer up starts one here; gpulayer join adds a machine"]
+    ordered = sorted(verdicts, key=lambda verdict: verdict["worker"] != choice)
+    return [head, *_indented(_rows(ordered))]
+
+
+def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for verdict in verdicts:
+        change = _change(verdict["fits_with"])
+        if verdict["verdict"] == "eligible":
+            rows.append([verdict["worker"], "fits", "", ""])
+            continue
+        reasons = verdict["reasons"] or [{"code": "busy", "message": "", "wanted": "", "has": ""}]
+        for number, reason in enumerate(reasons):
+            label = "busy" if verdict["verdict"] == "busy" else _label(reason["code"])
+            message = reason["message"] or _busy_with(verdict["busy_with"])
+            rows.append(["" if number else verdict["worker"], label, message, "" if number else change])
+    return rows
+
+
+def _label(code: str) -> str:
+    return _LABELS.get(code, code.replace("_", " "))
+
+
+def _busy_with(jobs: Sequence[str]) -> str:
+    return f"used by job {', '.join(job[:8] for job in jobs)}" if jobs else ""
+
+
+def _change(fits_with: "dict[str, str]") -> str:
+    flags = [FieldChange(field, value).flag for field, value in fits_with.items()]
+    return f"fits {'' if flags[0].startswith('without') else 'with '}{' and '.join(flags)}" if flags else ""
+
+
+def _indented(rows: list[list[str]]) -> list[str]:
+    return ["  " + line for line in columns(rows, gap=4)]

@@ -1,0 +1,125 @@
+"""What an answer, or the lack of one, means: shared by both shells, so that they can't drift. Pure.
+
+The one table in which failures of the network and of HTTP enter the project's tree of errors.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gpulayer.client.calls import Call
+from gpulayer.errors import GpulayerError, NotSupported, ProtocolError, Unreachable, UsageError
+from gpulayer.protocol.retry import Backoff, Failure, FailureKind, Repeatable
+
+__all__ = [
+    "BACKOFF",
+    "CHUNK",
+    "Address",
+    "Failed",
+    "error_from_answer",
+    "parse_json",
+    "parse_url",
+    "raise_for_answer",
+    "repeatable",
+    "request_headers",
+    "unreachable",
+]
+
+CHUNK: Final = 256 * 1024
+# Quicker than an agent's: somebody waits for the answer.
+BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    url: str
+    host: str
+    port: int
+
+
+def parse_url(url: str) -> Address:
+    """The address behind a control plane's URL. Raises UsageError, or NotSupported for what needs TLS."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 80
+    except ValueError:
+        parts, host, port = urlsplit(""), "", 0
+    if not host or parts.scheme not in ("http", "https") or parts.path not in ("", "/"):
+        raise UsageError(f"{url!r} is not a control plane's address", hint="write it like http://127.0.0.1:8470")
+    if parts.scheme == "https" or host not in _LOOPBACK:
+        raise NotSupported(
+            f"{url} is not on this machine: reaching a control plane over the network comes with a later version",
+            hint="run `gpulayer up` here, or forward its port with ssh -L 8470:127.0.0.1:8470",
+        )
+    return Address(f"http://{parts.netloc}", host, port)
+
+
+def request_headers(call: Call[object], *, token: str, client: str) -> dict[str, str]:
+    headers = {"Authorization": f"Bearer {token}", "User-Agent": client, "Accept": "application/json"}
+    if call.content_type:
+        headers["Content-Type"] = call.content_type
+    if call.key:
+        headers["Idempotency-Key"] = call.key
+    return headers
+
+
+def repeatable(call: Call[object]) -> Repeatable:
+    """How a try of this call that perhaps arrived is to be treated."""
+    if call.endpoint.is_keyed and not call.key:
+        return Repeatable.ONCE
+    return call.endpoint.repeat
+
+
+class Failed(Exception):
+    """One failed try, inside the shells: what the retry policy looks at, and the error to raise when it gives up."""
+
+    def __init__(self, failure: Failure, error: GpulayerError) -> None:
+        super().__init__(str(error))
+        self.failure, self.error = failure, error
+
+
+def raise_for_answer(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    """Raise what an unexpected answer stands for. ``headers``: looked up in lower case."""
+    after = headers.get("retry-after", "").strip()
+    failure = Failure(FailureKind.ANSWERED, status, int(after) * 1000 if after.isdigit() else None)
+    raise Failed(failure, error_from_answer(call, status, body))
+
+
+def error_from_answer(call: Call[object], status: int, body: bytes) -> GpulayerError:
+    """The error an unexpected status stands for; an answer that is not the envelope is quoted."""
+    from gpulayer.wire.errors import error_from_envelope  # noqa: PLC0415 - only where something failed
+
+    try:
+        found = error_from_envelope(json.loads(body))
+    except ValueError:
+        found = None
+    if found is not None:
+        return found
+    said = body[:200].decode("utf-8", "replace").strip() or "nothing"
+    return ProtocolError(
+        f"{call.endpoint.method} {call.target} was answered {status} by something that is no control plane: {said}",
+        hint="check the address; gpulayer status shows which one is used",
+    )
+
+
+def parse_json(call: Call[object], body: bytes) -> Any:  # Any: the reply's schema is stated by the call
+    if not body:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise ProtocolError(
+            f"{call.endpoint.method} {call.target} was answered with something that is not JSON",
+            hint="use a client and a control plane of the same minor series",
+        ) from None
+
+
+def unreachable(url: str, why: BaseException | str) -> Unreachable:
+    return Unreachable(
+        f"no control plane answers at {url}: {why or type(why).__name__}",
+        hint="see `gpulayer status`; `gpulayer up` starts one on this machine",
+        details={"url": url},
+    )

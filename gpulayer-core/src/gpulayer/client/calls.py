@@ -1,0 +1,220 @@
+"""Every request a client makes, planned as a value: ``Call``. The shells only send them.
+
+One function an endpoint, named like its row in ``endpoints``. A call that creates something carries a key made once
+by the caller, so that sending the same ``Call`` again can never create a second one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+from gpulayer.client.endpoints import ENDPOINTS, Endpoint
+
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import (
+        BatchReply,
+        EventPage,
+        ExplainReply,
+        JobPage,
+        JobRecord,
+        JobSubmission,
+        OutputsReply,
+        RequestFields,
+    )
+    from gpulayer.wire.plane import MissingReply, PackReply, PlaneRecord, TokenReply
+    from gpulayer.wire.workers import WorkerPage, WorkerRecord
+
+__all__ = [
+    "HOLD_LIMIT_S",
+    "Call",
+    "FileBody",
+    "cancel_job",
+    "create_token",
+    "drain_worker",
+    "explain",
+    "fetch_blobs",
+    "find_missing",
+    "get_blob",
+    "get_job",
+    "get_plane",
+    "get_worker",
+    "list_events",
+    "list_jobs",
+    "list_outputs",
+    "list_workers",
+    "put_blob",
+    "put_pack",
+    "read_logs",
+    "remove_worker",
+    "resume_worker",
+    "retry_job",
+    "shutdown_plane",
+    "submit_batch",
+    "submit_job",
+]
+
+HOLD_LIMIT_S: Final = 60.0  # the longest the control plane holds one answer back
+_SCHEMA: Final = 1
+
+Reply_co = TypeVar("Reply_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FileBody:
+    """A body read from a file as it is sent, so that its size does not count against memory."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Reply_co]):
+    """One request. target: path with its query, encoded. hold_s: how long the answer may be held back on purpose;
+    None where it may take for ever (following a log)."""
+
+    endpoint: Endpoint
+    target: str
+    body: bytes | FileBody | None = None
+    content_type: str = ""
+    key: str = ""
+    hold_s: float | None = 0.0
+
+
+def get_plane() -> "Call[PlaneRecord]":
+    return _call("get_plane")
+
+
+def shutdown_plane(*, keep_worker: bool = False) -> "Call[None]":
+    return _call("shutdown_plane", json_body={"keep_worker": True} if keep_worker else {})
+
+
+def create_token(*, name: str = "") -> "Call[TokenReply]":
+    return _call("create_token", json_body={"kind": "join", **({"name": name} if name else {})})
+
+
+def submit_job(submission: "JobSubmission", *, key: str) -> "Call[JobRecord]":
+    return _call("submit_job", json_body=submission, key=key)
+
+
+def submit_batch(submissions: "Sequence[JobSubmission]", *, key: str) -> "Call[BatchReply]":
+    return _call("submit_batch", json_body={"schema": _SCHEMA, "jobs": list(submissions)}, key=key)
+
+
+def list_jobs(*, state: str = "", name: str = "", limit: int | None = None, cursor: str = "") -> "Call[JobPage]":
+    return _call("list_jobs", query={"state": state, "name": name, "limit": limit, "cursor": cursor})
+
+
+def get_job(ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":
+    """``wait_s``: the answer is held until the job is final, that long at most."""
+    held = min(wait_s, HOLD_LIMIT_S)
+    return _call("get_job", path={"ref": ref}, query={"wait_s": _number(held) if held > 0 else None}, hold_s=held)
+
+
+def cancel_job(ref: str, *, grace_ms: int | None = None) -> "Call[JobRecord]":
+    return _call("cancel_job", path={"ref": ref}, json_body={} if grace_ms is None else {"grace_ms": grace_ms})
+
+
+def retry_job(ref: str, *, key: str) -> "Call[JobRecord]":
+    return _call("retry_job", path={"ref": ref}, key=key)
+
+
+def read_logs(
+    ref: str,
+    *,
+    offset: int = 0,
+    attempt: int | None = None,
+    node: int = 0,
+    follow: bool = False,
+    tail_bytes: int | None = None,
+) -> "Call[bytes]":
+    query = {
+        "offset": offset or None,
+        "attempt": attempt,
+        "node": node or None,
+        "follow": 1 if follow else None,
+        "tail_bytes": tail_bytes,
+    }
+    return _call("read_logs", path={"ref": ref}, query=query, hold_s=None if follow else 0.0)
+
+
+def list_events(ref: str, *, after: int = 0, limit: int | None = None) -> "Call[EventPage]":
+    return _call("list_events", path={"ref": ref}, query={"after": after or None, "limit": limit})
+
+
+def list_outputs(ref: str) -> "Call[OutputsReply]":
+    return _call("list_outputs", path={"ref": ref})
+
+
+def explain(request: "RequestFields") -> "Call[ExplainReply]":
+    return _call("explain", json_body={"request": request})
+
+
+def find_missing(digests: Sequence[str]) -> "Call[MissingReply]":
+    return _call("find_missing", json_body={"digests": list(digests)})
+
+
+def put_blob(digest: str, body: bytes | FileBody) -> "Call[None]":
+    return _call("put_blob", path={"digest": digest}, raw=body)
+
+
+def get_blob(digest: str) -> "Call[bytes]":
+    return _call("get_blob", path={"digest": digest})
+
+
+def put_pack(pack: bytes) -> "Call[PackReply]":
+    return _call("put_pack", raw=pack)
+
+
+def fetch_blobs(digests: Sequence[str]) -> "Call[bytes]":
+    return _call("fetch_blobs", json_body={"digests": list(digests)})
+
+
+def list_workers() -> "Call[WorkerPage]":
+    return _call("list_workers")
+
+
+def get_worker(ref: str) -> "Call[WorkerRecord]":
+    return _call("get_worker", path={"ref": ref})
+
+
+def drain_worker(ref: str) -> "Call[WorkerRecord]":
+    return _call("drain_worker", path={"ref": ref})
+
+
+def resume_worker(ref: str) -> "Call[WorkerRecord]":
+    return _call("resume_worker", path={"ref": ref})
+
+
+def remove_worker(ref: str, *, force: bool = False) -> "Call[WorkerRecord]":
+    return _call("remove_worker", path={"ref": ref}, query={"force": 1 if force else None})
+
+
+def _call(
+    name: str,
+    *,
+    path: Mapping[str, str] | None = None,
+    query: Mapping[str, str | int | None] | None = None,
+    json_body: object = None,
+    raw: bytes | FileBody | None = None,
+    key: str = "",
+    hold_s: float | None = 0.0,
+) -> "Call[Any]":  # Any: each public function above states the reply
+    endpoint = ENDPOINTS[name]
+    target = endpoint.path
+    for part, value in (path or {}).items():
+        target = target.replace("{" + part + "}", quote(value, safe=""))
+    given = [(field, str(value)) for field, value in (query or {}).items() if value not in (None, "")]
+    if given:
+        target += "?" + urlencode(given)
+    if raw is not None:
+        return Call(endpoint, target, raw, "application/octet-stream", key, hold_s)
+    if json_body is None:
+        return Call(endpoint, target, None, "", key, hold_s)
+    body = json.dumps(json_body, separators=(",", ":"), ensure_ascii=True).encode()
+    return Call(endpoint, target, body, "application/json", key, hold_s)
+
+
+def _number(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,89 @@
+"""From "which control plane" to an open shell: the one place that joins location, embedded start and transport.
+
+For the control plane of this machine the address may change under a running command (``gpulayer up`` adopts it, or it
+crashed and another command started it again), so a shell of it looks the address up again when nothing answers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpulayer.client.embedded import EmbeddedPlane, ensure_plane, find_plane, is_stale
+from gpulayer.client.location import Configured, Local
+from gpulayer.client.transport import Transport
+from gpulayer.errors import GpulayerError
+
+if TYPE_CHECKING:
+    from gpulayer.client.async_transport import AsyncTransport
+
+__all__ = ["Settings", "is_local", "open_async_transport", "open_transport"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a client is told from outside; resolved once, at the face.
+
+    environment: what a local job and a background control plane inherit. client: how this program names itself.
+    """
+
+    where: Configured | Local
+    environment: Mapping[str, str]
+    version: str
+    client: str
+    idle_exit_s: float | None = None
+    retry_for_s: float = 5.0
+
+    def plane(self, state_dir: Path) -> EmbeddedPlane:
+        kept = {
+            name: value for name, value in self.environment.items() if name not in ("GPULAYER_URL", "GPULAYER_TOKEN")
+        }
+        return EmbeddedPlane(state_dir=state_dir, version=self.version, environment=kept, idle_exit_s=self.idle_exit_s)
+
+
+def is_local(settings: Settings) -> bool:
+    return isinstance(settings.where, Local)
+
+
+def open_transport(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Transport:
+    """A sync shell to the control plane meant, which is started where it is this machine's own. Blocks."""
+    url, token = _address(settings, say)
+    return Transport(
+        url, token, client=settings.client, retry_for_s=settings.retry_for_s, relocate=_relocation(settings)
+    )
+
+
+def open_async_transport(settings: Settings) -> "AsyncTransport":
+    """The async twin. Blocks while a control plane is started: call it in a thread."""
+    from gpulayer.client.async_transport import AsyncTransport  # noqa: PLC0415 - httpx costs 0.3 s
+
+    url, token = _address(settings, lambda _: None)
+    return AsyncTransport(
+        url, token, client=settings.client, retry_for_s=settings.retry_for_s, relocate=_relocation(settings)
+    )
+
+
+def _address(settings: Settings, say: Callable[[str], None]) -> tuple[str, str]:
+    match settings.where:
+        case Configured(url, token):
+            return url, token
+        case Local(state_dir):
+            endpoint = ensure_plane(settings.plane(state_dir), say=say).endpoint
+            return endpoint.url, endpoint.token
+
+
+def _relocation(settings: Settings) -> Callable[[], tuple[str, str] | None]:
+    def look() -> tuple[str, str] | None:
+        if not isinstance(settings.where, Local):
+            return None
+        state_dir = settings.where.state_dir
+        endpoint = find_plane(state_dir)
+        if endpoint is None and is_stale(state_dir):
+            # It died without a goodbye; its jobs are in the store. After `gpulayer down` there is no file: leave it.
+            try:
+                endpoint = ensure_plane(settings.plane(state_dir)).endpoint
+            except GpulayerError:
+                return None
+        return None if endpoint is None else (endpoint.url, endpoint.token)
+
+    return look

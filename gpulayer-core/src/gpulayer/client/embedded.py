@@ -1,0 +1,236 @@
+"""The background control plane of one state folder: found if it runs, started if not, one for all commands.
+
+Several commands may come at once: each starts a process, the control plane's own file lock lets one serve, and the
+others find that one's endpoint. What is started is detached (its own session, output to ``plane.log``) and ends
+by itself when idle. It is started as a process, never by import: a client does not load the server.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulayer.client import calls
+from gpulayer.client.location import EndpointFound, parse_endpoint
+from gpulayer.client.transport import Transport
+from gpulayer.errors import Unreachable, UsageError
+
+__all__ = [
+    "LIVE_STATES",
+    "EmbeddedPlane",
+    "Running",
+    "ensure_plane",
+    "find_plane",
+    "is_compatible",
+    "is_stale",
+    "log_tail",
+    "plane_argv",
+    "start_detached",
+    "wait_until_gone",
+]
+
+ENDPOINT_FILE: Final = "endpoint.json"
+PLANE_LOG: Final = "plane.log"
+LIVE_STATES: Final = frozenset({"queued", "provisioning", "staging", "running", "ending", "unreachable"})
+_POLL_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPlane:
+    """How to start one. environment: what the process inherits. deadline_s: how long it may take to serve."""
+
+    state_dir: Path
+    version: str
+    environment: Mapping[str, str]
+    python: str = sys.executable
+    idle_exit_s: float | None = None
+    deadline_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A control plane that serves. is_new: it was not there when this command came."""
+
+    endpoint: EndpointFound
+    is_new: bool
+
+
+def find_plane(state_dir: Path) -> EndpointFound | None:
+    """The control plane that serves this folder now, or None. A stale endpoint file (after a crash) is no plane."""
+    try:
+        content = (state_dir / ENDPOINT_FILE).read_bytes()
+    except OSError:
+        return None
+    endpoint = parse_endpoint(content)
+    if endpoint is None or not _is_listening(endpoint):
+        return None
+    return endpoint
+
+
+def is_stale(state_dir: Path) -> bool:
+    """True where an endpoint file is left of a control plane that ended without removing it: a crash."""
+    return (state_dir / ENDPOINT_FILE).exists() and find_plane(state_dir) is None
+
+
+def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None) -> Running:
+    """Find or start it. Blocks until it serves; that its worker registers is the control plane's to wait for.
+
+    ``say`` hears what takes time. Raises Unreachable with the tail of ``plane.log`` where it does not come up, and
+    UsageError where another version with live jobs can't be used.
+    """
+    found = find_plane(settings.state_dir)
+    if found is not None:
+        kept = _keep_or_replace(found, settings)
+        if kept is not None:
+            return Running(kept, is_new=False)
+    say("starting the background control plane")
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    process = start_detached(plane_argv(settings), log=settings.state_dir / PLANE_LOG, environment=settings.environment)
+    endpoint = _await_endpoint(settings, process)
+    return Running(endpoint, is_new=True)
+
+
+def plane_argv(settings: EmbeddedPlane) -> tuple[str, ...]:
+    """The command line of a background control plane. Pure."""
+    # -P: the folder a command is typed in must never decide what the control plane imports.
+    argv = [settings.python, "-P", "-m", "gpulayer.cli.background", "plane", "--state", str(settings.state_dir)]
+    argv += ["--mode", "embedded", "--host", "127.0.0.1", "--port", "0"]
+    if settings.idle_exit_s is not None:
+        argv += ["--idle-exit-s", f"{settings.idle_exit_s:g}"]
+    return tuple(argv)
+
+
+def start_detached(argv: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own that outlives this one; its output is appended to ``log`` (0600)."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            cwd=log.parent,
+            env=dict(environment),
+        )
+    finally:
+        os.close(descriptor)
+
+
+def is_compatible(ours: str, theirs: str) -> bool:
+    """Whether two versions understand each other: the same minor series."""
+    return ours.split(".")[:2] == theirs.split(".")[:2]
+
+
+def wait_until_gone(endpoint: EndpointFound, state_dir: Path, *, deadline_s: float) -> bool:
+    """Block until that control plane has ended; False where it has not within the deadline."""
+    ends = time.monotonic() + deadline_s
+    while time.monotonic() < ends:
+        if not _endpoint_is(endpoint, state_dir) and not _is_listening(endpoint) and not _is_alive(endpoint.pid):
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def log_tail(log: Path, *, lines: int = 12) -> str:
+    """The last lines of a log, for a message; empty where there is none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16_384))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _keep_or_replace(found: EndpointFound, settings: EmbeddedPlane) -> EndpointFound | None:
+    """The running one where it will do; None once it has been ended in favour of a new one."""
+    if found.version == settings.version:
+        return found
+    if found.embedded:
+        with Transport(found.url, found.token, retry_for_s=1.0) as transport:
+            try:
+                if _is_idle(transport.send(calls.get_plane())["jobs"]):
+                    transport.send(calls.shutdown_plane())
+                    if wait_until_gone(found, settings.state_dir, deadline_s=settings.deadline_s):
+                        return None
+            except Unreachable:
+                return None  # it ended by itself between two looks
+    if is_compatible(settings.version, found.version):
+        return found
+    raise UsageError(
+        f"the control plane that runs here is version {found.version}, this is {settings.version}",
+        hint="wait until its jobs have ended, or end it with that version's `gpulayer down`",
+        details={"running": found.version, "own": settings.version},
+    )
+
+
+def _is_idle(jobs: Mapping[str, int]) -> bool:
+    return not any(count for state, count in jobs.items() if state in LIVE_STATES)
+
+
+def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]") -> EndpointFound:
+    ends = time.monotonic() + settings.deadline_s
+    has_ended = False
+    while time.monotonic() < ends:
+        endpoint = find_plane(settings.state_dir)
+        if endpoint is not None:
+            # It outlives this program on purpose; without a status Popen would warn of that.
+            process.returncode = 0 if process.poll() is None else process.returncode
+            return endpoint
+        if not has_ended and process.poll() is not None:
+            # Either another command's process got the lock and is about to serve, or it can't start at all.
+            has_ended = True
+            ends = min(ends, time.monotonic() + settings.deadline_s / 6)
+        time.sleep(_POLL_S)
+    if process.poll() is None:
+        process.terminate()
+        process.wait(timeout=10)
+    log = settings.state_dir / PLANE_LOG
+    tail = log_tail(log)
+    raise Unreachable(
+        "the background control plane did not start" + (f"; the end of its log:\n{tail}" if tail else ""),
+        hint=f"the whole log is {log}",
+        details={"log": str(log)},
+    )
+
+
+def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
+    try:
+        return parse_endpoint((state_dir / ENDPOINT_FILE).read_bytes()) == endpoint
+    except OSError:
+        return False
+
+
+def _is_listening(endpoint: EndpointFound) -> bool:
+    if not _is_alive(endpoint.pid):
+        return False
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":
+        return True  # there os.kill would end the process; the connection decides
+    try:
+        # One that this very process started stays a zombie, which kill still finds, until it is waited for.
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return False
+    except ChildProcessError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,150 @@
+"""``gl.Job``: one job of a control plane. Blocks; ``AsyncJob`` has the same methods, awaited."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpulayer.client import calls
+from gpulayer.client.following import FINAL_STATES, follow_logs
+from gpulayer.client.transport import StreamBroken, Transport
+from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut
+from gpulayer.ids import Digest
+from gpulayer.spec.units import format_duration
+
+if TYPE_CHECKING:
+    import os
+
+    from gpulayer.wire.jobs import EventRecord, JobRecord, OutputRecord
+
+__all__ = ["RUNS_FOLDER", "Job", "raise_unless_succeeded", "still_runs"]
+
+RUNS_FOLDER: Final = "gpulayer_runs"
+
+
+class Job:
+    """Made by ``submit`` and ``Client.job``. Nothing is cached but the id: every method asks the control plane."""
+
+    def __init__(self, transport: Transport, record: "JobRecord | str") -> None:
+        self._transport = transport
+        self._id = record if isinstance(record, str) else record["id"]
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def state(self) -> str:
+        """What the control plane says now."""
+        return self.record()["state"]
+
+    def record(self) -> "JobRecord":
+        return self._transport.send(calls.get_job(self._id))
+
+    def wait(self, *, timeout: float | None = None) -> "JobRecord":
+        """Block until the job has ended, whatever its end. Raises TimedOut after ``timeout`` s; the job goes on."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = calls.HOLD_LIMIT_S if ends is None else ends - time.monotonic()
+            record = self._transport.send(calls.get_job(self._id, wait_s=min(max(left, 0.0), calls.HOLD_LIMIT_S)))
+            if record["state"] in FINAL_STATES:
+                return record
+            if ends is not None and time.monotonic() >= ends:
+                raise still_runs(record, timeout or 0.0)
+
+    def result(self, *, timeout: float | None = None) -> "JobRecord":
+        """Like ``wait``, but raises JobEnded (NoWorkerFits when rejected) unless the job succeeded."""
+        return raise_unless_succeeded(self.wait(timeout=timeout))
+
+    def logs(self, *, follow: bool = False, attempt: int | None = None) -> Iterator[bytes]:
+        """The output as it was written, in pieces. follow: over all attempts until the job has ended; else what
+        there is of the latest attempt, or of ``attempt``."""
+        if follow:
+            for piece in follow_logs(self._transport, self._id):
+                if isinstance(piece, bytes):
+                    yield piece
+            return
+        offset = 0
+        while True:
+            try:
+                call = calls.read_logs(self._id, offset=offset, attempt=attempt)
+                with self._transport.stream(call) as stream:
+                    for chunk in stream.chunks:
+                        offset += len(chunk)
+                        yield chunk
+                return
+            except StreamBroken:
+                continue
+
+    def events(self) -> "list[EventRecord]":
+        """What happened to the job, in order."""
+        found: list[EventRecord] = []
+        after = 0
+        while True:
+            page = self._transport.send(calls.list_events(self._id, after=after))
+            found += page["events"]
+            if not page["events"] or page["next"] == after:
+                return found
+            after = page["next"]
+
+    def cancel(self, *, grace: float | None = None) -> "JobRecord":
+        """Ask for its end; returns at once. May be repeated. grace: seconds between SIGTERM and SIGKILL."""
+        return self._transport.send(calls.cancel_job(self._id, grace_ms=None if grace is None else int(grace * 1000)))
+
+    def retry(self) -> "Job":
+        """Submit the same again, as a new job. Raises Conflict while this one lives."""
+        import secrets  # noqa: PLC0415 - seldom used
+
+        return Job(self._transport, self._transport.send(calls.retry_job(self._id, key=secrets.token_hex(16))))
+
+    def outputs(self) -> "list[OutputRecord]":
+        return self._transport.send(calls.list_outputs(self._id))["outputs"]
+
+    def download(self, dest: "str | os.PathLike[str] | None" = None) -> Path:
+        """Bring its outputs to ``dest`` (default ``gpulayer_runs/<id>``) and return that. May be repeated."""
+        from gpulayer.client.download import bring_home  # noqa: PLC0415 - only where outputs come home
+
+        destination = Path(RUNS_FOLDER, self._id) if dest is None else Path(dest)
+        tree = self._transport.send(calls.list_outputs(self._id))["tree"]
+        if tree is None:
+            destination.mkdir(parents=True, exist_ok=True)
+        else:
+            bring_home(self._transport, Digest(tree), destination)
+        return destination
+
+    def __repr__(self) -> str:
+        return f"Job({self._id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+
+def still_runs(record: "JobRecord", timeout: float) -> TimedOut:
+    return TimedOut(
+        f"job {record['id']} is still {record['state']} after {format_duration(int(timeout * 1000))}",
+        hint="it goes on; wait again, or cancel it",
+        details={"job": record},
+    )
+
+
+def raise_unless_succeeded(record: "JobRecord") -> "JobRecord":
+    state = record["state"]
+    if state == "succeeded":
+        return record
+    reason = record["reason"]
+    what = f": {reason['message']}" if reason and reason["message"] else ""
+    if state == "rejected":
+        raise NoWorkerFits(
+            f"job {record['id']} was rejected{what}",
+            hint="see details['verdicts'] for every worker's reasons",
+            details={"job": record, "verdicts": record["verdicts"]},
+        )
+    code = f" with exit code {record['exit_code']}" if record["exit_code"] is not None else ""
+    raise JobEnded(
+        f"job {record['id']} {state.replace('_', ' ')}{code}{what}",
+        hint=f"see its output: gpulayer job logs {record['id']}",
+        details={"job": record},
+    )

@@ -1,0 +1,137 @@
+"""The ASGI application around a ``Plane``: every route checks its caller, every answer has one form.
+
+A route that does not say who may call it stops the program from starting, and so does one that is open without
+standing in ``OPEN_PATHS``: nothing is reachable by an oversight. The Host header must name this machine's own
+address, because a web page that a user has open may make their browser send requests here under another name.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpulayer.errors import BadRequest, GpulayerError, InternalError, NotFound
+from gpulayer.ids import new_id
+from gpulayer.server.plane import Plane
+from gpulayer.server.routes import ROUTES
+from gpulayer.server.tokens import TokenKind
+from gpulayer.server.web import Call, Route, error_response
+
+__all__ = ["OPEN_PATHS", "create_app"]
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v1/workers/{id}/sessions"})
+_LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "::1")
+
+_log = logging.getLogger(__name__)
+
+
+def create_app(plane: Plane, *, routes: Iterable[Route] = ROUTES) -> FastAPI:
+    """The application. Raises ValueError for a route that does not declare its callers."""
+    app = FastAPI(title="GPUlayer control plane", openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False
+    for route in routes:
+        _check_access(route)
+        # Handlers read, check and answer by themselves: what FastAPI derives from signatures would cost a tenth of
+        # a second of every start, and the description is made from the same table when somebody asks for it.
+        app.add_api_route(
+            route.path, _endpoint(plane, route), methods=[route.method], response_model=None, name=route.path
+        )
+    app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(Exception, _fault)
+    app.add_middleware(_HostCheck, hosts=frozenset((*_LOCAL_HOSTS, *plane.settings.allowed_hosts)))
+    return app
+
+
+def _check_access(route: Route) -> None:
+    where = f"{route.method} {route.path}"
+    if route.access is None or not (route.access.kinds or route.access.is_open):
+        raise ValueError(f"{where} does not say whose tokens it takes")
+    if route.access.is_open and route.path not in OPEN_PATHS:
+        raise ValueError(f"{where} is open to anybody, and is not meant to be")
+
+
+def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    access = route.access
+    if access is None:
+        raise ValueError("checked before")
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            caller = None
+            if not access.is_open:
+                caller = plane.auth.authenticate(request.headers.get("authorization"), access.kinds)
+            call = Call(plane, request, caller)
+            if caller is None or caller.kind is not TokenKind.CLIENT:
+                return await route.handler(call)
+            plane.clients_now += 1
+            try:
+                return await route.handler(call)
+            finally:
+                plane.clients_now -= 1
+                plane.last_client_ms = plane.clock.monotonic_ms()
+        except GpulayerError as error:
+            if isinstance(error, InternalError):
+                _log.error("%s %s: %s", request.method, route.path, error.message)
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:
+            return _internal(request, error)
+
+    return endpoint
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return _internal(request, error)
+    if error.status_code == 404:
+        return error_response(NotFound(f"no route {request.url.path[:200]!r}", hint="/openapi.json lists the routes"))
+    if error.status_code == 405:
+        answer = error_response(BadRequest(f"{request.method} is not a method of {request.url.path[:200]}"), 405)
+        answer.headers.update(error.headers or {})
+        return answer
+    return error_response(BadRequest(str(error.detail)), error.status_code)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return _internal(request, error)
+
+
+def _internal(request: Request, error: Exception) -> Response:
+    reference = new_id()[:8]
+    _log.error("fault %s in %s %s", reference, request.method, request.url.path, exc_info=error)
+    return error_response(
+        InternalError(
+            f"the control plane met a fault of its own (reference {reference})",
+            hint="its log, plane.log in the state folder, has the details",
+        )
+    )
+
+
+class _HostCheck:
+    """Answers 400 to a request for another host's name, before anything of it is read."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            name = next((value for key, value in scope["headers"] if key == b"host"), b"").decode("latin-1")
+            if _without_port(name).lower() not in self._hosts:
+                hint = "use the address that the control plane was started with"
+                refusal = BadRequest(f"this is not host {name[:100]!r}", hint=hint)
+                await error_response(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and ":" in host else host

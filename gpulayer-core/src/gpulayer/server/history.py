@@ -1,0 +1,159 @@
+"""What is written into the event log: each event for replay, and each change of a job for people.
+
+A worker's report covers many jobs, so the changes that it brought are rows of their own under the job's id; rows
+without a job id are the log that a replay reads. Pure, but for remembering the last phase of what is live.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from gpulayer.engine.events import (
+    CancelRequested,
+    DrainRequested,
+    Event,
+    JobSubmitted,
+    KeepForPassed,
+    LeaseExpired,
+    NodePhase,
+    NodeReport,
+    WorkerJoined,
+    WorkerRemoved,
+    WorkerReported,
+    WorkerResumed,
+    WorkerWentSilent,
+)
+from gpulayer.engine.records import AttemptImage, JobImage, Record
+from gpulayer.ids import Epoch, JobId
+from gpulayer.server.store import EventRow
+from gpulayer.server.store.codec import dump
+from gpulayer.spec.job import JobState
+
+__all__ = ["History", "is_logged"]
+
+_SHOWN_STATES = frozenset({JobState.QUEUED, JobState.UNREACHABLE}) | frozenset(s for s in JobState if s.is_final)
+
+
+def is_logged(event: Event, records: Sequence[Record]) -> bool:
+    """A heartbeat that changed nothing is not logged; everything else is."""
+    if not isinstance(event, WorkerReported):
+        return True
+    return bool(records or event.items or event.leaving or event.recovered)
+
+
+class History:
+    """Turns steps into rows. ``restart`` it with the live images whenever the state is loaded."""
+
+    def __init__(self) -> None:
+        self._phases: dict[Epoch, tuple[NodePhase, bool]] = {}
+        self._states: dict[JobId, JobState] = {}
+
+    def restart(self, jobs: Iterable[JobImage], attempts: Iterable[AttemptImage]) -> None:
+        self._states = {image.id: image.state for image in jobs}
+        self._phases = {image.epoch: (image.phase, image.is_unreachable) for image in attempts}
+
+    def rows(self, event: Event, records: Sequence[Record]) -> list[EventRow]:
+        """The event's own row, then the changes that people see: of attempts, then of jobs."""
+        at_ms, wall_ms = event.at
+        rows, jobs = [_event_row(event)], []
+        for record in records:
+            match record:
+                case AttemptImage():
+                    kind = self._attempt_change(record)
+                    if kind:
+                        rows.append(EventRow(at_ms, wall_ms, kind, _attempt_body(record), record.job_id))
+                case JobImage():
+                    kind = self._job_change(record)
+                    if kind:
+                        body = {"code": record.reason_code, "message": record.reason_message}
+                        jobs.append(EventRow(at_ms, wall_ms, kind, dump(body), record.id))
+                case _:
+                    pass
+        return rows + jobs
+
+    def _attempt_change(self, image: AttemptImage) -> str:
+        now = (image.phase, image.is_unreachable)
+        before = self._phases.get(image.epoch)
+        if image.phase is NodePhase.ENDED:
+            self._phases.pop(image.epoch, None)
+        else:
+            self._phases[image.epoch] = now
+        if now == before:
+            return ""
+        return "attempt_unreachable" if image.is_unreachable else f"attempt_{image.phase}"
+
+    def _job_change(self, image: JobImage) -> str:
+        before = self._states.get(image.id)
+        if image.state.is_final:
+            self._states.pop(image.id, None)
+        else:
+            self._states[image.id] = image.state
+        if image.state is before or image.state not in _SHOWN_STATES:
+            return ""
+        if image.state is JobState.QUEUED and before is None:
+            return ""  # the submission itself
+        return f"job_{image.state}"
+
+
+def _attempt_body(image: AttemptImage) -> str:
+    body: dict[str, object] = {"attempt": image.number, "epoch": image.epoch}
+    match image.phase:
+        case NodePhase.ASSIGNED:
+            body["workers"] = [node.worker_name for node in image.nodes]
+            body["devices"] = [list(node.devices) for node in image.nodes]
+            body["placement"] = image.placement
+        case NodePhase.ENDED if image.outcome is not None:
+            outcome = image.outcome
+            body["ended_by"], body["blame"] = outcome.ended_by, outcome.blame
+            body["exit_code"], body["signal"] = outcome.exit_code, outcome.signal
+            body["evidence"] = outcome.evidence
+        case _:
+            pass
+    return dump(body)
+
+
+def _event_row(event: Event) -> EventRow:
+    at_ms, wall_ms = event.at
+    match event:
+        case JobSubmitted():  # the job's row holds everything else
+            return EventRow(at_ms, wall_ms, "job_submitted", "{}", event.job.id)
+        case CancelRequested():
+            return EventRow(at_ms, wall_ms, "cancel_requested", dump({"grace_ms": event.grace_ms}), event.job_id)
+        case WorkerJoined():
+            body = {"name": event.name, "facts": event.facts_digest}
+            return EventRow(at_ms, wall_ms, "worker_joined", dump(body), worker=event.worker)
+        case WorkerReported():
+            return EventRow(at_ms, wall_ms, "worker_reported", _report_body(event), worker=event.worker)
+        case WorkerWentSilent():
+            return EventRow(at_ms, wall_ms, "worker_went_silent", "{}", worker=event.worker)
+        case LeaseExpired():
+            return EventRow(at_ms, wall_ms, "lease_expired", dump({"epoch": event.epoch}), worker=event.worker)
+        case KeepForPassed():
+            return EventRow(at_ms, wall_ms, "keep_for_passed", dump({"epoch": event.epoch}), worker=event.worker)
+        case DrainRequested():
+            return EventRow(at_ms, wall_ms, "drain_requested", "{}", worker=event.worker)
+        case WorkerResumed():
+            return EventRow(at_ms, wall_ms, "worker_resumed", "{}", worker=event.worker)
+        case WorkerRemoved():
+            return EventRow(at_ms, wall_ms, "worker_removed", "{}", worker=event.worker)
+        case _:
+            assert_never(event)
+
+
+def _report_body(event: WorkerReported) -> str:
+    return dump(
+        {
+            "boot": event.boot,
+            "seq": event.seq,
+            "holding": event.holding,
+            "recovered": event.recovered,
+            "items": [_item(item) for item in event.items],
+            "facts": event.facts_digest,
+            "leaving": event.leaving,
+        }
+    )
+
+
+def _item(item: NodeReport) -> list[object]:
+    outcome = item.outcome
+    told = outcome and [outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame]
+    return [item.epoch, item.node, item.phase, told, item.outputs]

@@ -1,0 +1,55 @@
+"""Wake-ups: who waits for a job, a worker's commands or more of a log is told that something changed.
+
+A wake-up carries nothing; the waiter looks again. Watching begins before looking, so none is missed.
+"""
+
+import asyncio
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["Hub", "Watch"]
+
+
+class Watch:
+    """One waiter. ``clear`` before looking, ``wait`` after."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def wake(self) -> None:
+        self._event.set()
+
+
+class Hub:
+    """Watches by key. Used from the event loop's thread alone."""
+
+    def __init__(self) -> None:
+        self._watches: dict[Hashable, set[Watch]] = {}
+
+    @contextmanager
+    def watching(self, *keys: Hashable) -> Iterator[Watch]:
+        watch = Watch()
+        for key in keys:
+            self._watches.setdefault(key, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            for key in keys:
+                watches = self._watches[key]
+                watches.discard(watch)
+                if not watches:
+                    del self._watches[key]
+
+    def wake(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            for watch in self._watches.get(key, ()):
+                watch.wake()
+
+    def wake_all(self) -> None:
+        self.wake(list(self._watches))

@@ -1,0 +1,134 @@
+"""What each worker is still to be told, in memory.
+
+Commands are levels, not edges: whoever comes with a cursor that is unknown here (a new agent, a restarted control
+plane) gets everything that ``engine.outstanding`` derives from the state. A command stays until the worker's next
+request acknowledges it by its cursor, ``<incarnation>.<number>``, so a lost answer loses nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpulayer.engine import State
+from gpulayer.engine.effects import Assign, Effect, Stop
+from gpulayer.ids import Epoch, JobId, WorkerId
+from gpulayer.spec.outcome import EndedBy
+
+__all__ = ["AssignOrder", "Mailboxes", "Order", "StopOrder", "orders_of"]
+
+REPLY_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AssignOrder:
+    """An assignment as of its step; the job's spec is added when it is fetched."""
+
+    epoch: Epoch
+    node: int
+    job_id: JobId
+    attempt: int
+    devices: tuple[str, ...]
+    cpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    epoch: Epoch
+    ended_by: EndedBy
+    grace_ms: int
+
+
+Order = AssignOrder | StopOrder
+
+
+class _Mailbox:
+    def __init__(self) -> None:
+        self.orders: deque[tuple[int, Order]] = deque()
+        self.last = 0
+
+
+class Mailboxes:
+    """All mailboxes of one run of the control plane. ``incarnation`` names that run."""
+
+    def __init__(self, incarnation: str) -> None:
+        self._incarnation = incarnation
+        self._boxes: dict[WorkerId, _Mailbox] = {}
+
+    def deliver(self, state: State, effects: Iterable[Effect]) -> set[WorkerId]:
+        """Put released commands into their mailboxes; returns whose changed. Other effects are passed over.
+
+        A worker that has never asked has no mailbox: it will get its commands from the state.
+        """
+        changed: set[WorkerId] = set()
+        for effect in effects:
+            if not isinstance(effect, Assign | Stop):
+                continue
+            box = self._boxes.get(effect.worker)
+            if box is None:
+                continue
+            for order in orders_of(state, (effect,)):
+                box.last += 1
+                box.orders.append((box.last, order))
+                changed.add(effect.worker)
+        return changed
+
+    def knows(self, worker: WorkerId, cursor: str) -> bool:
+        return worker in self._boxes and self._number(worker, cursor) is not None
+
+    def reset(self, worker: WorkerId, orders: Iterable[Order]) -> None:
+        """Begin anew with what the state says is outstanding."""
+        box = self._boxes.setdefault(worker, _Mailbox())
+        box.orders.clear()
+        for order in orders:
+            box.last += 1
+            box.orders.append((box.last, order))
+
+    def acknowledge(self, worker: WorkerId, cursor: str) -> None:
+        """Forget what the cursor says has arrived."""
+        number = self._number(worker, cursor)
+        box = self._boxes[worker]
+        while box.orders and number is not None and box.orders[0][0] <= number:
+            box.orders.popleft()
+
+    def waiting(self, worker: WorkerId) -> tuple[str, list[Order]]:
+        """Commands not acknowledged yet (the oldest, if there are very many), and the cursor behind them."""
+        box = self._boxes[worker]
+        picked = [box.orders[index] for index in range(min(len(box.orders), REPLY_LIMIT))]
+        last = picked[-1][0] if picked else box.last
+        return f"{self._incarnation}.{last}", [order for _, order in picked]
+
+    def forget(self, worker: WorkerId) -> None:
+        self._boxes.pop(worker, None)
+
+    def _number(self, worker: WorkerId, cursor: str) -> int | None:
+        incarnation, _, number = cursor.partition(".")
+        if incarnation != self._incarnation or not number.isascii() or not number.isdigit() or len(number) > 18:
+            return None
+        return int(number) if int(number) <= self._boxes[worker].last else None
+
+
+def orders_of(state: State, commands: Sequence[Assign | Stop]) -> list[Order]:
+    """Commands with what a worker must know; an assignment whose attempt has ended meanwhile is left out."""
+    orders: list[Order] = []
+    for command in commands:
+        match command:
+            case Assign():
+                attempt = state.attempts.get(command.epoch)
+                if attempt is None:
+                    continue
+                share = attempt.nodes[command.node].allocation
+                orders.append(
+                    AssignOrder(
+                        epoch=command.epoch,
+                        node=command.node,
+                        job_id=command.job_id,
+                        attempt=attempt.number,
+                        devices=share.devices,
+                        cpus=share.cpus,
+                        memory_bytes=share.memory_bytes,
+                    )
+                )
+            case Stop():
+                orders.append(StopOrder(command.epoch, command.ended_by, command.grace_ms))
+    return orders

@@ -1,0 +1,191 @@
+"""One control plane: its parts, wired together, without a server around it.
+
+Routes get a ``Plane`` and nothing else. It owns what they share: store, driver, tokens, mailboxes, blobs, logs,
+wake-ups, and the word that it is closing.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+
+from gpulayer.clock import Clock, SystemClock
+from gpulayer.engine import Policy, State
+from gpulayer.engine.effects import Effect
+from gpulayer.engine.events import Event, JobSubmitted
+from gpulayer.engine.records import AttemptImage, JobImage, Record
+from gpulayer.ids import Digest, JobId, RandomBytes, new_id
+from gpulayer.server import records as records_
+from gpulayer.server.auth import Auth, load_pepper
+from gpulayer.server.driver import Committer, Driver
+from gpulayer.server.hub import Hub
+from gpulayer.server.logs import LogFolder
+from gpulayer.server.mailbox import Mailboxes
+from gpulayer.server.settings import PlaneSettings
+from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
+from gpulayer.server.store.codec import dump
+from gpulayer.spec.job import JobState
+from gpulayer.staging.blobs import BlobFolder
+from gpulayer.wire.convert import verdict_to_wire
+from gpulayer.wire.jobs import JobSubmission, OutputRecord
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+__all__ = ["Plane"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_READERS: Final = 4
+_WORKERS_IO: Final = 8
+_SPECS_KEPT: Final = 1024
+
+
+class Plane:
+    """Make it, ``start`` it in a running loop, ``close`` it there. The store's file lock is the caller's."""
+
+    def __init__(
+        self,
+        settings: PlaneSettings,
+        *,
+        clock: Clock | None = None,
+        policy: Policy | None = None,
+        random_bytes: RandomBytes = secrets.token_bytes,
+        wrap_store: Callable[[Store], Committer] = lambda store: store,
+    ) -> None:
+        layout = settings.layout
+        layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.policy = policy or Policy()
+        self.random_bytes = random_bytes
+        self.incarnation = new_id(random_bytes)
+        self.started_wall_ms = self.clock.wall_ms()
+        self.store = Store(str(layout.store))
+        with self.store.reading() as connection:
+            tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
+        self.auth = Auth(
+            pepper=load_pepper(layout, random_bytes),
+            clock=self.clock,
+            tokens=tokens,
+            identities=identities,
+            random_bytes=random_bytes,
+        )
+        self.blobs = BlobFolder(layout.blobs)
+        self.logs = LogFolder(layout.logs)
+        self.hub = Hub()
+        self.mailboxes = Mailboxes(self.incarnation)
+        self.driver = Driver(
+            store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=self.policy
+        )
+        self.local_worker_reported = asyncio.Event()
+        self.shutdown_asked = asyncio.Event()
+        self.keep_worker = False
+        self.enrolling = asyncio.Lock()
+        self.is_closing = False
+        self.last_client_ms = self.clock.monotonic_ms()
+        self.clients_now = 0
+        self.submitting: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="gpulayer-read")
+        self._io = ThreadPoolExecutor(_WORKERS_IO, thread_name_prefix="gpulayer-io")
+        self._specs: OrderedDict[JobId, JobSubmission] = OrderedDict()
+        self._outputs: OrderedDict[Digest, list[OutputRecord]] = OrderedDict()
+        self._driving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the state and begin to drive. Raises StorageUnavailable."""
+        await self.driver.load()
+        self._driving = asyncio.create_task(self.driver.run(), name="driver")
+        await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
+
+    def stop_holding(self) -> None:
+        """Let held requests end: the plane is closing."""
+        self.is_closing = True
+        self.hub.wake_all()
+
+    async def close(self) -> None:
+        """Commit what waits and let go of everything. May be repeated."""
+        self.stop_holding()
+        self.driver.close()
+        if self._driving is not None:
+            await self._driving
+            self._driving = None
+        self._readers.shutdown(wait=True)
+        self._io.shutdown(wait=True)
+        self.store.close()
+
+    def ask_shutdown(self, *, keep_worker: bool) -> None:
+        """Tell whoever serves this plane to end it."""
+        self.keep_worker = keep_worker
+        self.shutdown_asked.set()
+
+    async def query(self, read: "Callable[Concatenate[Connection, P], T]", *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a read of ``store.reads`` on a connection and thread of its own."""
+
+        def call() -> T:
+            with self.store.reading() as connection:
+                return read(connection, *args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, call)
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run something that does file IO. Not for what may wait on others."""
+        return await asyncio.get_running_loop().run_in_executor(self._io, lambda: call(*args, **kwargs))
+
+    async def submissions(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSubmission]:
+        """What was submitted, from memory where it was used lately."""
+        found = {job_id: self._specs[job_id] for job_id in job_ids if job_id in self._specs}
+        lacking = [job_id for job_id in job_ids if job_id not in found]
+        if lacking:
+            read = await self.query(reads.read_submissions, lacking)
+            self.remember(read)
+            found.update(read)
+        return found
+
+    def remember(self, submissions: dict[JobId, JobSubmission]) -> None:
+        self._specs.update(submissions)
+        while len(self._specs) > _SPECS_KEPT:
+            self._specs.popitem(last=False)
+
+    def known_outputs(self, tree: Digest) -> list[OutputRecord] | None:
+        return self._outputs.get(tree)
+
+    def remember_outputs(self, tree: Digest, outputs: list[OutputRecord]) -> None:
+        if len(outputs) <= 1000:
+            self._outputs[tree] = outputs
+            if len(self._outputs) > 64:
+                self._outputs.popitem(last=False)
+
+
+class _Observer:
+    """What follows a commit: commands into mailboxes, and wake-ups."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    def committed(self, state: State, records: Sequence[Record], effects: Sequence[Effect]) -> None:
+        plane = self._plane
+        changed = plane.mailboxes.deliver(state, effects)
+        plane.hub.wake(("commands", worker) for worker in changed)
+        jobs: set[JobId] = set()
+        for record in records:
+            match record:
+                case JobImage():
+                    jobs.add(record.id)
+                case AttemptImage():
+                    jobs.add(record.job_id)
+                case _:
+                    pass
+        plane.hub.wake(("job", job_id) for job_id in jobs)
+
+    def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
+        if not isinstance(event, JobSubmitted):
+            return {}
+        for record in records:
+            if isinstance(record, JobImage) and record.id == event.job.id and record.state is JobState.REJECTED:
+                verdicts = records_.explain_now(state, event.job.request)
+                return {record.id: dump([verdict_to_wire(verdict) for verdict in verdicts])}
+        return {}

@@ -1,0 +1,193 @@
+"""Images, specs and state to the records that people and scripts read. Pure."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from gpulayer.clock import iso_utc
+from gpulayer.engine import State
+from gpulayer.engine.events import NodePhase
+from gpulayer.engine.records import AttemptImage, JobImage
+from gpulayer.engine.state import Worker
+from gpulayer.ids import JobId
+from gpulayer.placement.explain import WorkerView, choice, explain
+from gpulayer.server.store import StoredEvent, StoredJob
+from gpulayer.spec.job import JobKind, JobState
+from gpulayer.spec.request import Request
+from gpulayer.spec.tree import Entry, EntryKind
+from gpulayer.spec.verdict import Verdict, VerdictKind
+from gpulayer.spec.worker import WorkerState
+from gpulayer.wire.convert import device_to_wire, facts_to_wire, verdict_to_wire
+from gpulayer.wire.jobs import (
+    AttemptRecord,
+    EventRecord,
+    ExplainReply,
+    JobRecord,
+    OutputRecord,
+    ReasonRecord,
+)
+from gpulayer.wire.workers import WorkerRecord
+
+__all__ = [
+    "attempt_record",
+    "event_record",
+    "explain_now",
+    "explain_reply",
+    "job_record",
+    "output_records",
+    "waiting_reason",
+    "worker_record",
+    "worker_views",
+]
+
+
+def job_record(
+    job: StoredJob, *, reason: ReasonRecord | None = None, outputs: Sequence[OutputRecord] = ()
+) -> JobRecord:
+    """``reason``: why it waits, for a queued job; else the record says what the engine noted."""
+    image, submission = job.image, job.submission
+    outcome = image.outcome
+    return {
+        "id": image.id,
+        "name": submission.get("name", ""),
+        "kind": submission.get("kind", str(JobKind.COMMAND)),
+        "state": str(image.state),
+        "reason": _noted(image) or reason,
+        "command": submission["command"],
+        "request": submission.get("request", {}),
+        "source": submission.get("source"),
+        "tags": submission.get("tags", {}),
+        "priority": submission.get("priority", 0),
+        "submitted_by": {"token_id": job.owner, "name": job.submitter, "client": job.client},
+        "submitted_at": iso_utc(job.submitted_wall_ms) or "",
+        "started_at": iso_utc(image.started_wall_ms),
+        "ended_at": iso_utc(image.ended_wall_ms),
+        "attempts": [attempt_record(attempt) for attempt in job.attempts],
+        "exit_code": outcome.exit_code if outcome else None,
+        "signal": outcome.signal if outcome else None,
+        "ended_by": str(outcome.ended_by) if outcome else None,
+        "outputs": list(outputs),
+        "output_tree": image.outputs,
+        "placement": (job.attempts[-1].placement or None) if job.attempts else None,
+        "verdicts": json.loads(job.verdicts) if job.verdicts else [],
+    }
+
+
+def attempt_record(image: AttemptImage) -> AttemptRecord:
+    outcome = image.outcome
+    return {
+        "number": image.number,
+        "epoch": image.epoch,
+        "state": str(JobState.UNREACHABLE) if image.is_unreachable else str(image.phase),
+        "nodes": [
+            {
+                "worker": node.worker_name,
+                "devices": list(node.devices),
+                "exit_code": node.outcome.exit_code if node.outcome else None,
+                "signal": node.outcome.signal if node.outcome else None,
+            }
+            for node in image.nodes
+        ],
+        "started_at": iso_utc(image.started_wall_ms),
+        "ended_at": iso_utc(image.ended_wall_ms),
+        "ended_by": str(outcome.ended_by) if outcome else None,
+        "blame": str(outcome.blame) if outcome else None,
+        "evidence": outcome.evidence if outcome else "",
+    }
+
+
+def event_record(event: StoredEvent) -> EventRecord:
+    return {
+        "seq": event.seq,
+        "at": iso_utc(event.wall_ms) or "",
+        "event": event.kind,
+        "details": json.loads(event.body),
+    }
+
+
+def output_records(entries: Iterable[tuple[tuple[str, ...], Entry]]) -> list[OutputRecord]:
+    """Files of an output tree, as ``staging.walk_tree`` gives them; links and folders are in the tree alone."""
+    return [
+        {"path": "/".join(path), "size": entry.size, "digest": entry.digest}
+        for path, entry in entries
+        if entry.kind is EntryKind.FILE
+    ]
+
+
+def worker_record(worker: Worker, *, state: WorkerState | None = None) -> WorkerRecord:
+    """``state``: where the worker is not what the engine's entity says (it was removed)."""
+    facts = facts_to_wire(worker.facts)
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "state": str(state or worker.state),
+        "last_seen_at": iso_utc(worker.seen_wall_ms or None),
+        "version": worker.facts.version,
+        "platform": worker.facts.platform,
+        "labels": facts["labels"],
+        "locality": facts["locality"],
+        "cpus": worker.facts.cpus,
+        "cpus_free": worker.free.cpus,
+        "memory_bytes": worker.facts.memory_bytes,
+        "disk_bytes": worker.facts.disk_bytes,
+        "devices": [device_to_wire(device) for device in worker.facts.devices],
+        "frameworks": facts["frameworks"],
+        "leases": list(worker.leases),
+    }
+
+
+def worker_views(state: State) -> list[WorkerView]:
+    """The workers as placement explains them."""
+    return [_view(state, worker) for worker in state.workers.values()]
+
+
+def explain_now(state: State, request: Request) -> tuple[Verdict, ...]:
+    return explain(request, worker_views(state))
+
+
+def explain_reply(request: Request, verdicts: Sequence[Verdict]) -> ExplainReply:
+    return {
+        "request": request.summary(),
+        "choice": choice(verdicts),
+        "verdicts": [verdict_to_wire(verdict) for verdict in verdicts],
+    }
+
+
+def waiting_reason(verdicts: Sequence[Verdict]) -> ReasonRecord:
+    """Why a queued job waits, in one line: the best verdict."""
+    if not verdicts:
+        return {"code": "no_worker", "message": "no worker has joined yet"}
+    best = verdicts[0]
+    match best.kind:
+        case VerdictKind.ELIGIBLE:
+            return {"code": "waiting", "message": f"waits for its turn; {best.worker} fits"}
+        case VerdictKind.BUSY:
+            code = str(best.reasons[0].code) if best.reasons else "busy"
+            return {"code": code, "message": f"{best.worker}: " + ", ".join(r.message for r in best.reasons)}
+        case VerdictKind.INELIGIBLE:
+            return {"code": "no_worker_fits", "message": "no worker that is known now fits"}
+
+
+def _noted(image: JobImage) -> ReasonRecord | None:
+    if not image.reason_code:
+        return None
+    return {"code": image.reason_code, "message": image.reason_message}
+
+
+def _view(state: State, worker: Worker) -> WorkerView:
+    holders: list[tuple[str, JobId]] = []
+    jobs: list[JobId] = []
+    for epoch, index in worker.leases.items():
+        attempt = state.attempts[epoch]
+        jobs.append(attempt.job_id)
+        node = attempt.nodes[index]
+        if node.phase is not NodePhase.ENDED:
+            holders.extend((uuid, attempt.job_id) for uuid in node.allocation.devices)
+    return WorkerView(
+        id=worker.id,
+        name=worker.name,
+        state=worker.state,
+        facts=worker.facts,
+        free=worker.free,
+        holders=tuple(holders),
+        jobs=tuple(jobs),
+    )

@@ -1,0 +1,330 @@
+"""Jobs: submit, read, wait, cancel, retry, explain."""
+
+import asyncio
+from typing import Final
+
+from starlette.responses import Response
+
+from gpulayer.engine import State
+from gpulayer.engine.events import CancelRequested
+from gpulayer.errors import BadRequest, Conflict, NotFound
+from gpulayer.ids import Digest, JobId
+from gpulayer.server.plane import Plane
+from gpulayer.server.records import (
+    event_record,
+    explain_now,
+    explain_reply,
+    job_record,
+    output_records,
+    waiting_reason,
+)
+from gpulayer.server.store import StoredJob, reads
+from gpulayer.server.submission import submit_jobs, tree_reader
+from gpulayer.server.web import CLIENT, Call, Query, Route, check_slice, held, json_response
+from gpulayer.spec.job import JobState
+from gpulayer.spec.verdict import Verdict
+from gpulayer.staging.trees import walk_tree
+from gpulayer.wire.convert import check_schema, request_from_wire
+from gpulayer.wire.jobs import (
+    MAX_BATCH,
+    BatchReply,
+    BatchSubmission,
+    CancelBody,
+    EventPage,
+    ExplainBody,
+    ExplainReply,
+    JobPage,
+    JobRecord,
+    JobSubmission,
+    OutputRecord,
+    OutputsReply,
+    ReasonRecord,
+)
+
+__all__ = ["ROUTES", "find_job", "read_record"]
+
+_SLICE: Final = 200
+_PARSE_IN_THREAD: Final = 256 * 1024
+_WAIT_LIMIT_S: Final = 60.0
+
+
+async def submit(call: Call) -> Response:
+    raw = await call.content()
+    (submission,) = await _parse(raw, in_list=False)
+    ids, is_new = await submit_jobs(
+        call.plane, call.client, [submission], client=_client_of(call), key=_key_of(call), body=raw
+    )
+    record = await read_record(call.plane, ids[0])
+    return json_response(record, 201 if is_new else 200)
+
+
+async def submit_batch(call: Call) -> Response:
+    raw = await call.content()
+    submissions = await _parse(raw, in_list=True)
+    ids, is_new = await submit_jobs(
+        call.plane, call.client, submissions, client=_client_of(call), key=_key_of(call), body=raw
+    )
+    return json_response({"ids": ids}, 201 if is_new else 200)
+
+
+async def list_jobs(call: Call) -> Response:
+    states = tuple(_state(text) for text in call.query("state").split(",") if text)
+    limit = call.query_int("limit", 50, least=1, most=500) or 50
+    before = call.query_int("cursor", None)
+    found, after = await call.plane.query(
+        reads.page_of_jobs, states=states, name=call.query("name"), before_seq=before, limit=limit
+    )
+    reasons = await _reasons(call.plane, found)
+    jobs = [job_record(job, reason=reasons.get(job.image.id)) for job in found]
+    return json_response({"jobs": jobs, "next": None if after is None else str(after)})
+
+
+async def show(call: Call) -> Response:
+    wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
+    job_id = await find_job(call)
+    if wait_s:
+        await _await_final(call, job_id, wait_s)
+    return json_response(await read_record(call.plane, job_id))
+
+
+async def cancel(call: Call) -> Response:
+    body = await call.json(CancelBody, optional=True)
+    job_id = await find_job(call)
+    grace_ms = body.get("grace_ms")
+    if await call.plane.driver.read(lambda state: job_id in state.jobs):
+        await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms))
+    return json_response(await read_record(call.plane, job_id))
+
+
+async def retry(call: Call) -> Response:
+    """A new job from the same spec."""
+    plane = call.plane
+    job_id = await find_job(call)
+    job = await plane.query(reads.read_job, job_id)
+    if not job.image.state.is_final:
+        raise Conflict(
+            f"job {job_id} is {job.image.state}; only a job that has ended runs again", hint="cancel it first"
+        )
+    ids, is_new = await submit_jobs(
+        plane,
+        call.client,
+        [job.submission],
+        client=_client_of(call),
+        key=_key_of(call),
+        body=f"retry {job_id}".encode(),
+    )
+    return json_response(await read_record(plane, ids[0]), 201 if is_new else 200)
+
+
+async def events(call: Call) -> Response:
+    after = call.query_int("after", 0) or 0
+    limit = call.query_int("limit", 200, least=1, most=1000) or 200
+    job_id = await find_job(call)
+    found = await call.plane.query(reads.job_events, job_id, after=after, limit=limit)
+    last = found[-1].seq if found else after
+    return json_response({"events": [event_record(event) for event in found], "next": last})
+
+
+async def outputs(call: Call) -> Response:
+    job_id = await find_job(call)
+    job = await call.plane.query(reads.read_job, job_id)
+    tree = job.image.outputs
+    return json_response({"tree": tree, "outputs": await _outputs(call.plane, tree)})
+
+
+async def explain(call: Call) -> Response:
+    body = await call.json(ExplainBody)
+    request = request_from_wire(body["request"])
+    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request))
+    return json_response(explain_reply(request, verdicts))
+
+
+async def find_job(call: Call) -> JobId:
+    """The job that the path's ``ref`` names. Raises NotFound."""
+    return await call.plane.query(reads.resolve_job, call.path("ref"))
+
+
+async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
+    """The whole record of one job: why it waits, and what came home, included."""
+    job = await plane.query(reads.read_job, job_id)
+    reasons = await _reasons(plane, [job])
+    return job_record(job, reason=reasons.get(job_id), outputs=await _outputs(plane, job.image.outputs))
+
+
+async def _parse(raw: bytes, *, in_list: bool) -> list[JobSubmission]:
+    """The submissions of a body. A large one is parsed in one go but checked in slices: a check of 10,000 jobs
+    would hold the loop, or the interpreter's lock, for a quarter of a second."""
+    from pydantic_core import from_json  # noqa: PLC0415 - start-up time
+
+    try:
+        if len(raw) > _PARSE_IN_THREAD:
+            document = await asyncio.to_thread(from_json, raw, allow_inf_nan=False)
+        else:
+            document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest("the body must be a JSON object")
+    if not in_list:
+        _check_version(document, "job")
+        checked: list[JobSubmission] = check_slice(JobSubmission, [document], None)
+        return checked
+    _check_version(document, "batch")
+    jobs = document.get("jobs")
+    if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_BATCH:
+        raise BadRequest(f"jobs: must be a list of 1 to {MAX_BATCH:,} jobs")
+    unknown = sorted(set(document) - set(BatchSubmission.__annotations__))
+    if unknown:
+        raise BadRequest(f"{unknown[0]}: Extra inputs are not permitted")
+    submissions: list[JobSubmission] = []
+    for start in range(0, len(jobs), _SLICE):
+        submissions.extend(check_slice(JobSubmission, jobs[start : start + _SLICE], start))
+        if start + _SLICE < len(jobs):
+            await asyncio.sleep(0)
+    return submissions
+
+
+def _check_version(document: dict[str, object], what: str) -> None:
+    """Before anything else: the fields of another version need not be known here."""
+    schema = document.get("schema")
+    if type(schema) is int:
+        check_schema(schema, what)
+
+
+async def _await_final(call: Call, job_id: JobId, wait_s: float) -> None:
+    plane = call.plane
+    until_ms = plane.clock.monotonic_ms() + int(wait_s * 1000)
+    with plane.hub.watching(("job", job_id)) as watch:
+        async with held(call, watch) as hold:
+            while True:
+                watch.clear()
+                left_ms = until_ms - plane.clock.monotonic_ms()
+                is_live = await plane.driver.read(lambda state: job_id in state.jobs)
+                if not is_live or left_ms <= 0 or hold.is_over:
+                    return
+                await hold.wait(left_ms / 1000)
+
+
+async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRecord]:
+    """Why the waiting ones of these wait; equal requests are explained once."""
+    waiting = {job.image.id for job in jobs if job.image.state is JobState.QUEUED and not job.image.reason_code}
+    if not waiting:
+        return {}
+
+    def explain_all(state: State) -> dict[JobId, ReasonRecord]:
+        known: dict[object, tuple[Verdict, ...]] = {}
+        found: dict[JobId, ReasonRecord] = {}
+        for job_id in waiting:
+            job = state.jobs.get(job_id)
+            if job is None:
+                continue
+            request = job.entry.request
+            if request not in known:
+                known[request] = explain_now(state, request)
+            found[job_id] = waiting_reason(known[request])
+        return found
+
+    return await plane.driver.read(explain_all)
+
+
+async def _outputs(plane: Plane, tree: Digest | None) -> list[OutputRecord]:
+    if tree is None:
+        return []
+    known = plane.known_outputs(tree)
+    if known is None:
+        try:
+            known = await plane.in_thread(lambda: output_records(walk_tree(tree, tree_reader(plane))))
+        except (NotFound, BadRequest):
+            return []  # the tree was removed; the record of the job stands without it
+        plane.remember_outputs(tree, known)
+    return known
+
+
+def _client_of(call: Call) -> str:
+    return call.request.headers.get("user-agent", "")[:200]
+
+
+def _key_of(call: Call) -> str:
+    return call.request.headers.get("idempotency-key", "")
+
+
+def _state(text: str) -> JobState:
+    try:
+        return JobState(text)
+    except ValueError:
+        raise BadRequest(f"state: {text[:40]!r} is unknown", hint=f"one of {', '.join(JobState)}") from None
+
+
+ROUTES: Final = (
+    Route("POST", "/v1/jobs", submit, CLIENT, "Submit a job", body=JobSubmission, reply=JobRecord, status=201),
+    Route(
+        "POST",
+        "/v1/jobs:batch",
+        submit_batch,
+        CLIENT,
+        "Submit many jobs, all or none",
+        body=BatchSubmission,
+        reply=BatchReply,
+        status=201,
+    ),
+    Route(
+        "GET",
+        "/v1/jobs",
+        list_jobs,
+        CLIENT,
+        "A page of jobs, newest first",
+        reply=JobPage,
+        query=(
+            Query("state", "only jobs in these states, joined by commas", "string"),
+            Query("name", "only jobs of this name", "string"),
+            Query("limit", "jobs on the page, 1 to 500"),
+            Query("cursor", "the previous page's next"),
+        ),
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{ref}",
+        show,
+        CLIENT,
+        "A job by id, unique prefix of an id, or unique name",
+        reply=JobRecord,
+        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number"),),
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{ref}:cancel",
+        cancel,
+        CLIENT,
+        "Ask a job to end; repeating changes nothing",
+        body=CancelBody,
+        reply=JobRecord,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{ref}:retry",
+        retry,
+        CLIENT,
+        "A new job from the spec of one that has ended",
+        reply=JobRecord,
+        status=201,
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{ref}/events",
+        events,
+        CLIENT,
+        "What happened to a job, oldest first",
+        reply=EventPage,
+        query=(Query("after", "only events after this number"), Query("limit", "events on the page, 1 to 1000")),
+    ),
+    Route("GET", "/v1/jobs/{ref}/outputs", outputs, CLIENT, "The files that a job brought home", reply=OutputsReply),
+    Route(
+        "POST",
+        "/v1/explain",
+        explain,
+        CLIENT,
+        "Every worker's verdict on a request; nothing is submitted",
+        body=ExplainBody,
+        reply=ExplainReply,
+    ),
+)

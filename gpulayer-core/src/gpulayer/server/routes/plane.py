@@ -1,0 +1,88 @@
+"""The control plane itself: health, its record, tokens, its end, and its description."""
+
+import os
+from typing import Final
+
+from starlette.responses import Response
+
+from gpulayer import __version__
+from gpulayer.clock import iso_utc
+from gpulayer.errors import StorageUnavailable
+from gpulayer.server.openapi import describe
+from gpulayer.server.store import Side, reads
+from gpulayer.server.tokens import TokenKind
+from gpulayer.server.web import CLIENT, CLIENT_OR_WORKER, OPEN, Call, Route, json_response
+from gpulayer.wire.plane import PlaneRecord, ShutdownBody, TokenBody, TokenReply
+
+__all__ = ["ROUTES"]
+
+
+async def healthz(call: Call) -> Response:
+    return json_response({"status": "ok"})
+
+
+async def readyz(call: Call) -> Response:
+    """503 while nothing can be accepted."""
+    if call.plane.driver.is_read_only or call.plane.is_closing:
+        raise StorageUnavailable("the control plane is read-only now", hint="its log says why")
+    return json_response({"status": "ready"})
+
+
+async def show(call: Call) -> Response:
+    plane = call.plane
+    jobs = await plane.query(reads.count_jobs)
+    states = await plane.driver.read(lambda state: [str(worker.state) for worker in state.workers.values()])
+    record: PlaneRecord = {
+        "version": __version__,
+        "incarnation": plane.incarnation,
+        "mode": plane.settings.mode,
+        "url": plane.settings.url,
+        "pid": os.getpid(),
+        "state_dir": str(plane.settings.state_dir),
+        "started_at": iso_utc(plane.started_wall_ms) or "",
+        "read_only": plane.driver.is_read_only,
+        "workers": {state: states.count(state) for state in sorted(set(states))},
+        "jobs": jobs,
+    }
+    return json_response(record)
+
+
+async def shutdown(call: Call) -> Response:
+    body = await call.json(ShutdownBody, optional=True)
+    call.plane.ask_shutdown(keep_worker=body.get("keep_worker", False))
+    return json_response({})
+
+
+async def create_token(call: Call) -> Response:
+    body = await call.json(TokenBody)
+    plane = call.plane
+    life_s = plane.settings.join_token_life_s
+    token, row = plane.auth.new_token(TokenKind.JOIN, name=body.get("name", ""), life_s=life_s)
+    await plane.driver.submit(side=Side(tokens=(row,)))
+    plane.auth.keep_token(row)
+    return json_response({"token": token, "token_id": row.id, "expires_in_s": life_s}, 201)
+
+
+async def openapi(call: Call) -> Response:
+    from gpulayer.server.routes import ROUTES as ALL  # noqa: PLC0415 - the list that holds this very route
+
+    return json_response(describe(ALL))
+
+
+ROUTES: Final = (
+    Route("GET", "/healthz", healthz, OPEN, "Is the process there"),
+    Route("GET", "/readyz", readyz, OPEN, "Does it accept work; 503 while it can't"),
+    Route("GET", "/openapi.json", openapi, CLIENT_OR_WORKER, "This description"),
+    Route("GET", "/v1/plane", show, CLIENT, "The control plane's own record", reply=PlaneRecord),
+    Route("POST", "/v1/plane:shutdown", shutdown, CLIENT, "End the control plane in good order", body=ShutdownBody),
+    Route(
+        "POST",
+        "/v1/tokens",
+        create_token,
+        CLIENT,
+        "A join token: one worker, 15 minutes",
+        body=TokenBody,
+        reply=TokenReply,
+        status=201,
+    ),
+)

@@ -1,0 +1,450 @@
+"""Workers: enrolment, sessions and the two channels for agents; list, drain, resume and remove for people."""
+
+import hashlib
+from dataclasses import replace
+from typing import Final
+
+from starlette.responses import Response
+
+from gpulayer.engine import State, outstanding
+from gpulayer.engine.effects import Effect, Void
+from gpulayer.engine.events import (
+    DrainRequested,
+    NodePhase,
+    NodeReport,
+    WorkerJoined,
+    WorkerRemoved,
+    WorkerReported,
+    WorkerResumed,
+)
+from gpulayer.engine.state import Worker
+from gpulayer.errors import BadRequest, Conflict, Forbidden, GpulayerError, NotFound, StaleAttempt
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
+from gpulayer.server.mailbox import AssignOrder, Order, StopOrder, orders_of
+from gpulayer.server.plane import Plane
+from gpulayer.server.records import worker_record
+from gpulayer.server.store import IdentityRow, Side, TokenRow
+from gpulayer.server.store.codec import facts_to_text
+from gpulayer.server.submission import check_uploaded
+from gpulayer.server.web import CLIENT, JOIN, OPEN, WORKER, Call, Query, Route, held, json_response
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import Outcome
+from gpulayer.spec.worker import WorkerState
+from gpulayer.wire.convert import check_schema, facts_from_wire, outcome_from_wire, spec_from_wire
+from gpulayer.wire.jobs import JobSubmission
+from gpulayer.wire.workers import (
+    AssignCommand,
+    Command,
+    CommandsReply,
+    EnrolBody,
+    EnrolReply,
+    LogReply,
+    OutputsAccepted,
+    OutputsBody,
+    ReportBody,
+    ReportItem,
+    ReportReply,
+    SessionBody,
+    SessionReply,
+    WorkerPage,
+    WorkerRecord,
+)
+
+__all__ = ["ROUTES"]
+
+_HOLD_LIMIT_S: Final = 60.0
+
+
+async def enrol(call: Call) -> Response:
+    """Exchange a join token for an identity. The same key again is the same identity."""
+    plane, body = call.plane, await call.json(EnrolBody)
+    check_schema(body["schema"], "enrolment")
+    public_key, name = _public_key(body["public_key"]), _name(body["name"])
+    facts = facts_from_wire(body["facts"])
+    digest = _facts_digest(facts)
+    async with plane.enrolling:  # one at a time: a name and a token belong to one worker
+        known = plane.auth.identity_of_key(public_key)
+        token = plane.auth.spend(call.client, None if known is None else known.worker)
+        worker_id = new_worker_id(plane.random_bytes) if known is None else known.worker
+        held_by = await plane.driver.read(lambda state: _holder_of(state, name))
+        if held_by is not None and held_by != worker_id:
+            raise Conflict(f"another worker has the name {name!r}", hint="join under another name: --name NAME")
+        spent = plane.auth.token(call.client.token_id)
+        is_local = spent is not None and spent.is_local
+        identity = known or IdentityRow(worker_id, public_key, -1, is_local)
+        used = () if token is None else (_used(token, worker_id),)
+        await plane.driver.submit(
+            lambda at: WorkerJoined(at, worker_id, name, facts, digest), side=Side(tokens=used, identities=(identity,))
+        )
+        plane.auth.keep_identity(identity)
+        for row in used:
+            plane.auth.keep_token(row)
+        shown = await plane.driver.read(lambda state: state.workers[worker_id].name)
+    return json_response({"worker_id": worker_id, "name": shown}, 201 if known is None else 200)
+
+
+async def open_session(call: Call) -> Response:
+    """A session for whoever signs with the worker's key. The body is the credential."""
+    plane, body = call.plane, await call.json(SessionBody)
+    check_schema(body["schema"], "session")
+    worker_id = WorkerId(call.path("id"))
+    async with plane.enrolling:
+        identity = plane.auth.check_signature(worker_id, body["counter"], body["signature"])
+        await plane.driver.submit(side=Side(identities=(identity,)))
+        plane.auth.keep_identity(identity)
+    reply: SessionReply = {
+        "token": plane.auth.open_session(worker_id, plane.settings.session_life_s),
+        "expires_in_s": plane.settings.session_life_s,
+        "incarnation": plane.incarnation,
+        "lease_ttl_ms": plane.policy.lease_ttl_ms,
+        "heartbeat_ms": plane.settings.heartbeat_ms,
+    }
+    return json_response(reply, 201)
+
+
+async def report(call: Call) -> Response:
+    """Answered after commit."""
+    plane, worker_id = call.plane, _own_worker(call)
+    body = await call.json(ReportBody)
+    check_schema(body["schema"], "report")
+    fields = body.get("facts")
+    facts = None if fields is None else facts_from_wire(fields)
+    digest = None if facts is None else _facts_digest(facts)
+    recovered = body.get("recovered")
+    items = tuple([await _item(plane, item) for item in body["items"]])
+    effects = await plane.driver.submit(
+        lambda at: WorkerReported(
+            at,
+            worker_id,
+            body["boot"],
+            body["seq"],
+            holding=tuple(Epoch(epoch) for epoch in body["holding"]),
+            recovered=None if recovered is None else tuple(Epoch(epoch) for epoch in recovered),
+            items=items,
+            facts=facts,
+            facts_digest=digest,
+            leaving=body.get("leaving", False),
+        )
+    )
+    if plane.auth.is_local(worker_id):
+        plane.local_worker_reported.set()
+    return json_response({"seq": body["seq"], "void": _void(effects)})
+
+
+async def commands(call: Call) -> Response:
+    """What the worker is to do, held until there is something; the cursor acknowledges what came before."""
+    plane, worker_id = call.plane, _own_worker(call)
+    hold_s = call.query_number("hold_s", 25.0, most=_HOLD_LIMIT_S)
+    cursor = call.query("after")
+    if plane.mailboxes.knows(worker_id, cursor):
+        plane.mailboxes.acknowledge(worker_id, cursor)
+    else:
+        await plane.driver.read(lambda state: _resync(plane, state, worker_id))
+    until_ms = plane.clock.monotonic_ms() + int(hold_s * 1000)
+    with plane.hub.watching(("commands", worker_id)) as watch:
+        async with held(call, watch) as hold:
+            while True:
+                watch.clear()
+                if plane.auth.identity(worker_id) is None:
+                    raise NotFound(f"worker {worker_id} was removed", hint="join it again")
+                cursor, orders = plane.mailboxes.waiting(worker_id)
+                found = await _commands(plane, orders)
+                left_ms = until_ms - plane.clock.monotonic_ms()
+                if found or left_ms <= 0 or hold.is_over:
+                    return json_response({"cursor": cursor, "commands": found})
+                await hold.wait(left_ms / 1000)
+
+
+async def put_log(call: Call) -> Response:
+    """A piece of a log, by offset."""
+    plane = call.plane
+    node = call.query_int("node", 0, most=100_000) or 0
+    offset = call.query_int("offset", 0) or 0
+    is_final = call.query_flag("final")
+    epoch, job_id = await _lent(call, node)
+    piece = await call.content(plane.settings.max_log_chunk_bytes)
+    size = await plane.in_thread(plane.logs.append, job_id, epoch, node, offset, piece, is_final=is_final)
+    plane.hub.wake([("log", epoch, node)])
+    return json_response({"offset": size})
+
+
+async def put_outputs(call: Call) -> Response:
+    """Accept an output tree: all of its objects must be here, and it must not leave its folder."""
+    plane = call.plane
+    await _lent(call, None)
+    body = await call.json(OutputsBody)
+    tree = body["tree"]
+    if not is_digest(tree):
+        raise BadRequest(f"tree: {tree[:80]!r} is not a digest")
+    totals = await check_uploaded(plane, Digest(tree), "output tree")
+    return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
+
+
+async def list_workers(call: Call) -> Response:
+    found = await call.plane.driver.read(lambda state: [worker_record(worker) for worker in state.workers.values()])
+    return json_response({"workers": sorted(found, key=lambda record: record["name"]), "next": None})
+
+
+async def show(call: Call) -> Response:
+    ref = call.path("ref")
+    return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, ref))))
+
+
+async def drain(call: Call) -> Response:
+    worker_id = await _find_id(call)
+    await call.plane.driver.submit(lambda at: DrainRequested(at, worker_id))
+    return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
+
+
+async def resume(call: Call) -> Response:
+    worker_id = await _find_id(call)
+    await call.plane.driver.submit(lambda at: WorkerResumed(at, worker_id))
+    return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
+
+
+async def remove(call: Call) -> Response:
+    """Forget a worker and its key; what it holds is lost."""
+    plane = call.plane
+    is_forced = call.query_flag("force")
+    worker_id = await _find_id(call)
+    record = await plane.driver.read(lambda state: _check_removable(state, worker_id, is_forced=is_forced))
+    await plane.driver.submit(lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,)))
+    plane.auth.forget_worker(worker_id)
+    plane.hub.wake([("commands", worker_id)])
+    plane.mailboxes.forget(worker_id)
+    return json_response(record)
+
+
+def _own_worker(call: Call) -> WorkerId:
+    """A session opens the routes of its own worker alone."""
+    worker_id = call.path("id")
+    if call.client.worker is None or call.client.worker != worker_id:
+        raise Forbidden(f"this session is not worker {worker_id[:40]!r}'s")
+    return call.client.worker
+
+
+async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
+    """The attempt that the path names, if this worker holds (that node of) it. Raises StaleAttempt."""
+    worker_id, epoch = _own_worker(call), Epoch(call.path_int("epoch"))
+
+    def held_job(state: State) -> JobId | None:
+        worker, attempt = state.workers.get(worker_id), state.attempts.get(epoch)
+        if worker is None or attempt is None or epoch not in worker.leases:
+            return None
+        return attempt.job_id if node in (None, worker.leases[epoch]) else None
+
+    job_id = await call.plane.driver.read(held_job)
+    if job_id is None:
+        raise StaleAttempt(f"attempt {epoch} is not lent to this worker (any more)", hint="end it and forget it")
+    return epoch, job_id
+
+
+async def _item(plane: Plane, item: ReportItem) -> NodeReport:
+    """An ended item's outputs must be a tree that was accepted; one that is not is left out, and said so."""
+    outcome_fields, tree = item.get("outcome"), item.get("outputs")
+    outcome = None if outcome_fields is None else outcome_from_wire(outcome_fields)
+    phase = NodePhase(item["state"])
+    if phase is not NodePhase.ENDED:
+        return NodeReport(Epoch(item["epoch"]), item["node"], phase)
+    if outcome is None:
+        raise BadRequest(f"items: attempt {item['epoch']} ended without an outcome")
+    outputs: Digest | None = None
+    if tree is not None:
+        try:
+            if not is_digest(tree):
+                raise BadRequest(f"{tree[:80]!r} is not a digest")
+            await check_uploaded(plane, Digest(tree), "output tree")
+            outputs = Digest(tree)
+        except GpulayerError as error:
+            outcome = _without_outputs(outcome, error)
+    return NodeReport(Epoch(item["epoch"]), item["node"], phase, outcome, outputs)
+
+
+def _without_outputs(outcome: Outcome, error: GpulayerError) -> Outcome:
+    evidence = f"{outcome.evidence}\n" if outcome.evidence else ""
+    evidence += f"its outputs were not kept: {error.message}"
+    return Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, evidence, outcome.blame)
+
+
+def _void(effects: tuple[Effect, ...]) -> list[int]:
+    return [epoch for effect in effects if isinstance(effect, Void) for epoch in effect.epochs]
+
+
+def _resync(plane: Plane, state: State, worker_id: WorkerId) -> None:
+    plane.mailboxes.reset(worker_id, orders_of(state, outstanding(state, worker_id)))
+
+
+async def _commands(plane: Plane, orders: list[Order]) -> list[Command]:
+    jobs = list({order.job_id for order in orders if isinstance(order, AssignOrder)})
+    submissions = await plane.submissions(jobs) if jobs else {}
+    found: list[Command] = []
+    for order in orders:
+        match order:
+            case AssignOrder():
+                found.append(_assign(order, submissions[order.job_id]))
+            case StopOrder():
+                found.append(
+                    {
+                        "type": "stop",
+                        "epoch": order.epoch,
+                        "ended_by": str(order.ended_by),
+                        "grace_ms": order.grace_ms,
+                    }
+                )
+    return found
+
+
+def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
+    spec = spec_from_wire(submission)
+    return {
+        "type": "assign",
+        "epoch": order.epoch,
+        "node": order.node,
+        "job_id": order.job_id,
+        "attempt": order.attempt,
+        "command": list(spec.command),
+        "env": dict(spec.env),
+        "source": None if spec.source is None else spec.source.digest,
+        "devices": list(order.devices),
+        "cpus": order.cpus,
+        "memory_bytes": order.memory_bytes,
+        "outputs": list(spec.outputs),
+        "keep_outputs": spec.keep_outputs,
+        "timeout_ms": spec.timeout_ms,
+        "grace_ms": spec.grace_ms,
+        "keep_for_ms": spec.keep_for_ms,
+        "exclusive": spec.exclusive,
+    }
+
+
+async def _find_id(call: Call) -> WorkerId:
+    ref = call.path("ref")
+    return await call.plane.driver.read(lambda state: _find(state, ref).id)
+
+
+def _find(state: State, ref: str) -> Worker:
+    """By id, name, or unique prefix of an id. Raises NotFound."""
+    exact = state.workers.get(WorkerId(ref)) or next((w for w in state.workers.values() if w.name == ref), None)
+    if exact is not None:
+        return exact
+    prefixed = [worker for worker in state.workers.values() if ref and worker.id.startswith(ref)]
+    if len(prefixed) == 1:
+        return prefixed[0]
+    if prefixed:
+        raise NotFound(f"several workers have ids that begin with {ref}", hint="give more characters of the id")
+    raise NotFound(f"no worker {ref[:100]!r}", hint="gpulayer worker list shows the workers there are")
+
+
+def _holder_of(state: State, name: str) -> WorkerId | None:
+    return next((worker.id for worker in state.workers.values() if worker.name == name), None)
+
+
+def _check_removable(state: State, worker_id: WorkerId, *, is_forced: bool) -> WorkerRecord:
+    worker = _find(state, worker_id)
+    if worker.leases and worker.state is not WorkerState.SILENT and not is_forced:
+        raise Conflict(
+            f"worker {worker.name} is {worker.state} and holds {len(worker.leases)} attempts",
+            hint="drain it first, or remove it by force: what it holds is lost",
+        )
+    return worker_record(worker, state=WorkerState.GONE)
+
+
+def _used(token: TokenRow, worker_id: WorkerId) -> TokenRow:
+    return replace(token, used_by=worker_id)
+
+
+def _public_key(text: str) -> str:
+    if not is_digest(text):
+        raise BadRequest("public_key: must be 64 lower-case hex characters of an Ed25519 key")
+    return text
+
+
+def _name(text: str) -> str:
+    if not text.isprintable() or text != text.strip() or "/" in text:
+        raise BadRequest(f"name: {text[:60]!r} can't name a worker", hint="use letters, digits, - and .")
+    return text
+
+
+def _facts_digest(facts: WorkerFacts) -> Digest:
+    return Digest(hashlib.sha256(facts_to_text(facts).encode()).hexdigest())
+
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/workers:enrol",
+        enrol,
+        JOIN,
+        "Exchange a join token for an identity",
+        body=EnrolBody,
+        reply=EnrolReply,
+        status=201,
+    ),
+    Route(
+        "POST",
+        "/v1/workers/{id}/sessions",
+        open_session,
+        OPEN,
+        "A session by signature: the body is the credential",
+        body=SessionBody,
+        reply=SessionReply,
+        status=201,
+    ),
+    Route(
+        "POST",
+        "/v1/workers/{id}/reports",
+        report,
+        WORKER,
+        "One report of an agent, answered when it is durable",
+        body=ReportBody,
+        reply=ReportReply,
+    ),
+    Route(
+        "GET",
+        "/v1/workers/{id}/commands",
+        commands,
+        WORKER,
+        "What the worker is to do, held until there is something",
+        reply=CommandsReply,
+        query=(
+            Query("after", "the cursor of the previous answer", "string"),
+            Query("hold_s", "how long to hold, 0 to 60 seconds", "number"),
+        ),
+    ),
+    Route(
+        "PUT",
+        "/v1/workers/{id}/attempts/{epoch}/logs",
+        put_log,
+        WORKER,
+        "A piece of a log, by offset; 409 with details.offset for a gap",
+        reply=LogReply,
+        raw="application/octet-stream",
+        query=(
+            Query("node", "the node of a gang"),
+            Query("offset", "where the piece begins"),
+            Query("final", "1: this is the end; durable before the answer"),
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/workers/{id}/attempts/{epoch}/outputs",
+        put_outputs,
+        WORKER,
+        "Accept an uploaded output tree",
+        body=OutputsBody,
+        reply=OutputsAccepted,
+    ),
+    Route("GET", "/v1/workers", list_workers, CLIENT, "All workers", reply=WorkerPage),
+    Route("GET", "/v1/workers/{ref}", show, CLIENT, "A worker by id, prefix or name", reply=WorkerRecord),
+    Route("POST", "/v1/workers/{ref}:drain", drain, CLIENT, "Let it end its work and take no more", reply=WorkerRecord),
+    Route("POST", "/v1/workers/{ref}:resume", resume, CLIENT, "Let it take work again", reply=WorkerRecord),
+    Route(
+        "POST",
+        "/v1/workers/{ref}:remove",
+        remove,
+        CLIENT,
+        "Forget a worker and its key",
+        reply=WorkerRecord,
+        query=(Query("force", "1: also while it holds attempts, which are lost"),),
+    ),
+)

@@ -1,0 +1,295 @@
+"""Serve a control plane from a state folder until it is told to end.
+
+Start-up is on the way of everybody's first command: the lock, the socket and the plane's own worker come first, the
+heavy imports run while that worker starts. ``endpoint.json`` appears when requests are answered, never before.
+"""
+
+import asyncio
+import fcntl
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpulayer import __version__
+from gpulayer.errors import Conflict, UsageError
+from gpulayer.server.local_worker import LocalWorker
+from gpulayer.server.settings import Layout, ServeSettings
+from gpulayer.server.tokens import TokenKind, make_token
+from gpulayer.wire.plane import EndpointFile
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from gpulayer.server.plane import Plane
+
+__all__ = ["serve"]
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_LOOK_S: Final = 0.5
+_STOP_POLL_S: Final = 0.02
+_WORKER_STOP_S: Final = 30.0
+_BACKLOG: Final = 1024
+
+_log = logging.getLogger(__name__)
+
+
+def serve(settings: ServeSettings) -> int:
+    """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
+
+    Raises Conflict where another process serves this state folder, UsageError for a host or port that can't be
+    used, StorageUnavailable where the store can't be read.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if settings.host not in _LOOPBACK:
+        raise UsageError(
+            f"--host {settings.host}: only this machine's own address is served until there is TLS",
+            hint="leave --host away, or use 127.0.0.1",
+        )
+    layout = Layout(settings.state_dir)
+    layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(layout), _listening(settings) as listener:
+        layout.endpoint.unlink(missing_ok=True)  # of a plane that was killed; our worker must not follow it
+        worker, join_token = _start_worker(settings, layout)
+        try:
+            asyncio.run(_serve(_Served(settings, layout, listener, worker, join_token)))
+        except BaseException:
+            if worker is not None:
+                worker.stop()
+            raise
+        finally:
+            layout.endpoint.unlink(missing_ok=True)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    settings: ServeSettings
+    layout: Layout
+    listener: socket.socket
+    worker: LocalWorker | None
+    join_token: str | None
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        return f"http://{host}:{self.listener.getsockname()[1]}"
+
+
+def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker | None, str | None]:
+    if settings.worker_command is None:
+        return None, None
+    worker = LocalWorker(settings.worker_command, layout.worker)
+    join_token = None
+    if worker.needs_join_token and not worker.is_running():
+        # It becomes valid when the store knows it, which is before the worker learns where to show it.
+        join_token = make_token(TokenKind.JOIN)
+        layout.worker.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_private(layout.worker / "join-token", join_token.encode())
+    try:
+        worker.start()
+    except OSError as error:
+        raise UsageError(f"the worker can't be started: {settings.worker_command[0]}: {error.strerror}") from None
+    return worker, join_token
+
+
+async def _serve(served: _Served) -> None:
+    gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
+    from gpulayer.server.app import create_app  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.plane import Plane  # noqa: PLC0415
+    from gpulayer.server.settings import PlaneSettings  # noqa: PLC0415
+
+    settings = served.settings
+    plane = Plane(
+        PlaneSettings(
+            state_dir=settings.state_dir,
+            mode=settings.mode,
+            url=served.url,
+            has_local_worker=served.worker is not None,
+        )
+    )
+    try:
+        await plane.start()
+        token = await _own_tokens(plane, served.join_token)
+        server = _http_server(create_app(plane), settings)
+        gc.freeze()
+        gc.enable()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _on_signal, plane, server)
+        _write_endpoint(served, token)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve(sockets=[served.listener]))
+            looking = group.create_task(_look_after(plane, served))
+            await _until_first(plane.shutdown_asked.wait(), serving)
+            served.layout.endpoint.unlink(missing_ok=True)
+            looking.cancel()
+            if served.worker is not None:
+                await _end_worker(plane, served.worker)
+            plane.stop_holding()
+            server.should_exit = True
+    finally:
+        gc.enable()
+        await plane.close()
+
+
+async def _own_tokens(plane: "Plane", join_token: str | None) -> str:
+    """Make the token of this machine's user, in place of the last run's, and make the worker's join token valid."""
+    from gpulayer.server.store import Side  # noqa: PLC0415 - heavy: see the module
+
+    token, row = plane.auth.new_token(TokenKind.CLIENT, name="local", life_s=None, is_local=True)
+    rows = [row]
+    if join_token is not None:
+        life_s = plane.settings.join_token_life_s
+        _, joining = plane.auth.new_token(
+            TokenKind.JOIN, name="local worker", life_s=life_s, is_local=True, token=join_token
+        )
+        rows.append(joining)
+    stale = tuple(plane.auth.stale_tokens())
+    await plane.driver.submit(side=Side(tokens=tuple(rows), forget_tokens=stale))
+    plane.auth.forget_tokens(stale)
+    for made in rows:
+        plane.auth.keep_token(made)
+    return token
+
+
+async def _look_after(plane: "Plane", served: _Served) -> None:
+    """Keep the worker going; end an embedded plane that nobody has needed for a while."""
+    settings = served.settings
+    idle_ms = settings.idle_exit_s * 1000
+    while True:
+        await asyncio.sleep(min(_LOOK_S, max(settings.idle_exit_s / 4, 0.01)))
+        if served.worker is not None:
+            served.worker.look_after()
+        if settings.mode != "embedded" or plane.clients_now:
+            continue
+        if plane.clock.monotonic_ms() - plane.last_client_ms < idle_ms:
+            continue
+        if not await plane.driver.read(lambda state: bool(state.jobs)):
+            plane.ask_shutdown(keep_worker=False)
+            return
+
+
+async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
+    """While the plane still answers, so that the worker can say how its jobs ended."""
+    if plane.keep_worker:
+        worker.forget()
+        return
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + _WORKER_STOP_S
+    worker.stop()
+    while worker.is_running():
+        if loop.time() > ends:
+            _log.warning("the worker did not end within %d s; killing it", _WORKER_STOP_S)
+            worker.stop(force=True)
+            return
+        await asyncio.sleep(_STOP_POLL_S)
+
+
+async def _until_first(waiting: Coroutine[object, object, object], serving: "asyncio.Task[None]") -> None:
+    """Until a shutdown is asked for, or the server ends by itself (it should not)."""
+    asked = asyncio.ensure_future(waiting)
+    await asyncio.wait({asked, serving}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    with suppress(asyncio.CancelledError):
+        await asked
+
+
+def _http_server(app: object, settings: ServeSettings) -> "uvicorn.Server":
+    import uvicorn  # noqa: PLC0415 - heavy: see the module
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # ours are set already: they end the worker first
+
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type] # an ASGI application
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.graceful_s)),
+    )
+    return Server(config)
+
+
+def _on_signal(plane: "Plane", server: "uvicorn.Server") -> None:
+    if plane.shutdown_asked.is_set():
+        plane.keep_worker = True  # asked twice: end now, whatever the worker does
+        plane.stop_holding()
+        server.should_exit = server.force_exit = True
+    plane.ask_shutdown(keep_worker=plane.keep_worker)
+
+
+@contextmanager
+def _locked(layout: Layout) -> Iterator[None]:
+    """One plane a state folder; the lock goes with the process, however it ends."""
+    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            raise Conflict(
+                f"a control plane is already running on {layout.root} (pid {pid})",
+                hint="end it with `gpulayer down`, or use another --state folder",
+                details={"pid": pid},
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # The protocol is named because asyncio sets TCP_NODELAY only then: without it every answer takes 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+        except OSError as error:
+            raise UsageError(
+                f"port {settings.port} on {settings.host} can't be used: {error.strerror}",
+                hint="another program has it? choose one with --port N",
+            ) from None
+        listener.listen(_BACKLOG)
+        yield listener
+
+
+def _write_endpoint(served: _Served, token: str) -> None:
+    document: EndpointFile = {
+        "schema": 1,
+        "url": served.url,
+        "token": token,
+        "pid": os.getpid(),
+        "version": __version__,
+        "embedded": served.settings.mode == "embedded",
+    }
+    _write_private(served.layout.endpoint, json.dumps(document).encode())
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Mode 0600, whole or not there."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)

@@ -1,0 +1,92 @@
+"""What the control plane is told from outside. Imports nothing heavy: it is read before anything else is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+__all__ = ["DEFAULT_IDLE_EXIT_S", "DEFAULT_PORT", "Layout", "PlaneSettings", "ServeSettings"]
+
+DEFAULT_PORT: Final = 8470
+DEFAULT_IDLE_EXIT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The files of a state folder."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "plane.lock"
+
+    @property
+    def endpoint(self) -> Path:
+        return self.root / "endpoint.json"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store.db"
+
+    @property
+    def pepper(self) -> Path:
+        return self.root / "pepper"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def plane_log(self) -> Path:
+        return self.root / "plane.log"
+
+    @property
+    def worker(self) -> Path:
+        return self.root / "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSettings:
+    """Of one running control plane, whoever serves it.
+
+    mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
+    max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
+    """
+
+    state_dir: Path
+    mode: Literal["embedded", "standing"] = "standing"
+    url: str = ""
+    has_local_worker: bool = False
+    local_worker_wait_s: float = 10.0
+    max_body_bytes: int = 16 * 2**20
+    max_blob_bytes: int = 10 * 2**30
+    max_log_chunk_bytes: int = 2**20
+    heartbeat_ms: int = 10_000
+    session_life_s: int = 86_400
+    join_token_life_s: int = 900
+    allowed_hosts: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.state_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Of a served control plane.
+
+    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
+    idle_exit_s: an embedded plane ends after so long without live jobs and requests.
+    """
+
+    state_dir: Path
+    mode: Literal["embedded", "standing"] = "standing"
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    worker_command: tuple[str, ...] | None = None
+    idle_exit_s: float = DEFAULT_IDLE_EXIT_S
+    graceful_s: float = 5.0

@@ -1,0 +1,32 @@
+"""The durable side: one transaction a micro-batch, and reads that never wait for it."""
+
+from gpulayer.server.store import reads
+from gpulayer.server.store.rows import (
+    Batch,
+    EventRow,
+    IdempotencyRow,
+    IdentityRow,
+    JobRow,
+    Live,
+    Side,
+    StoredEvent,
+    StoredJob,
+    TokenRow,
+)
+from gpulayer.server.store.store import IDEMPOTENCY_KEPT_MS, Store
+
+__all__ = [
+    "IDEMPOTENCY_KEPT_MS",
+    "Batch",
+    "EventRow",
+    "IdempotencyRow",
+    "IdentityRow",
+    "JobRow",
+    "Live",
+    "Side",
+    "Store",
+    "StoredEvent",
+    "StoredJob",
+    "TokenRow",
+    "reads",
+]

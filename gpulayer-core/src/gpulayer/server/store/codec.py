@@ -1,0 +1,193 @@
+"""Engine images to JSON text and back: the one conversion place between engine and tables.
+
+Short keys and lists keep the rows small; they are read by this module alone, and change only with a migration.
+"""
+
+import json
+from typing import Any, cast
+
+from gpulayer.engine.events import NodePhase
+from gpulayer.engine.records import AttemptImage, NodeImage
+from gpulayer.errors import Blame
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
+from gpulayer.spec.job import Gang, JobEntry, JobSpec, RetryOn, Shape, Single
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.request import Request
+from gpulayer.wire.convert import facts_from_wire, facts_to_wire, request_from_wire, request_to_wire
+
+__all__ = [
+    "EntryReader",
+    "attempt_from_text",
+    "attempt_to_text",
+    "dump",
+    "facts_from_text",
+    "facts_to_text",
+    "outcome_from_text",
+    "outcome_to_text",
+    "schedule_to_text",
+]
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
+
+
+def dump(value: object) -> str:
+    """Compact JSON. Enums are strings and integers, so they need no default."""
+    return _encode(value)
+
+
+def outcome_to_text(outcome: Outcome | None) -> str | None:
+    return None if outcome is None else _encode(_outcome_out(outcome))
+
+
+def outcome_from_text(text: str | None) -> Outcome | None:
+    return None if text is None else _outcome_in(json.loads(text))
+
+
+def attempt_to_text(image: AttemptImage) -> str:
+    """Everything but epoch and job, which have columns of their own."""
+    return _encode(
+        {
+            "t": image.task_index,
+            "n": image.number,
+            "p": image.phase,
+            "s": image.stop,
+            "u": image.is_unreachable,
+            "f": image.first_failure,
+            "b": image.started_wall_ms,
+            "e": image.ended_wall_ms,
+            "o": _outcome_out(image.outcome),
+            "w": image.placement,
+            "nodes": [
+                [
+                    node.worker,
+                    node.worker_name,
+                    node.devices,
+                    node.cpus,
+                    node.memory_bytes,
+                    node.phase,
+                    _outcome_out(node.outcome),
+                    node.outputs,
+                ]
+                for node in image.nodes
+            ],
+        }
+    )
+
+
+def attempt_from_text(epoch: int, job_id: str, text: str) -> AttemptImage:
+    fields = json.loads(text)
+    return AttemptImage(
+        epoch=Epoch(epoch),
+        job_id=JobId(job_id),
+        task_index=fields["t"],
+        number=fields["n"],
+        phase=NodePhase(fields["p"]),
+        nodes=tuple(
+            NodeImage(
+                worker=WorkerId(worker),
+                worker_name=name,
+                devices=tuple(devices),
+                cpus=cpus,
+                memory_bytes=memory,
+                phase=NodePhase(phase),
+                outcome=_outcome_in(outcome),
+                outputs=None if outputs is None else Digest(outputs),
+            )
+            for worker, name, devices, cpus, memory, phase, outcome, outputs in fields["nodes"]
+        ),
+        stop=None if fields["s"] is None else EndedBy(fields["s"]),
+        is_unreachable=fields["u"],
+        first_failure=fields["f"],
+        started_wall_ms=fields["b"],
+        ended_wall_ms=fields["e"],
+        outcome=_outcome_in(fields["o"]),
+        placement=fields["w"],
+    )
+
+
+def facts_to_text(facts: WorkerFacts) -> str:
+    """Canonical: equal facts have equal text, so that its digest names them."""
+    return json.dumps(facts_to_wire(facts), separators=(",", ":"), sort_keys=True)
+
+
+def facts_from_text(text: str) -> WorkerFacts:
+    return facts_from_wire(json.loads(text))
+
+
+def schedule_to_text(spec: JobSpec) -> str:
+    """The scheduling part of a spec. Jobs that are placed alike share this text, so that 100,000 of them are
+    rebuilt by parsing it once."""
+    return _encode(
+        {
+            "r": request_to_wire(spec.request),
+            "s": _shape_out(spec.shape),
+            "p": spec.priority,
+            "n": spec.retries,
+            "o": spec.retry_on,
+            "t": spec.timeout_ms,
+            "g": spec.grace_ms,
+            "k": spec.keep_for_ms,
+            "x": spec.exclusive,
+            "w": spec.wait,
+        }
+    )
+
+
+class EntryReader:
+    """Builds entries from ``schedule`` texts and remembers each text that it has read; one per load."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Request, Shape, dict[str, Any]]] = {}  # Any: parsed JSON
+
+    def entry(self, job_id: str, owner: str, text: str) -> JobEntry:
+        known = self._known.get(text)
+        if known is None:
+            fields = json.loads(text)
+            known = self._known[text] = (request_from_wire(fields["r"]), _shape_in(fields["s"]), fields)
+        request, shape, fields = known
+        return JobEntry(
+            id=JobId(job_id),
+            owner=owner,
+            request=request,
+            shape=shape,
+            priority=fields["p"],
+            retries=fields["n"],
+            retry_on=RetryOn(fields["o"]),
+            timeout_ms=fields["t"],
+            grace_ms=fields["g"],
+            keep_for_ms=fields["k"],
+            exclusive=fields["x"],
+            wait=fields["w"],
+        )
+
+
+def _outcome_out(outcome: Outcome | None) -> list[object] | None:
+    if outcome is None:
+        return None
+    return [outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame]
+
+
+def _outcome_in(fields: list[object] | None) -> Outcome | None:
+    if fields is None:
+        return None
+    ended_by, exit_code, signal, evidence, blame = cast("tuple[str, int | None, int | None, str, str]", fields)
+    return Outcome(EndedBy(ended_by), exit_code, signal, evidence, Blame(blame))
+
+
+def _shape_out(shape: Shape) -> list[object]:
+    match shape:
+        case Single():
+            return ["single"]
+        case Gang(nodes):
+            return ["gang", nodes]
+        case _:
+            raise ValueError(f"jobs of shape {shape} are not stored yet")
+
+
+def _shape_in(fields: list[Any]) -> Shape:  # Any: parsed JSON
+    match fields:
+        case ["gang", int(nodes)]:
+            return Gang(nodes)
+        case _:
+            return Single()

@@ -1,0 +1,1 @@
+"""Alembic revisions; ``schema.ensure_schema`` runs them."""

@@ -1,0 +1,204 @@
+"""Queries for people: job records by reference and by page, histories, idempotency keys, tokens.
+
+Functions of a connection, so that one answer is read from one snapshot.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlalchemy import Connection, func, select
+
+from gpulayer.engine.records import AttemptImage
+from gpulayer.errors import NotFound
+from gpulayer.ids import ID_LENGTH, JobId, WorkerId
+from gpulayer.server.store.codec import attempt_from_text
+from gpulayer.server.store.rows import IdempotencyRow, IdentityRow, StoredEvent, StoredJob, TokenRow
+from gpulayer.server.store.store import job_image
+from gpulayer.server.store.tables import attempts, events, idempotency, identities, jobs, tokens
+from gpulayer.spec.job import JobState
+from gpulayer.wire.jobs import JobSubmission
+
+__all__ = [
+    "attempts_of",
+    "count_jobs",
+    "find_idempotency",
+    "find_job",
+    "has_live_jobs",
+    "job_events",
+    "page_of_jobs",
+    "read_identities",
+    "read_job",
+    "read_submissions",
+    "read_tokens",
+    "resolve_job",
+]
+
+_COLUMNS: Final = (
+    jobs.c.id,
+    jobs.c.seq,
+    jobs.c.owner,
+    jobs.c.submitter,
+    jobs.c.client,
+    jobs.c.submitted_wall_ms,
+    jobs.c.spec,
+    jobs.c.verdicts,
+    jobs.c.state,
+    jobs.c.is_live,
+    jobs.c.reason_code,
+    jobs.c.reason_message,
+    jobs.c.stop,
+    jobs.c.stop_grace_ms,
+    jobs.c.started_wall_ms,
+    jobs.c.ended_wall_ms,
+    jobs.c.outcome,
+    jobs.c.outputs,
+)
+_IMAGE_AT: Final = 8
+
+
+def resolve_job(connection: Connection, ref: str) -> JobId:
+    """The id that ``ref`` means: an id, else a unique name, else a unique prefix of ids. Raises NotFound."""
+    found = _exact(connection, ref)
+    if found is not None:
+        return found
+    named = connection.execute(select(jobs.c.id).where(jobs.c.name == ref).limit(2)).scalars().all() if ref else []
+    if len(named) == 1:
+        return JobId(named[0])
+    if len(named) > 1:
+        raise NotFound(f"several jobs have the name {ref!r}", hint="say which by its id")
+    if 0 < len(ref) < ID_LENGTH and set(ref) <= set("0123456789abcdef"):
+        # A range, not LIKE: SQLite's LIKE ignores case and so can't use the index.
+        ids = connection.execute(
+            select(jobs.c.id).where(jobs.c.id >= ref, jobs.c.id < ref + "g").order_by(jobs.c.id).limit(2)
+        )
+        prefixed = ids.scalars().all()
+        if len(prefixed) == 1:
+            return JobId(prefixed[0])
+        if prefixed:
+            raise NotFound(f"several jobs have ids that begin with {ref}", hint="give more characters of the id")
+    raise NotFound(f"no job {ref[:100]!r}", hint="gpulayer job list shows the jobs there are")
+
+
+def find_job(connection: Connection, ref: str) -> StoredJob:
+    """The job that ``ref`` means, with its attempts. Raises NotFound."""
+    return read_job(connection, resolve_job(connection, ref))
+
+
+def read_job(connection: Connection, job_id: JobId) -> StoredJob:
+    row = connection.execute(select(*_COLUMNS).where(jobs.c.id == job_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"no job {job_id}")
+    return _job(row, attempts_of(connection, [job_id]).get(job_id, ()))
+
+
+def page_of_jobs(
+    connection: Connection, *, states: tuple[JobState, ...], name: str, before_seq: int | None, limit: int
+) -> tuple[list[StoredJob], int | None]:
+    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page."""
+    query = select(*_COLUMNS).order_by(jobs.c.seq.desc()).limit(limit + 1)
+    if states:
+        query = query.where(jobs.c.state.in_([str(state) for state in states]))
+    if name:
+        query = query.where(jobs.c.name == name)
+    if before_seq is not None:
+        query = query.where(jobs.c.seq < before_seq)
+    rows = connection.execute(query).all()
+    page = rows[:limit]
+    tries = attempts_of(connection, [JobId(row.id) for row in page])
+    found = [_job(row, tries.get(JobId(row.id), ())) for row in page]
+    return found, (page[-1].seq if len(rows) > limit else None)
+
+
+def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, tuple[AttemptImage, ...]]:
+    """All attempts of these jobs, oldest first."""
+    wanted = list(job_ids)
+    found: dict[JobId, list[AttemptImage]] = {}
+    for start in range(0, len(wanted), 500):  # SQLite's limit of parameters
+        rows = connection.execute(
+            select(attempts.c.epoch, attempts.c.job_id, attempts.c.image)
+            .where(attempts.c.job_id.in_(wanted[start : start + 500]))
+            .order_by(attempts.c.epoch)
+        )
+        for epoch, job_id, image in rows:
+            found.setdefault(JobId(job_id), []).append(attempt_from_text(epoch, job_id, image))
+    return {job_id: tuple(images) for job_id, images in found.items()}
+
+
+def count_jobs(connection: Connection) -> dict[str, int]:
+    rows = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
+    return dict(sorted((row[0], row[1]) for row in rows))
+
+
+def has_live_jobs(connection: Connection) -> bool:
+    return connection.execute(select(jobs.c.id).where(jobs.c.is_live).limit(1)).first() is not None
+
+
+def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, JobSubmission]:
+    wanted = list(job_ids)
+    found: dict[JobId, JobSubmission] = {}
+    for start in range(0, len(wanted), 500):
+        rows = connection.execute(select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(wanted[start : start + 500])))
+        found.update((JobId(job_id), json.loads(spec)) for job_id, spec in rows)
+    return found
+
+
+def job_events(connection: Connection, job_id: JobId, *, after: int, limit: int) -> list[StoredEvent]:
+    rows = connection.execute(
+        select(events.c.seq, events.c.wall_ms, events.c.kind, events.c.body)
+        .where(events.c.job_id == job_id, events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    return [StoredEvent(*row) for row in rows]
+
+
+def find_idempotency(connection: Connection, owner: str, key: str) -> IdempotencyRow | None:
+    row = connection.execute(
+        select(idempotency).where(idempotency.c.owner == owner, idempotency.c.key == key)
+    ).one_or_none()
+    if row is None:
+        return None
+    return IdempotencyRow(row.owner, row.key, row.body_digest, tuple(map(JobId, json.loads(row.job_ids))), row.wall_ms)
+
+
+def read_tokens(connection: Connection) -> list[TokenRow]:
+    return [
+        TokenRow(
+            id=row.id,
+            kind=row.kind,
+            name=row.name,
+            secret_hash=row.secret_hash,
+            created_wall_ms=row.created_wall_ms,
+            expires_wall_ms=row.expires_wall_ms,
+            is_revoked=bool(row.is_revoked),
+            is_local=bool(row.is_local),
+            used_by=row.used_by,
+        )
+        for row in connection.execute(select(tokens))
+    ]
+
+
+def read_identities(connection: Connection) -> list[IdentityRow]:
+    return [
+        IdentityRow(WorkerId(row.worker), row.public_key, row.counter, bool(row.is_local))
+        for row in connection.execute(select(identities))
+    ]
+
+
+def _exact(connection: Connection, ref: str) -> JobId | None:
+    found = connection.execute(select(jobs.c.id).where(jobs.c.id == ref)).scalar_one_or_none()
+    return None if found is None else JobId(found)
+
+
+def _job(row: Any, tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: a row of _COLUMNS
+    return StoredJob(
+        submission=json.loads(row.spec),
+        owner=row.owner,
+        submitter=row.submitter,
+        client=row.client,
+        submitted_wall_ms=row.submitted_wall_ms,
+        image=job_image(row.id, row.seq, tuple(row)[_IMAGE_AT:]),
+        verdicts=row.verdicts,
+        attempts=tries,
+    )

@@ -1,0 +1,141 @@
+"""What goes into and comes out of the store beside the engine's images: plain rows, no tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, Record, TaskImage, WorkerImage
+from gpulayer.ids import JobId, WorkerId
+from gpulayer.spec.job import JobEntry, JobSpec
+from gpulayer.wire.jobs import JobSubmission
+
+__all__ = [
+    "Batch",
+    "EventRow",
+    "IdempotencyRow",
+    "IdentityRow",
+    "JobRow",
+    "Live",
+    "Side",
+    "StoredEvent",
+    "StoredJob",
+    "TokenRow",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """The immutable part of a job. ``owner``: the id of the token that submitted it."""
+
+    id: JobId
+    owner: str
+    submitter: str
+    client: str
+    submitted_wall_ms: int
+    spec: JobSpec
+    submission: JobSubmission
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyRow:
+    owner: str
+    key: str
+    body_digest: str
+    job_ids: tuple[JobId, ...]
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """``expires_wall_ms`` None: never. ``is_local``: of the plane's own client or worker. ``used_by``: a worker."""
+
+    id: str
+    kind: str
+    name: str
+    secret_hash: str
+    created_wall_ms: int
+    expires_wall_ms: int | None
+    is_revoked: bool = False
+    is_local: bool = False
+    used_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRow:
+    """A worker's key. ``counter``: the highest that a session was asked for with."""
+
+    worker: WorkerId
+    public_key: str
+    counter: int
+    is_local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Rows that must be as durable as the events they come with; replaced by key."""
+
+    jobs: tuple[JobRow, ...] = ()
+    idempotency: tuple[IdempotencyRow, ...] = ()
+    tokens: tuple[TokenRow, ...] = ()
+    identities: tuple[IdentityRow, ...] = ()
+    forget_identities: tuple[WorkerId, ...] = ()
+    forget_tokens: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """``job_id``: set on what a job's own history shows. ``body``: JSON text."""
+
+    at_ms: int
+    wall_ms: int
+    kind: str
+    body: str
+    job_id: JobId | None = None
+    worker: WorkerId | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything of one transaction, in the order of the steps. ``verdicts``: JSON text of rejected jobs."""
+
+    records: list[Record] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
+    verdicts: dict[JobId, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.records or self.events or self.sides)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The inputs of ``engine.rebuild``: the last image of everything that is not final."""
+
+    counters: CounterImage
+    jobs: Sequence[tuple[JobEntry, JobImage]]
+    tasks: Sequence[TaskImage]
+    attempts: Sequence[AttemptImage]
+    workers: Sequence[WorkerImage]
+    facts: Sequence[FactsImage]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job as read: its submission, its latest image, its attempts in order (empty where not asked for)."""
+
+    submission: JobSubmission
+    owner: str
+    submitter: str
+    client: str
+    submitted_wall_ms: int
+    image: JobImage
+    verdicts: str | None
+    attempts: tuple[AttemptImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    seq: int
+    wall_ms: int
+    kind: str
+    body: str

@@ -1,0 +1,399 @@
+"""Everything durable, in one SQLite file (WAL, ``synchronous=FULL``).
+
+``commit`` is called by one thread (the driver's) and writes a whole micro-batch in one transaction: all of it or
+nothing. Reads use connections of their own and see the last commit. Methods block; the driver and the routes run
+them in threads. Errors of the database leave here as ``StorageUnavailable`` alone.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
+
+from gpulayer.engine.events import NodePhase
+from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
+from gpulayer.errors import InternalError, StorageUnavailable
+from gpulayer.ids import Digest, JobId, WorkerId
+from gpulayer.server.store import tables
+from gpulayer.server.store.codec import (
+    EntryReader,
+    attempt_from_text,
+    attempt_to_text,
+    dump,
+    facts_from_text,
+    facts_to_text,
+    outcome_from_text,
+    outcome_to_text,
+    schedule_to_text,
+)
+from gpulayer.server.store.rows import Batch, IdempotencyRow, IdentityRow, JobRow, Live, TokenRow
+from gpulayer.server.store.schema import ensure_schema
+from gpulayer.spec.job import JobState
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.worker import WorkerState
+
+__all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
+
+IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
+_BUSY_TIMEOUT_MS: Final = 5_000
+
+_READ_ONLY: Final = {"gpulayer_read": True}
+
+Row = tuple[Any, ...]  # Any: whatever the columns hold
+
+_JOB_IMAGE: Final = (
+    "state",
+    "is_live",
+    "reason_code",
+    "reason_message",
+    "stop",
+    "stop_grace_ms",
+    "started_wall_ms",
+    "ended_wall_ms",
+    "outcome",
+    "outputs",
+)
+_JOB_SPEC: Final = (
+    "id",
+    "seq",
+    "name",
+    "owner",
+    "submitter",
+    "client",
+    "spec",
+    "schedule",
+    "submitted_wall_ms",
+    "verdicts",
+)
+
+
+class Store:
+    """Opens or makes the store at ``path`` (a file on a local disk). Raises Conflict for a newer schema."""
+
+    def __init__(self, path: str) -> None:
+        self._engine = _engine(path)
+        try:
+            with _mapped():
+                ensure_schema(self._engine)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def commit(self, batch: Batch) -> None:
+        """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
+        rows = _split(batch)
+        with _mapped(), self._engine.begin() as connection:
+            for statement, parameters in rows.statements():
+                if parameters:
+                    connection.exec_driver_sql(statement, parameters)
+
+    def probe(self) -> None:
+        """A small durable write. Raises StorageUnavailable while writing is not possible."""
+        with _mapped(), self._engine.begin() as connection:
+            connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
+
+    def forget_idempotency(self, before_wall_ms: int) -> None:
+        """Drop the keys that are older than ``before_wall_ms``."""
+        table = tables.idempotency
+        with _mapped(), self._engine.begin() as connection:
+            connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
+
+    def load_live(self) -> Live:
+        """All that is not final, for ``engine.rebuild``."""
+        reader = EntryReader()
+        jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
+        with self.reading() as connection:
+            counters = connection.execute(select(tables.counters)).one()
+            facts = connection.execute(select(tables.facts)).all()
+            workers = connection.execute(select(tables.workers).order_by(tables.workers.c.id)).all()
+            columns = [jobs.c.id, jobs.c.owner, jobs.c.schedule, jobs.c.seq, *(jobs.c[name] for name in _JOB_IMAGE)]
+            live = select(*columns).where(jobs.c.is_live).order_by(jobs.c.seq)
+            job_rows = connection.execute(live).all()
+            of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
+            task_rows = connection.execute(of_live.order_by(jobs.c.seq, tasks.c.task_index)).all()
+            attempt_rows = connection.execute(
+                select(attempts.c.epoch, attempts.c.job_id, attempts.c.image)
+                .where(attempts.c.is_live)
+                .order_by(attempts.c.epoch)
+            ).all()
+        return Live(
+            counters=CounterImage(counters.next_epoch, counters.next_seq, counters.now_ms),
+            jobs=[(reader.entry(row[0], row[1], row[2]), job_image(row[0], row[3], row[4:])) for row in job_rows],
+            tasks=[
+                TaskImage(
+                    job_id=JobId(row.job_id),
+                    index=row.task_index,
+                    is_done=bool(row.is_done),
+                    attempts=row.attempts,
+                    failures=row.failures,
+                    avoid=tuple(WorkerId(worker) for worker in json.loads(row.avoid)),
+                )
+                for row in task_rows
+            ],
+            attempts=[attempt_from_text(row.epoch, row.job_id, row.image) for row in attempt_rows],
+            workers=[
+                WorkerImage(
+                    id=WorkerId(row.id),
+                    name=row.name,
+                    state=WorkerState(row.state),
+                    is_draining=bool(row.is_draining),
+                    facts_digest=Digest(row.facts_digest),
+                    boot=row.boot,
+                    seen_wall_ms=row.seen_wall_ms,
+                )
+                for row in workers
+            ],
+            facts=[FactsImage(Digest(row.digest), facts_from_text(row.facts)) for row in facts],
+        )
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
+        with _mapped(), self._engine.connect() as connection:
+            yield connection.execution_options(**_READ_ONLY)
+
+
+def job_image(job_id: str, seq: int, row: Row) -> JobImage:
+    """The image from the columns of ``_JOB_IMAGE``, in that order."""
+    state, _, reason_code, reason_message, stop, stop_grace_ms, started, ended, outcome, outputs = row
+    return JobImage(
+        id=JobId(job_id),
+        seq=seq,
+        state=JobState(state),
+        reason_code=reason_code,
+        reason_message=reason_message,
+        stop=None if stop is None else EndedBy(stop),
+        stop_grace_ms=stop_grace_ms,
+        started_wall_ms=started,
+        ended_wall_ms=ended,
+        outcome=outcome_from_text(outcome),
+        outputs=None if outputs is None else Digest(outputs),
+    )
+
+
+def _image_columns(image: JobImage) -> Row:
+    return (
+        str(image.state),
+        not image.state.is_final,
+        image.reason_code,
+        image.reason_message,
+        None if image.stop is None else str(image.stop),
+        image.stop_grace_ms,
+        image.started_wall_ms,
+        image.ended_wall_ms,
+        outcome_to_text(image.outcome),
+        image.outputs,
+    )
+
+
+class _Split:
+    """A batch by table: the last image of each key wins."""
+
+    def __init__(self) -> None:
+        self.new_jobs: dict[JobId, JobRow] = {}
+        self.jobs: dict[JobId, JobImage] = {}
+        self.tasks: dict[tuple[JobId, int], TaskImage] = {}
+        self.attempts: dict[int, AttemptImage] = {}
+        self.workers: dict[WorkerId, WorkerImage] = {}
+        self.facts: dict[Digest, FactsImage] = {}
+        self.counters: CounterImage | None = None
+        self.events: list[Row] = []
+        self.idempotency: list[IdempotencyRow] = []
+        self.tokens: dict[str, TokenRow] = {}
+        self.identities: dict[WorkerId, IdentityRow] = {}
+        self.forgotten: list[WorkerId] = []
+        self.forgotten_tokens: list[str] = []
+        self.verdicts: dict[JobId, str] = {}
+
+    def statements(self) -> Iterator[tuple[str, list[Row]]]:
+        """In an order in which no row comes before one that it refers to."""
+        yield _INSERT_JOB, [self._new_job(job_id) for job_id in self.new_jobs]
+        changed = [image for job_id, image in self.jobs.items() if job_id not in self.new_jobs]
+        yield _UPDATE_JOB, [(*_image_columns(image), image.id) for image in changed]
+        yield (
+            _UPSERT_TASK,
+            [
+                (task.job_id, task.index, task.is_done, task.attempts, task.failures, dump(task.avoid))
+                for task in self.tasks.values()
+            ],
+        )
+        yield (
+            _UPSERT_ATTEMPT,
+            [
+                (attempt.epoch, attempt.job_id, attempt.phase is not NodePhase.ENDED, attempt_to_text(attempt))
+                for attempt in self.attempts.values()
+            ],
+        )
+        yield _UPSERT_FACTS, [(image.digest, facts_to_text(image.facts)) for image in self.facts.values()]
+        yield (
+            _UPSERT_WORKER,
+            [
+                (
+                    worker.id,
+                    worker.name,
+                    str(worker.state),
+                    worker.is_draining,
+                    worker.facts_digest,
+                    worker.boot,
+                    worker.seen_wall_ms,
+                )
+                for worker in self.workers.values()
+            ],
+        )
+        if self.counters is not None:
+            yield _UPDATE_COUNTERS, [(self.counters.next_epoch, self.counters.next_seq, self.counters.now_ms, 1)]
+        yield _INSERT_EVENT, self.events
+        yield (
+            _UPSERT_IDEMPOTENCY,
+            [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
+        )
+        yield (
+            _UPSERT_TOKEN,
+            [
+                (
+                    row.id,
+                    row.kind,
+                    row.name,
+                    row.secret_hash,
+                    row.created_wall_ms,
+                    row.expires_wall_ms,
+                    row.is_revoked,
+                    row.is_local,
+                    row.used_by,
+                )
+                for row in self.tokens.values()
+            ],
+        )
+        yield (
+            _UPSERT_IDENTITY,
+            [(row.worker, row.public_key, row.counter, row.is_local) for row in self.identities.values()],
+        )
+        yield _FORGET_IDENTITY, [(worker,) for worker in self.forgotten]
+        yield _FORGET_TOKEN, [(id_,) for id_ in self.forgotten_tokens]
+
+    def _new_job(self, job_id: JobId) -> Row:
+        row, image = self.new_jobs[job_id], self.jobs[job_id]
+        return (
+            row.id,
+            image.seq,
+            row.spec.name,
+            row.owner,
+            row.submitter,
+            row.client,
+            dump(row.submission),
+            schedule_to_text(row.spec),
+            row.submitted_wall_ms,
+            self.verdicts.get(job_id),
+            *_image_columns(image),
+        )
+
+
+def _split(batch: Batch) -> _Split:
+    split = _Split()
+    split.verdicts = batch.verdicts
+    for record in batch.records:
+        match record:
+            case JobImage():
+                split.jobs[record.id] = record
+            case TaskImage():
+                split.tasks[record.job_id, record.index] = record
+            case AttemptImage():
+                split.attempts[record.epoch] = record
+            case WorkerImage():
+                split.workers[record.id] = record
+            case FactsImage():
+                split.facts[record.digest] = record
+            case CounterImage():
+                split.counters = record
+    for side in batch.sides:
+        split.new_jobs.update((row.id, row) for row in side.jobs)
+        split.idempotency.extend(side.idempotency)
+        split.tokens.update((row.id, row) for row in side.tokens)
+        split.identities.update((row.worker, row) for row in side.identities)
+        split.forgotten.extend(side.forget_identities)
+        split.forgotten_tokens.extend(side.forget_tokens)
+    from gpulayer import __version__ as version  # noqa: PLC0415 - the face of the package, not a module below
+
+    split.events = [
+        (row.at_ms, row.wall_ms, version, row.job_id, row.worker, row.kind, row.body) for row in batch.events
+    ]
+    return split
+
+
+def _insert(table: Table, names: tuple[str, ...]) -> str:
+    columns, marks = ", ".join(names), ", ".join("?" for _ in names)
+    return f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"  # noqa: S608 - names of the metadata
+
+
+def _upsert(table: Table) -> str:
+    """Insert, or replace the row of the same key."""
+    names = tuple(column.name for column in table.columns)
+    keys = tuple(column.name for column in table.primary_key.columns)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in keys)
+    return f"{_insert(table, names)} ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
+
+
+def _update(table: Table, names: tuple[str, ...], where: str) -> str:
+    changes = ", ".join(f"{name} = ?" for name in names)
+    return f"UPDATE {table.name} SET {changes} WHERE {where} = ?"  # noqa: S608 - names of the metadata
+
+
+# The hot statements are texts made of the metadata's names: executemany of a text takes half of what a Core
+# construct does. Their parameters come in the order of the columns.
+_EVENT: Final = ("at_ms", "wall_ms", "engine", "job_id", "worker", "kind", "body")
+_INSERT_JOB: Final = _insert(tables.jobs, (*_JOB_SPEC, *_JOB_IMAGE))
+_UPDATE_JOB: Final = _update(tables.jobs, _JOB_IMAGE, "id")
+_UPSERT_TASK: Final = _upsert(tables.tasks)
+_UPSERT_ATTEMPT: Final = _upsert(tables.attempts)
+_UPSERT_FACTS: Final = _upsert(tables.facts)
+_UPSERT_WORKER: Final = _upsert(tables.workers)
+_UPDATE_COUNTERS: Final = _update(tables.counters, ("next_epoch", "next_seq", "now_ms"), "id")
+_INSERT_EVENT: Final = _insert(tables.events, _EVENT)
+_UPSERT_IDEMPOTENCY: Final = _upsert(tables.idempotency)
+_UPSERT_TOKEN: Final = _upsert(tables.tokens)
+_UPSERT_IDENTITY: Final = _upsert(tables.identities)
+_FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
+_FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
+
+
+def _engine(path: str) -> Engine:
+    engine = create_engine(f"sqlite+pysqlite:///{path}", connect_args={"check_same_thread": False}, pool_size=8)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection
+        connection.isolation_level = None  # transactions begin and end where this module says
+        for pragma in (
+            f"busy_timeout={_BUSY_TIMEOUT_MS}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # IMMEDIATE takes the write lock before anything is read, so that no transaction fails half way for it.
+        is_read = connection.get_execution_options().get("gpulayer_read", False)
+        connection.exec_driver_sql("BEGIN" if is_read else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
+    try:
+        yield
+    except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
+        raise InternalError(f"the store refused what was to be written: {error.orig}") from error
+    except DBAPIError as error:
+        raise StorageUnavailable(
+            f"the control plane's store can't be used now: {error.orig}",
+            hint="nothing was written; free space or repair the disk, then try again",
+        ) from error

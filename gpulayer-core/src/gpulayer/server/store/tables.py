@@ -1,0 +1,164 @@
+"""The tables, as SQLAlchemy Core metadata. They never leave ``server/store``.
+
+``SCHEMA_VERSION`` names the last revision under ``migrations/``; a test holds metadata and migrations equal.
+Nested values (outcomes, nodes, facts) are JSON text in the forms of ``codec``: they are only ever read whole.
+"""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "attempts",
+    "counters",
+    "events",
+    "facts",
+    "idempotency",
+    "identities",
+    "jobs",
+    "metadata",
+    "tasks",
+    "tokens",
+    "version",
+    "workers",
+]
+
+SCHEMA_VERSION: Final = "0001"
+
+metadata: Final = MetaData()
+
+# Alembic's own table: a fresh store is stamped without importing Alembic, which costs most of a second.
+version: Final = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
+
+jobs: Final = Table(
+    "jobs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("is_live", Boolean(create_constraint=False), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("submitter", Text, nullable=False),
+    Column("client", Text, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("schedule", Text, nullable=False),
+    Column("submitted_wall_ms", BigInteger, nullable=False),
+    Column("reason_code", Text, nullable=False),
+    Column("reason_message", Text, nullable=False),
+    Column("stop", String(32)),
+    Column("stop_grace_ms", BigInteger, nullable=False),
+    Column("started_wall_ms", BigInteger),
+    Column("ended_wall_ms", BigInteger),
+    Column("outcome", Text),
+    Column("outputs", String(64)),
+    Column("verdicts", Text),
+    Index("ix_jobs_seq", "seq", unique=True),
+    Index("ix_jobs_name", "name"),
+    Index("ix_jobs_state", "state", "seq"),
+)
+
+tasks: Final = Table(
+    "tasks",
+    metadata,
+    Column("job_id", String(32), ForeignKey("jobs.id"), primary_key=True),
+    Column("task_index", Integer, primary_key=True),
+    Column("is_done", Boolean(create_constraint=False), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("avoid", Text, nullable=False),
+)
+
+attempts: Final = Table(
+    "attempts",
+    metadata,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("job_id", String(32), ForeignKey("jobs.id"), nullable=False),
+    Column("is_live", Boolean(create_constraint=False), nullable=False),
+    Column("image", Text, nullable=False),
+    Index("ix_attempts_job", "job_id", "epoch"),
+)
+
+facts: Final = Table(
+    "facts",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("facts", Text, nullable=False),
+)
+
+workers: Final = Table(
+    "workers",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("is_draining", Boolean(create_constraint=False), nullable=False),
+    Column("facts_digest", String(64), ForeignKey("facts.digest"), nullable=False),
+    Column("boot", BigInteger, nullable=False),
+    Column("seen_wall_ms", BigInteger, nullable=False),
+)
+
+# ``probed``: counts the writes that tell whether the store can be written again.
+counters: Final = Table(
+    "counters",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("next_epoch", BigInteger, nullable=False),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("now_ms", BigInteger, nullable=False),
+    Column("probed", BigInteger, nullable=False),
+)
+
+events: Final = Table(
+    "events",
+    metadata,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("wall_ms", BigInteger, nullable=False),
+    Column("engine", String(16), nullable=False),
+    Column("job_id", String(32)),
+    Column("worker", String(32)),
+    Column("kind", String(32), nullable=False),
+    Column("body", Text, nullable=False),
+    Index("ix_events_job", "job_id", "seq"),
+)
+
+idempotency: Final = Table(
+    "idempotency",
+    metadata,
+    Column("owner", String(64), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("body_digest", String(64), nullable=False),
+    Column("job_ids", Text, nullable=False),
+    Column("wall_ms", BigInteger, nullable=False),
+    Index("ix_idempotency_wall", "wall_ms"),
+)
+
+tokens: Final = Table(
+    "tokens",
+    metadata,
+    Column("id", String(12), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("secret_hash", String(64), nullable=False),
+    Column("created_wall_ms", BigInteger, nullable=False),
+    Column("expires_wall_ms", BigInteger),
+    Column("is_revoked", Boolean(create_constraint=False), nullable=False),
+    Column("is_local", Boolean(create_constraint=False), nullable=False),
+    Column("used_by", String(32)),
+)
+
+identities: Final = Table(
+    "identities",
+    metadata,
+    Column("worker", String(32), primary_key=True),
+    Column("public_key", String(64), nullable=False),
+    Column("counter", BigInteger, nullable=False),
+    Column("is_local", Boolean(create_constraint=False), nullable=False),
+    Index("ix_identities_key", "public_key", unique=True),
+)
+
+# Rebuilding reads the live rows alone, however many ended ones there are.
+Index("ix_jobs_live", jobs.c.seq, sqlite_where=jobs.c.is_live, postgresql_where=jobs.c.is_live)
+Index("ix_attempts_live", attempts.c.epoch, sqlite_where=attempts.c.is_live, postgresql_where=attempts.c.is_live)

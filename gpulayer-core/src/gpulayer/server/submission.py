@@ -1,0 +1,175 @@
+"""Taking in jobs: check what was sent, that its source is here, and that it is not a repetition; then submit.
+
+The same key with the same body gives the same jobs, also for two requests at the same moment: a key is worked on by
+one request at a time, and its row is committed with the jobs.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gpulayer.engine.events import JobSubmitted
+from gpulayer.errors import BadRequest, IdempotencyMismatch, NotFound, TooLarge
+from gpulayer.ids import Digest, JobId, new_job_id
+from gpulayer.server.auth import Caller
+from gpulayer.server.driver import Make
+from gpulayer.server.plane import Plane
+from gpulayer.server.store import IdempotencyRow, JobRow, Side, reads
+from gpulayer.spec.job import JobEntry, JobSpec
+from gpulayer.staging.limits import DEFAULT_LIMITS
+from gpulayer.staging.trees import TreeTotals, check_tree
+from gpulayer.wire.convert import spec_from_wire
+from gpulayer.wire.jobs import JobSubmission
+
+__all__ = ["check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
+
+_SLICE: Final = 100
+_KEY_LIMIT: Final = 255
+
+
+async def submit_jobs(
+    plane: Plane,
+    caller: Caller,
+    submissions: Sequence[JobSubmission],
+    *,
+    client: str,
+    key: str = "",
+    body: bytes = b"",
+) -> tuple[list[JobId], bool]:
+    """Submit all of these in one transaction. Returns their ids, and whether they are new.
+
+    Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here,
+    IdempotencyMismatch for a key that came before with another body.
+    """
+    if len(key) > _KEY_LIMIT:
+        raise BadRequest(f"Idempotency-Key: {len(key)} characters; the limit is {_KEY_LIMIT}")
+    if not key:
+        return await _submit(plane, caller, submissions, client, ()), True
+    digest = hashlib.sha256(body).hexdigest()
+    async with _one_at_a_time(plane, caller.token_id, key):
+        known = await plane.query(reads.find_idempotency, caller.token_id, key)
+        if known is not None:
+            if known.body_digest != digest:
+                raise IdempotencyMismatch(
+                    f"idempotency key {key[:60]!r} was used before with another body",
+                    hint="use a new key for a new job",
+                    details={"job_ids": list(known.job_ids[:20])},
+                )
+            return list(known.job_ids), False
+        return await _submit(plane, caller, submissions, client, (key, digest)), True
+
+
+async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list[JobSpec]:
+    """The domain form, a slice at a time. Raises like ``spec_from_wire``, naming the job of a batch."""
+    specs: list[JobSpec] = []
+    for start in range(0, len(submissions), _SLICE):
+        for offset, submission in enumerate(submissions[start : start + _SLICE]):
+            try:
+                specs.append(spec_from_wire(submission))
+            except BadRequest as error:
+                if batch:
+                    raise BadRequest(f"jobs.{start + offset}.{error.message}", hint=error.hint) from None
+                raise
+        if start + _SLICE < len(submissions):
+            await asyncio.sleep(0)
+    return specs
+
+
+async def check_uploaded(plane: Plane, root: Digest, what: str) -> TreeTotals:
+    """Refuse a tree that is malformed, over the limits, or not all uploaded; naming what is missing."""
+    return await plane.in_thread(_check_uploaded, plane, root, what)
+
+
+def tree_reader(plane: Plane) -> "_TreeReader":
+    return _TreeReader(plane)
+
+
+class _TreeReader:
+    """Reads tree objects: a blob that is too large to be one is never read into memory."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._blobs = plane.blobs
+
+    def __call__(self, digest: Digest) -> bytes:
+        size = self._blobs.size(digest)
+        if size > DEFAULT_LIMITS.object_bytes:
+            raise TooLarge(f"blob {digest[:12]}… has {size:,} bytes: too large for a tree object")
+        return self._blobs.read(digest)
+
+
+def _check_uploaded(plane: Plane, root: Digest, what: str) -> TreeTotals:
+    hint = "ask /v1/sources:missing, upload what is missing, then try again"
+    if not plane.blobs.has(root):
+        raise NotFound(f"{what} {root} is not here", hint=hint, details={"missing": [root]})
+    totals = check_tree(root, tree_reader(plane))
+    missing = plane.blobs.missing(sorted(totals.digests))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise NotFound(
+            f"{what} {root[:12]}… is not complete: blob {missing[0]} is missing{more}",
+            hint=hint,
+            details={"missing": missing[:100]},
+        )
+    return totals
+
+
+async def _submit(
+    plane: Plane,
+    caller: Caller,
+    submissions: Sequence[JobSubmission],
+    client: str,
+    idempotency: tuple[()] | tuple[str, str],
+) -> list[JobId]:
+    specs = await specs_of(submissions, batch=len(submissions) > 1)
+    for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
+        await check_uploaded(plane, root, "source")
+    await _await_local_worker(plane)
+    wall_ms = plane.clock.wall_ms()
+    rows: list[JobRow] = []
+    makes: list[Make] = []
+    for place, (spec, submission) in enumerate(zip(specs, submissions, strict=True)):
+        job_id = new_job_id(plane.random_bytes)
+        rows.append(JobRow(job_id, caller.token_id, caller.name, client, wall_ms, spec, submission))
+        makes.append(_submitted(JobEntry.of(job_id, caller.token_id, spec)))
+        if place % 500 == 499:
+            await asyncio.sleep(0)
+    ids = [row.id for row in rows]
+    keys: Iterable[IdempotencyRow] = ()
+    if idempotency:
+        key, digest = idempotency
+        keys = (IdempotencyRow(caller.token_id, key, digest, tuple(ids), wall_ms),)
+    if len(rows) <= 64:
+        plane.remember({row.id: row.submission for row in rows})
+    await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))
+    return ids
+
+
+def _submitted(entry: JobEntry) -> Make:
+    return lambda at: JobSubmitted(at, entry)
+
+
+async def _await_local_worker(plane: Plane) -> None:
+    """A fresh plane's own worker reports within a second: a job that only it could run must not be called
+    impossible, or fail for lack of capacity, before that."""
+    if not plane.settings.has_local_worker or plane.local_worker_reported.is_set():
+        return
+    try:
+        await asyncio.wait_for(plane.local_worker_reported.wait(), plane.settings.local_worker_wait_s)
+    except TimeoutError:
+        # It does not come; one wait is enough.
+        plane.local_worker_reported.set()
+
+
+@asynccontextmanager
+async def _one_at_a_time(plane: Plane, owner: str, key: str) -> AsyncIterator[None]:
+    lock, users = plane.submitting.get((owner, key), (asyncio.Lock(), 0))
+    plane.submitting[owner, key] = (lock, users + 1)
+    try:
+        async with lock:
+            yield
+    finally:
+        lock, users = plane.submitting.pop((owner, key))
+        if users > 1:
+            plane.submitting[owner, key] = (lock, users - 1)

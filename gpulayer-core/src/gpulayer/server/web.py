@@ -1,0 +1,304 @@
+"""How a route is declared, and what its handler is given.
+
+A ``Route`` says who may call it; ``app`` refuses to start with one that does not. Handlers get a ``Call``, raise
+errors of the one tree, and return a response; bodies are read with a limit and checked against a wire schema here.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from gpulayer.errors import BadRequest, GpulayerError, TooLarge
+from gpulayer.server.auth import Caller
+from gpulayer.server.hub import Watch
+from gpulayer.server.tokens import TokenKind
+from gpulayer.spec.units import format_bytes
+from gpulayer.wire.errors import envelope
+
+if TYPE_CHECKING:
+    from gpulayer.server.plane import Plane
+
+__all__ = [
+    "CLIENT",
+    "CLIENT_OR_WORKER",
+    "JOIN",
+    "OPEN",
+    "WORKER",
+    "Access",
+    "Call",
+    "Hold",
+    "Query",
+    "Route",
+    "adapter",
+    "check_slice",
+    "error_response",
+    "held",
+    "json_response",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Whose tokens open a route. Empty and ``is_open``: nobody needs one."""
+
+    kinds: frozenset[TokenKind] = frozenset()
+    is_open: bool = False
+
+
+OPEN: Final = Access(is_open=True)
+CLIENT: Final = Access(frozenset({TokenKind.CLIENT}))
+JOIN: Final = Access(frozenset({TokenKind.JOIN}))
+WORKER: Final = Access(frozenset({TokenKind.WORKER}))
+CLIENT_OR_WORKER: Final = Access(frozenset({TokenKind.CLIENT, TokenKind.WORKER}))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query parameter, as described in /openapi.json."""
+
+    name: str
+    text: str
+    kind: str = "integer"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation. ``body``, ``reply``: wire schemas, None for bytes or nothing; ``access`` None: refused by
+    ``app``. ``raw``: the media type of a body that is no JSON."""
+
+    method: str
+    path: str
+    handler: "Callable[[Call], Awaitable[Response]]"
+    access: Access | None
+    summary: str
+    body: type[Any] | None = None  # Any: each wire schema
+    reply: type[Any] | None = None
+    status: int = 200
+    query: tuple[Query, ...] = ()
+    raw: str = ""
+    raw_reply: str = ""
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: who calls, and what was sent."""
+
+    plane: "Plane"
+    request: Request
+    caller: Caller | None
+    started_ms: int = field(default=0)
+
+    @property
+    def client(self) -> Caller:
+        """The caller of a route that is not open."""
+        if self.caller is None:
+            raise AssertionError("an open route asked for its caller")
+        return self.caller
+
+    def path(self, name: str) -> str:
+        return cast("str", self.request.path_params[name])
+
+    def path_int(self, name: str) -> int:
+        return _integer(self.path(name), name, 0, 2**62)
+
+    def query(self, name: str, default: str = "") -> str:
+        return self.request.query_params.get(name, default)
+
+    def query_int(self, name: str, default: int | None, *, least: int = 0, most: int = 2**62) -> int | None:
+        text = self.request.query_params.get(name)
+        return default if text is None or text == "" else _integer(text, name, least, most)
+
+    def query_number(self, name: str, default: float, *, most: float) -> float:
+        """A number of seconds, 0 to ``most``."""
+        text = self.request.query_params.get(name)
+        if text is None or text == "":
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most:
+            raise BadRequest(f"{name}: {text[:40]!r} must be a number from 0 to {most:g}")
+        return value
+
+    def query_flag(self, name: str) -> bool:
+        text = self.request.query_params.get(name, "0")
+        if text not in ("0", "1", "true", "false"):
+            raise BadRequest(f"{name}: {text[:40]!r} must be 0 or 1")
+        return text in ("1", "true")
+
+    async def content(self, limit: int | None = None) -> bytes:
+        """The whole body. Raises TooLarge that names the limit."""
+        limit = self.plane.settings.max_body_bytes if limit is None else limit
+        pieces = [piece async for piece in self.pieces(limit, "the body")]
+        return b"".join(pieces)
+
+    async def pieces(self, limit: int, what: str) -> AsyncIterator[bytes]:
+        """The body as it comes, at most ``limit`` bytes, whatever its headers claim. Raises TooLarge."""
+        said = self.request.headers.get("content-length", "")
+        if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > limit):
+            await self._drain(limit)
+            raise _too_large(what, limit, format_bytes(int(said[:18])))
+        total = 0
+        async for piece in self.request.stream():
+            total += len(piece)
+            if total > limit:
+                await self._drain(limit)
+                raise _too_large(what, limit, "more")
+            if piece:
+                yield piece
+
+    async def json(self, schema: type[T], *, optional: bool = False) -> T:
+        """The body as this wire schema. Raises BadRequest that names the field; an absent body is ``{}`` where it is
+        ``optional``."""
+        raw = await self.content()
+        if optional and not raw:
+            raw = b"{}"
+        return check_json(schema, raw)
+
+    async def _drain(self, limit: int) -> None:
+        """Take what still comes, up to a point: closing at once would reset the connection, and the sender would
+        see that instead of the answer."""
+        left = 4 * limit
+        with suppress(ClientDisconnect, RuntimeError, TimeoutError):
+            async with asyncio.timeout(5):
+                while left > 0:
+                    message = await self.request.receive()
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        return
+                    left -= len(message.get("body", b""))
+
+
+@dataclass(slots=True)
+class Hold:
+    """A request that is held open. ``is_over``: nobody waits for the answer any more, or the plane is closing."""
+
+    watch: Watch
+    call: Call
+    is_gone: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_gone or self.call.plane.is_closing
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Until the watch is woken, the client has gone, the plane closes, or the time is over."""
+        if not self.is_over:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.watch.wait(), timeout_s)
+
+
+@asynccontextmanager
+async def held(call: Call, watch: Watch) -> AsyncIterator[Hold]:
+    """Hold a request whose body has been read: its end is noticed while waiting."""
+    hold = Hold(watch, call)
+
+    async def notice() -> None:
+        while (await call.request.receive())["type"] != "http.disconnect":
+            pass
+        hold.is_gone = True
+        watch.wake()
+
+    noticing = asyncio.ensure_future(notice())
+    try:
+        yield hold
+    finally:
+        noticing.cancel()
+        with suppress(asyncio.CancelledError):
+            await noticing
+
+
+@lru_cache(maxsize=64)
+def _adapter(schema: Any) -> TypeAdapter[Any]:  # Any: a wire schema; typing has no name for "a TypedDict class"
+    """The validator of a wire schema, made at its first use: made at start, they would cost a tenth of a second."""
+    return TypeAdapter(schema)
+
+
+def adapter(schema: Any) -> TypeAdapter[Any]:  # Any: as above
+    """The validator of a wire schema."""
+    return _adapter(schema)
+
+
+def check_json(schema: type[T], raw: bytes) -> T:
+    try:
+        return cast("T", adapter(schema).validate_json(raw, strict=True))
+    except ValidationError as error:
+        raise _bad_request(error) from None
+
+
+def check_slice(schema: Any, items: Sequence[object], first: int | None) -> Any:  # Any: as adapter; the items checked
+    """Part of a list that was parsed before. ``first``: its place in the list, for the message; None: it is no list
+    but one value."""
+    try:
+        return adapter(list[schema]).validate_python(items, strict=True)
+    except ValidationError as error:
+        raise _bad_request(error, in_list=True, first=first) from None
+
+
+def json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # ASCII: names of files may hold surrogate escapes, which no UTF-8 text can carry.
+    content = json.dumps(document, separators=(",", ":")).encode("ascii")
+    return Response(content, status, headers=dict(headers or {}), media_type="application/json")
+
+
+_STATUS: Final = {
+    "bad_request": 400,
+    "not_supported": 400,
+    "usage": 400,
+    "unauthenticated": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "conflict": 409,
+    "stale_attempt": 409,
+    "no_worker_fits": 409,
+    "job_ended": 409,
+    "too_large": 413,
+    "idempotency_mismatch": 422,
+    "digest_mismatch": 422,
+    "storage_unavailable": 503,
+    "disk_full": 507,
+}
+
+
+def error_response(error: GpulayerError, status: int | None = None) -> Response:
+    """The one envelope, with the status of the error's code."""
+    status = status or _STATUS.get(error.code, 500)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == 503:
+        headers["Retry-After"] = "1"
+    return json_response(envelope(error), status, headers)
+
+
+def _bad_request(error: ValidationError, *, in_list: bool = False, first: int | None = None) -> BadRequest:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    problem = problems[0]
+    if problem["type"] == "json_invalid":
+        return BadRequest(f"the body is not JSON: {problem['msg'].removeprefix('Invalid JSON: ')}")
+    loc = list(problem["loc"])
+    if in_list:
+        loc = loc[1:] if first is None else ["jobs", first + int(loc[0]), *loc[1:]]
+    where = ".".join(str(part) for part in loc)
+    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    details = {"fields": [".".join(str(part) for part in each["loc"]) for each in problems[:20]]}
+    return BadRequest(f"{where or 'the body'}: {problem['msg']}{more}", details=details)
+
+
+def _integer(text: str, name: str, least: int, most: int) -> int:
+    # int() would take signs, spaces, underscores and other scripts' digits, too.
+    if text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most:
+        return int(text)
+    raise BadRequest(f"{name}: {text[:40]!r} must be a whole number from {least} to {most}")
+
+
+def _too_large(what: str, limit: int, size: str) -> TooLarge:
+    return TooLarge(f"{what} is over the limit of {format_bytes(limit)} ({size} was sent)", details={"limit": limit})

@@ -1,0 +1,91 @@
+"""Planted faults: each takes one rule out of the product's own code. A harness that does not notice proves nothing.
+
+``planted(name)`` is a context; within it the simulated world runs the broken code.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from gpulayer import engine
+from gpulayer.engine import attempts, workers
+from gpulayer.engine.effects import Void
+from gpulayer.engine.state import Policy
+from gpulayer.protocol import agent, messages
+
+__all__ = ["MUTANTS", "planted"]
+
+# Any: a mutant replaces functions of many signatures, and passes their arguments on as they come.
+Patch = Callable[[Any], Any]
+
+
+def _no_fence(step: Any) -> Any:
+    """The control plane never says that an attempt is void."""
+
+    def broken(state: Any, event: Any) -> Any:
+        result = step(state, event)
+        effects = tuple(replace(e, epochs=()) if isinstance(e, Void) else e for e in result.effects)
+        return engine.Step(result.records, effects)
+
+    return broken
+
+
+def _reused_epoch(rebuilt: Any) -> Any:
+    """After a restart epochs begin again behind the largest live one."""
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        state = rebuilt(*args, **kwargs)
+        state.next_epoch = max(state.attempts, default=0) + 1
+        return state
+
+    return broken
+
+
+def _short_lease(_: Any) -> Any:
+    """The control plane lends again before the worker has given up."""
+    return lambda self, duration_ms: duration_ms // 3
+
+
+def _endless_retries(runs_again: Any) -> Any:
+    """Retries are not counted."""
+    return lambda job, task, outcome: not outcome.is_success and job.stop is None and task.attempts < 20
+
+
+def _early_forget(end: Any) -> Any:
+    """The agent forgets an ended attempt before the control plane has answered its report."""
+
+    def broken(state: Any, now_ms: int, actions: Any) -> None:
+        end(state, now_ms, actions)
+        for held in [held for held in state.held.values() if held.phase is messages.Phase.ENDED and state.in_flight]:
+            del state.held[held.key]
+            actions.append(messages.Forget(held.key))
+
+    return broken
+
+
+def _no_vanish_check(_: Any) -> Any:
+    """An agent that started anew without an attempt is believed to run it still."""
+    return lambda turn, worker, recovered: None
+
+
+MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
+    "no_fence": (engine, "step", _no_fence),
+    "reused_epoch": (engine, "rebuild", _reused_epoch),
+    "short_lease": (Policy, "expiry_ms", _short_lease),
+    "endless_retries": (attempts, "_runs_again", _endless_retries),
+    "early_forget": (agent, "_report", _early_forget),
+    "no_vanish_check": (workers, "_end_vanished", _no_vanish_check),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Run with the fault of this name in place."""
+    owner, attribute, patch = MUTANTS[name]
+    sound = getattr(owner, attribute)
+    setattr(owner, attribute, patch(sound))
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, sound)

@@ -1,0 +1,207 @@
+"""The program as a process: signals, pipes, terminals, start-up."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+
+class Job:
+    """A scripted job that runs until it is cancelled or ``finish`` is called."""
+
+    def __init__(self, plane, parts):
+        self.parts = parts
+        self.plane = plane
+        self.following = threading.Event()
+        self.over = threading.Event()
+        self.cancels = 0
+        self.record = parts.job(state="running", attempts=[parts.attempt(ended_at=None)], ended_at=None, exit_code=None)
+        plane.on("POST", "/v1/jobs", lambda asked: self.record)
+        plane.on("GET", "/v1/jobs/{ref}", lambda asked: self.record)
+        plane.on("POST", "/v1/jobs/{ref}:cancel", self._cancel)
+        plane.on("GET", "/v1/jobs/{ref}/logs", self._logs)
+
+    def finish(self, **changes):
+        self.record = self.parts.job(**changes)
+        self.over.set()
+
+    def _cancel(self, asked):
+        self.cancels += 1
+        self.finish(state="cancelled", exit_code=None, ended_by="cancel")
+        return self.record
+
+    def _logs(self, asked):
+        offset = int(asked.query.get("offset", 0))
+
+        def pieces():
+            if offset == 0:
+                yield b"first line\n"
+            self.following.set()
+            self.over.wait(20)
+            if offset == 0:
+                yield b"last line\n"
+
+        return self.parts.Answer(pieces=pieces(), headers={"X-Gpulayer-Log-Start": offset})
+
+
+@pytest.fixture
+def job(plane, parts):
+    scripted = Job(plane, parts)
+    yield scripted
+    scripted.over.set()
+
+
+def test_ctrl_c_off_a_terminal_cancels_and_exits_with_7(program, plane, job):
+    process = program("submit", "--", "sleep", plane=plane, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    assert process.stdout.readline() == b"first line\n"
+    assert job.following.wait(10)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 7
+    assert job.cancels == 1
+    assert b"cancelling job 7f3a000000000001" in err
+    assert b"Traceback" not in err
+
+
+class Terminal:
+    """A program on a pseudo-terminal of its own."""
+
+    def __init__(self, argv, env):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                os.execve(sys.executable, [sys.executable, "-P", "-m", "gpulayer.cli", *argv], env)
+            finally:
+                os._exit(99)
+        self.seen = b""
+
+    def expect(self, words, timeout=15):
+        ends = time.monotonic() + timeout
+        while words not in self.seen:
+            assert time.monotonic() < ends, self.seen
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536)
+                except OSError:
+                    break
+        assert words in self.seen, self.seen
+        self.seen = self.seen.split(words, 1)[1]
+
+    def type(self, keys):
+        os.write(self.fd, keys)
+
+    def wait(self, timeout=15):
+        ends = time.monotonic() + timeout
+        while time.monotonic() < ends:
+            if select.select([self.fd], [], [], 0.02)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536)
+                except OSError:
+                    pass
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+        raise AssertionError(f"still runs: {self.seen!r}")
+
+    def close(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(away, plane):
+    opened = []
+
+    def start(*argv):
+        opened.append(Terminal(argv, {**os.environ, **plane.environment, "TERM": "xterm"}))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def test_ctrl_c_on_a_terminal_asks_and_d_detaches(terminal, job):
+    screen = terminal("submit", "--", "sleep")
+    screen.expect(b"first line")
+    assert job.following.wait(10)
+    screen.type(b"\x03")
+    screen.expect(b"detach or cancel? [d/C] ")
+    screen.type(b"d\n")
+    screen.expect(b"job 7f3a000000000001 goes on: gpulayer job logs --follow 7f3a000000000001")
+    assert screen.wait() == 0
+    assert job.cancels == 0
+
+
+@pytest.mark.parametrize("answer", [b"\n", b"c\n", b"\x03", b"\x04"], ids=["enter", "c", "second ctrl-c", "end"])
+def test_ctrl_c_on_a_terminal_asks_and_all_else_cancels(terminal, job, answer):
+    screen = terminal("submit", "--", "sleep")
+    screen.expect(b"first line")
+    assert job.following.wait(10)
+    screen.type(b"\x03")
+    screen.expect(b"detach or cancel? [d/C] ")
+    screen.type(answer)
+    screen.expect(b"cancelling job")
+    assert screen.wait() == 7
+    assert job.cancels == 1
+
+
+def test_a_queued_job_says_why_it_waits(terminal, plane, job, parts):
+    reason = {"code": "devices_busy", "message": "2 of 2 devices are in use"}
+    job.record = parts.job(state="queued", reason=reason, attempts=[], ended_at=None)
+    plane.on("GET", "/v1/jobs/{ref}/logs", lambda asked: job.over.wait(20) and parts.Answer(body=b""))
+    screen = terminal("submit", "--", "sleep")
+    screen.expect(b"2 of 2 devices are in use")
+    job.finish()
+    screen.expect(b"succeeded")
+    assert screen.wait() == 0
+
+
+def test_a_closed_pipe_is_quiet(program, plane, job):
+    process = program("submit", "--", "yes", plane=plane, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    assert process.stdout.readline() == b"first line\n"
+    process.stdout.close()
+    process.stdout = None
+    job.finish()
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 141, err
+    assert b"Traceback" not in err
+    assert b"goes on" in err
+
+
+def loaded_modules(code):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True, text=True, check=True, env=dict(os.environ),
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_none_of_its_dependencies():
+    loaded = loaded_modules("import gpulayer")
+    assert not loaded & {"httpx", "pydantic", "typer", "rich", "asyncio", "http.client"}
+
+
+def test_help_loads_no_command_and_no_http(away):
+    loaded = loaded_modules("from gpulayer.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
+    assert not loaded & {"httpx", "pydantic", "rich", "http.client", "gpulayer.cli.submit", "gpulayer.client.transport"}
+    assert "gpulayer.cli.app" in loaded
+
+
+def test_a_submit_loads_neither_pydantic_nor_httpx_nor_the_server(away, job_plane):
+    environment = repr(job_plane.environment)
+    loaded = loaded_modules(
+        f"import os; os.environ.update({environment})\nfrom gpulayer.cli import main\n"
+        "assert main(['submit', '--devices', '1', '--', 'true']) == 0"
+    )
+    unwanted = {"httpx", "pydantic", "rich", "fastapi", "asyncio", "gpulayer.server", "gpulayer.wire.convert"}
+    assert not loaded & unwanted

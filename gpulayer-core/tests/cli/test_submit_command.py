@@ -1,0 +1,354 @@
+"""submit against a scripted control plane: exit codes, bytes, messages."""
+
+import json
+
+import pytest
+
+from gpulayer.cli.command import check_command, default_source, read_env
+from gpulayer.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        ({}, 0),
+        ({"state": "failed", "exit_code": 1}, 1),
+        ({"state": "failed", "exit_code": 126}, 126),
+        ({"state": "failed", "exit_code": 127}, 127),
+        ({"state": "failed", "exit_code": 200}, 200),
+        ({"state": "failed", "exit_code": 255}, 255),
+        ({"state": "failed", "exit_code": None, "signal": 11, "ended_by": "signal"}, 139),
+        ({"state": "failed", "exit_code": None, "signal": 9, "ended_by": "out_of_memory"}, 137),
+        ({"state": "failed", "exit_code": None, "ended_by": "out_of_memory"}, 137),
+        ({"state": "failed", "exit_code": None, "ended_by": "staging"}, 6),
+        ({"state": "failed", "exit_code": 1, "ended_by": "disk_full"}, 6),
+        ({"state": "lost", "exit_code": None, "ended_by": "worker_lost"}, 6),
+        ({"state": "cancelled", "exit_code": None, "ended_by": "cancel"}, 7),
+        ({"state": "timed_out", "exit_code": None, "ended_by": "timeout"}, 8),
+        ({"state": "rejected", "exit_code": None, "ended_by": None, "attempts": []}, 3),
+    ],
+)
+def test_the_exit_code_is_the_programs_or_says_what_ended_it(cli, job_plane, parts, record, code):
+    job_plane.record = parts.job(**record)
+    assert cli("submit", "--", "true", plane=job_plane).code == code
+
+
+def test_the_programs_bytes_pass_untouched(cli, job_plane):
+    job_plane.log = bytes(range(256)) + b"\r\n\x1b[31mred" + "é".encode("latin-1")
+    said = cli("submit", "--", "cat", plane=job_plane)
+    assert said.out == job_plane.log
+    assert "succeeded in 2.4 s on laptop" in said.err
+
+
+def test_quiet_says_nothing_of_its_own(cli, job_plane):
+    job_plane.log = b"hello\n"
+    said = cli("submit", "--quiet", "--", "true", plane=job_plane)
+    assert (said.out, said.err) == (b"hello\n", "")
+
+
+def test_json_gives_one_document_and_the_log_goes_to_stderr(cli, job_plane):
+    job_plane.log = b"hello\n"
+    said = cli("submit", "--json", "--", "true", plane=job_plane)
+    assert json.loads(said.out)["id"] == job_plane.record["id"]
+    assert "hello\n" in said.err
+
+
+def test_detach_prints_the_id_alone(cli, job_plane, parts):
+    job_plane.record = parts.job(state="queued", attempts=[])
+    said = cli("submit", "--detach", "--", "true", plane=job_plane)
+    assert (said.code, said.out, said.err) == (0, f"{parts.JOB_ID}\n".encode(), "")
+
+
+def test_a_job_that_is_rejected_prints_the_table_and_exits_with_3_also_when_detached(cli, job_plane, parts):
+    verdicts = [
+        {
+            "worker": "gpu-box-1",
+            "verdict": "busy",
+            "reasons": [
+                {
+                    "code": "devices_busy",
+                    "message": "1 of 2 devices free (job 7f3a uses the other)",
+                    "wanted": "2",
+                    "has": "1",
+                }
+            ],
+            "busy_with": ["7f3a"],
+            "until": None,
+            "fits_with": {},
+            "score": None,
+        },
+        {
+            "worker": "gpu-box-2",
+            "verdict": "ineligible",
+            "reasons": [{"code": "device_memory", "message": "largest is 24 GB", "wanted": "", "has": ""}],
+            "busy_with": [],
+            "until": None,
+            "fits_with": {"device_memory": "24GB"},
+            "score": None,
+        },
+        {
+            "worker": "mac-studio",
+            "verdict": "ineligible",
+            "reasons": [{"code": "no_accelerator", "message": "has mps, not cuda", "wanted": "", "has": ""}],
+            "busy_with": [],
+            "until": None,
+            "fits_with": {},
+            "score": None,
+        },
+    ]
+    job_plane.record = parts.job(state="rejected", attempts=[], verdicts=verdicts[1:], exit_code=None, ended_by=None)
+    arguments = [
+        "submit",
+        "--accelerator",
+        "cuda",
+        "--devices",
+        "2",
+        "--device-memory",
+        "40GB",
+        "--framework",
+        "torch>=2.4",
+    ]
+    for extra in ([], ["--detach"]):
+        said = cli(*arguments, *extra, "--", "true", plane=job_plane)
+        assert said.code == 3
+        assert said.out == b""
+        assert said.err == (
+            "no worker fits: 2 × cuda, 40 GB each, torch>=2.4\n"
+            "  gpu-box-2     device memory    largest is 24 GB     fits with --device-memory 24GB\n"
+            "  mac-studio    accelerator      has mps, not cuda\n"
+        )
+    job_plane.record = parts.job(state="rejected", attempts=[], verdicts=verdicts, exit_code=None, ended_by=None)
+    said = cli(*arguments, "--no-wait", "--", "true", plane=job_plane)
+    assert said.code == 3
+    assert "gpu-box-1     busy             1 of 2 devices free (job 7f3a uses the other)" in said.err
+    assert job_plane.of("POST", "/v1/jobs")[-1].json["wait"] is False
+
+
+def test_every_flag_reaches_the_submission(cli, job_plane, away):
+    (away / "env").write_text("# a comment\nFROM_FILE=1\nB=file\n\n")
+    said = cli(
+        *[
+            "submit",
+            "--accelerator",
+            "cuda,mps",
+            "--devices",
+            "2",
+            "--device-model",
+            "H100,A100",
+            "--device-memory",
+            "24GB",
+        ],
+        *("--compute-capability", ">=8.0", "--framework", "torch>=2.4", "--framework", "jax"),
+        *[
+            "--cpus",
+            "4",
+            "--memory",
+            "16GiB",
+            "--disk",
+            "50GB",
+            "--label",
+            "a=b",
+            "--label",
+            "c=d=e",
+            "--worker",
+            "box",
+            "--zone",
+            "z",
+            "--region",
+            "r",
+        ],
+        *[
+            "--network-group",
+            "g",
+            "--output",
+            "*.png",
+            "--env",
+            "A=1",
+            "--env",
+            "B=",
+            "--env",
+            "PATH",
+            "--env-file",
+            "env",
+            "--name",
+            "n",
+            "--tag",
+            "t=1",
+        ],
+        *[
+            "--priority",
+            "-3",
+            "--retries",
+            "0",
+            "--retry-on",
+            "any",
+            "--timeout",
+            "2h",
+            "--grace",
+            "5s",
+            "--keep-for",
+            "1m",
+            "--exclusive",
+            "--no-wait",
+        ],
+        *["--no-outputs", "--idempotency-key", "once", "--"],
+        *("prog", "--flag", "", "a b"),
+        plane=job_plane,
+    )
+    assert said.code == 0
+    (asked,) = job_plane.of("POST", "/v1/jobs")
+    assert asked.headers["idempotency-key"] == "once"
+    body = asked.json
+    assert body["env"].pop("PATH")
+    assert body == {
+        "schema": 1,
+        "command": ["prog", "--flag", "", "a b"],
+        "request": {
+            "accelerators": ["cuda", "mps"],
+            "devices": 2,
+            "device_models": ["H100", "A100"],
+            "device_memory_bytes": 24_000_000_000,
+            "compute_capability": ">=8.0",
+            "frameworks": ["torch>=2.4", "jax"],
+            "cpus": 4,
+            "memory_bytes": 16 * 2**30,
+            "disk_bytes": 50_000_000_000,
+            "labels": {"a": "b", "c": "d=e"},
+            "worker": "box",
+            "zone": "z",
+            "region": "r",
+            "network_group": "g",
+        },
+        "env": {"A": "1", "B": "", "FROM_FILE": "1"},
+        "name": "n",
+        "tags": {"t": "1"},
+        "priority": -3,
+        "outputs": ["*.png"],
+        "keep_outputs": False,
+        "retries": 0,
+        "retry_on": "any",
+        "timeout_ms": 7_200_000,
+        "grace_ms": 5_000,
+        "keep_for_ms": 60_000,
+        "exclusive": True,
+        "wait": False,
+    }
+
+
+def test_options_after_the_command_are_the_commands(cli, job_plane):
+    assert cli("submit", "ls", "--detach", "-la", "--", "x", plane=job_plane).code == 0
+    assert job_plane.of("POST", "/v1/jobs")[0].json["command"] == ["ls", "--detach", "-la", "--", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (["submit"], "no command to run", "-- COMMAND"),
+        (["submit", "--", ""], "name is empty", "quotes"),
+        (["submit", "--", "echo hi there"], "one word with spaces", "bash -c 'echo hi there'"),
+        (["submit", "--sorce", "x", "--", "true"], "no such option: --sorce", "--help"),
+        (["submit", "--devices", "two", "--", "true"], "'--devices'", "--help"),
+        (["submit", "--devices"], "--devices", "--help"),
+        (["submit", "--source", "nowhere", "--", "true"], "source folder nowhere does not exist", "--source"),
+        (["submit", "--accelerator", "gpu", "--", "true"], "'gpu' is unknown", "cuda"),
+        (["submit", "--memory", "lots", "--", "true"], "'lots' is not a size", "24GB"),
+        (["submit", "--timeout", "soon", "--", "true"], "'soon' is not a duration", "90s"),
+        (["submit", "--label", "x", "--", "true"], "--label x", "key=value"),
+        (["submit", "--env", "NOT_SET_ANYWHERE", "--", "true"], "is not set here", "--env"),
+        (["submit", "--env-file", "nofile", "--", "true"], "nofile can't be read", "K=V"),
+        (["submit", "--retry-on", "never", "--", "true"], "--retry-on never", "infrastructure, any"),
+        (["submit", "--include", "x", "--", "true"], "there is none", "--source"),
+        (["submit", "--target", "cluster", "--", "true"], "later version", "GPULAYER_URL"),
+    ],
+)
+def test_a_wrong_use_is_one_line_that_says_what_and_one_that_says_what_next(cli, job_plane, arguments, words, hint):
+    said = cli(*arguments, plane=job_plane)
+    assert said.code == 2
+    what, next_ = said.err.splitlines()
+    assert what.startswith("error: ")
+    assert words in what
+    assert next_.startswith(" hint: ")
+    assert hint in next_
+    assert said.out == b""
+    assert job_plane.asked == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        (400, "bad_request", 2),
+        (400, "not_supported", 2),
+        (401, "unauthenticated", 4),
+        (403, "forbidden", 4),
+        (404, "not_found", 2),
+        (409, "conflict", 2),
+        (413, "too_large", 2),
+        (422, "idempotency_mismatch", 2),
+        (507, "disk_full", 6),
+        (500, "internal", 70),
+    ],
+)
+def test_a_refusal_keeps_its_words_and_gets_the_code_of_its_blame(cli, plane, parts, status, code, exit_code):
+    plane.on("POST", "/v1/jobs", parts.error(status, code, "what happened", "what next"))
+    said = cli("submit", "--", "true", plane=plane)
+    assert (said.code, said.err) == (exit_code, "error: what happened\n hint: what next\n")
+
+
+def test_a_control_plane_that_does_not_answer_is_5(cli, plane, monkeypatch):
+    monkeypatch.setattr("gpulayer.cli.nouns.RETRY_FOR_S", 0.0)
+    monkeypatch.setenv("GPULAYER_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_x")
+    said = cli("submit", "--", "true")
+    assert said.code == 5
+    assert said.err.startswith("error: no control plane answers at http://127.0.0.1:9: connection refused\n hint: ")
+
+
+def test_an_attempt_that_runs_again_is_announced(cli, job_plane, parts):
+    lost = parts.attempt(ended_by="worker_lost", evidence="silent for 33 s")
+    job_plane.record = parts.job(attempts=[lost, parts.attempt(number=2)])
+    said = cli("submit", "--", "true", plane=job_plane)
+    assert (
+        "attempt 1 of job 7f3a000000000001 ended (worker lost: silent for 33 s); it runs again as attempt 2" in said.err
+    )
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(cli, plane, parts):
+    plane.on("POST", "/v1/jobs", parts.error(400, "bad_request", "evil \x1b[2J\x07 name", "hint\u202e"))
+    said = cli("submit", "--", "true", plane=plane)
+    assert "\x1b" not in said.err
+    assert "\x07" not in said.err
+    assert "\u202e" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python", "train.py", "--lr", "1"], (".", ["python", "train.py", "--lr", "1"])),
+        (["python3.11", "-u", "app/train.py"], ("app", ["python3.11", "-u", "train.py"])),
+        (
+            ["/usr/bin/python3", "-W", "error", "/abs/train.py"],
+            ("/abs", ["/usr/bin/python3", "-W", "error", "train.py"]),
+        ),
+        (["python", "-m", "train"], None),
+        (["python", "-c", "1", "train.py"], None),
+        (["python"], None),
+        (["python", "missing.py"], None),
+        (["./train.py"], None),
+        (["pythonic", "train.py"], None),
+        (["true"], None),
+    ],
+)
+def test_only_python_with_a_script_brings_its_folder(command, expected):
+    files = {"train.py", "app/train.py", "/abs/train.py"}
+    assert default_source(command, is_file=files.__contains__) == expected
+
+
+def test_a_program_with_a_space_in_its_name_is_a_program():
+    check_command(["my program"], is_file=lambda name: name == "my program")
+    with pytest.raises(UsageError):
+        check_command(["my program"], is_file=lambda _: False)
+
+
+def test_flags_win_over_the_file_and_a_bare_name_hands_the_own_value_on():
+    text = "export A=1\nB=2 # kept\n"
+    assert read_env(["B=3", "HOME"], text, environment={"HOME": "/me"}) == {"A": "1", "B": "3", "HOME": "/me"}

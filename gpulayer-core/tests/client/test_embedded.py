@@ -1,0 +1,140 @@
+"""The background control plane: found, started once, replaced, told apart from what a crash left behind."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import gpulayer
+from gpulayer.client import calls
+from gpulayer.client.embedded import (
+    EmbeddedPlane,
+    ensure_plane,
+    find_plane,
+    is_compatible,
+    is_stale,
+    log_tail,
+    plane_argv,
+    wait_until_gone,
+)
+from gpulayer.client.transport import Transport
+from gpulayer.errors import Unreachable, UsageError
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Real ones; whatever they start is ended."""
+    made = EmbeddedPlane(tmp_path / "state", gpulayer.__version__, dict(os.environ), idle_exit_s=60)
+    yield made
+    found = find_plane(made.state_dir)
+    if found is not None:
+        with Transport(found.url, found.token) as transport:
+            transport.send(calls.shutdown_plane())
+        assert wait_until_gone(found, made.state_dir, deadline_s=30)
+
+
+def write_endpoint(folder, **changes):
+    folder.mkdir(exist_ok=True)
+    endpoint = {"schema": 1, "url": "http://127.0.0.1:9", "token": "t", "pid": os.getpid(), "version": "0.1.0"}
+    (folder / "endpoint.json").write_text(json.dumps({**endpoint, "embedded": True, **changes}))
+
+
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_command_line_is_a_plan():
+    settings = EmbeddedPlane(Path("/s"), "0.1.0", {}, python="py", idle_exit_s=0.5)
+    assert plane_argv(settings) == (
+        *("py", "-P", "-m", "gpulayer.cli.background", "plane", "--state", "/s", "--mode", "embedded"),
+        *("--host", "127.0.0.1", "--port", "0", "--idle-exit-s", "0.5"),
+    )
+
+
+def test_several_commands_at_once_start_one_control_plane(settings):
+    found = []
+
+    def ensure():
+        found.append(ensure_plane(settings))
+
+    threads = [threading.Thread(target=ensure) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({running.endpoint for running in found}) == 1
+    assert len(found) == 3
+    again = ensure_plane(settings)
+    assert (again.endpoint, again.is_new) == (found[0].endpoint, False)
+    for private in (settings.state_dir / "endpoint.json", settings.state_dir / "plane.log"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_what_a_crash_left_behind_is_no_control_plane(settings):
+    assert not is_stale(settings.state_dir)
+    write_endpoint(settings.state_dir, pid=dead_pid())
+    assert find_plane(settings.state_dir) is None
+    assert is_stale(settings.state_dir)
+    running = ensure_plane(settings)
+    assert running.is_new
+    assert running.endpoint.pid != os.getpid()
+
+
+def test_an_idle_control_plane_of_another_version_is_replaced(settings):
+    first = ensure_plane(settings).endpoint
+    newer = EmbeddedPlane(settings.state_dir, "99.0.0", settings.environment, idle_exit_s=60)
+    second = ensure_plane(newer)
+    assert second.is_new
+    assert second.endpoint.pid != first.pid
+
+
+@pytest.mark.parametrize(("version", "fits"), [("0.1.7", True), ("0.2.0", False)])
+def test_a_busy_control_plane_of_another_version_is_used_if_it_is_of_the_series(plane, parts, tmp_path, version, fits):
+    write_endpoint(tmp_path / "state", url=plane.url, token=plane.token, version=version)
+    plane.on("GET", "/v1/plane", parts.plane(jobs={"running": 1, "succeeded": 4}))
+    settings = EmbeddedPlane(tmp_path / "state", "0.1.0", {})
+    if fits:
+        assert ensure_plane(settings).endpoint.version == version
+    else:
+        with pytest.raises(UsageError, match=r"is version 0\.2\.0, this is 0\.1\.0"):
+            ensure_plane(settings)
+    assert not plane.of("POST", "/v1/plane:shutdown")
+
+
+def test_versions_of_one_minor_series_understand_each_other():
+    assert is_compatible("0.1.0", "0.1.9")
+    assert not is_compatible("0.1.0", "0.2.0")
+
+
+def test_one_that_does_not_start_shows_the_end_of_its_log(tmp_path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho it broke because of this >&2\nexit 1\n")
+    script.chmod(0o755)
+    settings = EmbeddedPlane(tmp_path / "state", "0.1.0", {}, python=str(script), deadline_s=0.6)
+    with pytest.raises(Unreachable, match="it broke because of this") as caught:
+        ensure_plane(settings)
+    assert str(tmp_path / "state" / "plane.log") in caught.value.hint
+
+
+def test_one_that_hangs_is_ended_after_the_deadline(tmp_path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    settings = EmbeddedPlane(
+        tmp_path / "state", "0.1.0", {"PATH": os.environ["PATH"]}, python=str(script), deadline_s=0.3
+    )
+    with pytest.raises(Unreachable, match="did not start"):
+        ensure_plane(settings)
+
+
+def test_the_tail_of_a_log_is_short_and_of_none_is_empty(tmp_path):
+    (tmp_path / "log").write_text("".join(f"line {n}\n" for n in range(5000)))
+    assert log_tail(tmp_path / "log", lines=2) == "line 4998\nline 4999"
+    assert log_tail(tmp_path / "none") == ""

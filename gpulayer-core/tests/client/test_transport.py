@@ -1,0 +1,260 @@
+"""Both shells against a real socket: the same requests, the same errors, the same patience."""
+
+import asyncio
+import importlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from typing_extensions import is_typeddict
+
+from gpulayer.client import calls
+from gpulayer.client.async_transport import AsyncTransport
+from gpulayer.client.endpoints import ENDPOINTS
+from gpulayer.client.transport import StreamBroken, Transport
+from gpulayer.errors import GpulayerError, NotFound, ProtocolError, StorageUnavailable, Unauthenticated, Unreachable
+from gpulayer.protocol.retry import Repeatable
+
+DIGEST = "ab" * 32
+
+
+def example_calls(tmp_path):
+    file = tmp_path / "blob"
+    file.write_bytes(b"x" * 100_000)
+    return {
+        "get_plane": calls.get_plane(),
+        "shutdown_plane": calls.shutdown_plane(keep_worker=True),
+        "create_token": calls.create_token(name="box"),
+        "submit_job": calls.submit_job({"schema": 1, "command": ["true"]}, key="k1"),
+        "submit_batch": calls.submit_batch([{"schema": 1, "command": ["é"]}], key="k2"),
+        "list_jobs": calls.list_jobs(state="running", name="a b&c", limit=5, cursor="x"),
+        "get_job": calls.get_job("7f3a/..", wait_s=1.5),
+        "cancel_job": calls.cancel_job("7f3a", grace_ms=5),
+        "retry_job": calls.retry_job("7f3a", key="k3"),
+        "read_logs": calls.read_logs("7f3a", offset=7, attempt=2, follow=True, tail_bytes=9),
+        "list_events": calls.list_events("7f3a", after=3, limit=4),
+        "list_outputs": calls.list_outputs("7f3a"),
+        "explain": calls.explain({"devices": 2}),
+        "find_missing": calls.find_missing([DIGEST]),
+        "put_blob": calls.put_blob(DIGEST, calls.FileBody(str(file), 100_000)),
+        "get_blob": calls.get_blob(DIGEST),
+        "put_pack": calls.put_pack(b"\0\1\2"),
+        "fetch_blobs": calls.fetch_blobs([DIGEST]),
+        "list_workers": calls.list_workers(),
+        "get_worker": calls.get_worker("box"),
+        "drain_worker": calls.drain_worker("box"),
+        "resume_worker": calls.resume_worker("box"),
+        "remove_worker": calls.remove_worker("box", force=True),
+    }
+
+
+class Sync:
+    def __init__(self, url, token="glc_" + "a" * 12 + "_secret", **options):
+        self._shell = Transport(url, token, sleep=lambda _: None, random01=lambda: 0.5, **options)
+
+    def send(self, call):
+        return self._shell.send(call)
+
+    def read(self, call):
+        with self._shell.stream(call) as stream:
+            return b"".join(stream.chunks), stream.start, stream.attempt
+
+    def close(self):
+        self._shell.close()
+
+
+class Async:
+    def __init__(self, url, token="glc_" + "a" * 12 + "_secret", **options):
+        self._loop = asyncio.Runner()
+
+        async def sleep(_):
+            pass
+
+        self._shell = AsyncTransport(url, token, sleep=sleep, random01=lambda: 0.5, **options)
+
+    def send(self, call):
+        return self._loop.run(self._shell.send(call))
+
+    def read(self, call):
+        async def read():
+            async with self._shell.stream(call) as stream:
+                return b"".join([chunk async for chunk in stream.chunks]), stream.start, stream.attempt
+
+        return self._loop.run(read())
+
+    def close(self):
+        self._loop.run(self._shell.close())
+        self._loop.close()
+
+
+@pytest.fixture(params=[Sync, Async], ids=["sync", "async"])
+def shell(request):
+    opened = []
+
+    def make(url, **options):
+        opened.append(request.param(url, **options))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def test_every_endpoint_has_a_call_and_its_schemas_exist(tmp_path):
+    assert set(example_calls(tmp_path)) == set(ENDPOINTS)
+    for name, endpoint in ENDPOINTS.items():
+        assert name in calls.__all__
+        for schema in (endpoint.body, endpoint.reply):
+            if schema not in ("", "raw"):
+                module, _, kind = schema.partition(".")
+                assert is_typeddict(getattr(importlib.import_module(f"gpulayer.wire.{module}"), kind))
+
+
+def test_both_shells_put_every_call_on_the_wire_in_the_same_way(plane, tmp_path):
+    for method in ("GET", "POST", "PUT"):
+        plane.on(method, "/v1/.*", lambda asked: {"ok": 1})
+    seen = []
+    for kind in (Sync, Async):
+        shell = kind(plane.url)
+        for name, call in example_calls(tmp_path).items():
+            if ENDPOINTS[name].form == "json":
+                assert shell.send(call) == {"ok": 1}
+            else:
+                assert shell.read(call)[0] == b'{"ok": 1}'
+        shell.close()
+        kept = ("authorization", "content-type", "idempotency-key", "user-agent", "accept", "content-length")
+        seen.append(
+            [
+                (
+                    asked.method,
+                    asked.path,
+                    asked.query,
+                    {k: asked.headers.get(k) for k in kept if asked.headers.get(k) != "0"},
+                    asked.body,
+                )
+                for asked in plane.asked
+            ]
+        )
+        plane.asked.clear()
+    first, second = seen
+    for ours, theirs in zip(first, second, strict=True):
+        assert {**ours[3], "content-length": len(ours[4])} == {**theirs[3], "content-length": len(theirs[4])}
+        assert (ours[:3], ours[4]) == (theirs[:3], theirs[4])
+
+
+def test_a_reference_can_not_leave_its_place_in_the_path(plane, shell):
+    plane.on("GET", "/v1/jobs/.*", lambda asked: {})
+    shell(plane.url).send(calls.get_job("../workers?x=1"))
+    assert plane.asked[0].path == "/v1/jobs/../workers?x=1"
+    assert plane.asked[0].query == {}
+
+
+def test_an_error_envelope_becomes_its_error(plane, parts, shell):
+    plane.on("GET", "/v1/plane", parts.error(404, "not_found", "no such job: 7f", "gpulayer job list", {"a": 1}))
+    with pytest.raises(NotFound) as caught:
+        shell(plane.url).send(calls.get_plane())
+    assert (caught.value.message, caught.value.hint) == ("no such job: 7f", "gpulayer job list")
+    assert caught.value.details == {"a": 1}
+    assert len(plane.asked) == 1
+
+
+def test_a_wrong_token_is_refused_at_once(plane, shell):
+    plane.token = "another"
+    with pytest.raises(Unauthenticated):
+        shell(plane.url).send(calls.get_plane())
+
+
+def test_an_answer_that_is_no_envelope_is_quoted(plane, parts, shell):
+    plane.on("GET", "/v1/plane", parts.Answer(418, body=b"<html>teapot"))
+    with pytest.raises(ProtocolError, match=r"418.*<html>teapot"):
+        shell(plane.url).send(calls.get_plane())
+
+
+def test_an_answer_that_is_not_json_is_a_protocol_error(plane, parts, shell):
+    plane.on("GET", "/v1/plane", parts.Answer(200, body=b"<html>"))
+    with pytest.raises(ProtocolError, match="not JSON"):
+        shell(plane.url).send(calls.get_plane())
+
+
+def test_not_now_is_tried_again_until_it_is_answered(plane, parts, shell):
+    refused = parts.error(503, "storage_unavailable", "read-only for now")
+    plane.on("GET", "/v1/plane", [refused, refused, parts.plane()])
+    assert shell(plane.url).send(calls.get_plane())["version"] == "0.1.0"
+
+
+def test_not_now_for_too_long_raises_what_was_said(plane, parts, shell):
+    plane.on("GET", "/v1/plane", parts.error(503, "storage_unavailable", "read-only for now"))
+    with pytest.raises(StorageUnavailable, match="read-only"):
+        shell(plane.url, retry_for_s=0.0).send(calls.get_plane())
+
+
+def test_nothing_listening_is_unreachable_and_names_the_address(shell):
+    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: connection refused|All connection") as caught:
+        shell("http://127.0.0.1:9", retry_for_s=0.0).send(calls.get_plane())
+    assert caught.value.hint
+
+
+def test_a_dropped_answer_to_a_keyed_post_is_asked_for_again_with_the_same_key(job_plane, shell):
+    job_plane.drop("POST", "/v1/jobs", 2)
+    record = shell(job_plane.url).send(calls.submit_job({"schema": 1, "command": ["true"]}, key="once"))
+    assert record["id"]
+    assert len(job_plane.created) == 1
+    assert [asked.headers["idempotency-key"] for asked in job_plane.of("POST", "/v1/jobs")] == ["once"] * 3
+
+
+def test_a_dropped_answer_is_not_asked_for_again_where_that_would_do_it_twice(plane, shell):
+    assert ENDPOINTS["create_token"].repeat is Repeatable.ONCE
+    plane.on("POST", "/v1/tokens", {"token": "gle_"})
+    plane.drop("POST", "/v1/tokens", 1)
+    with pytest.raises(Unreachable):
+        shell(plane.url).send(calls.create_token())
+    assert len(plane.asked) == 1
+
+
+def test_two_hundred_submits_with_dropped_answers_make_one_job_a_key(job_plane):
+    job_plane.drop("POST", "/v1/jobs", 60)
+    with Transport(job_plane.url, job_plane.token, sleep=lambda _: None, retry_for_s=30) as transport:
+        call = [calls.submit_job({"schema": 1, "command": ["true"]}, key=f"k{n % 10}") for n in range(200)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(transport.send, call))
+    assert len(job_plane.created) == 10
+
+
+def test_a_body_cut_short_is_asked_for_again(plane, parts, shell):
+    plane.on("GET", "/v1/plane", [parts.Answer(json=parts.plane(), cut=True), parts.plane()])
+    assert shell(plane.url).send(calls.get_plane())["version"] == "0.1.0"
+
+
+def test_a_stream_tells_where_its_bytes_begin(plane, parts, shell):
+    headers = {"X-Gpulayer-Log-Start": 7, "X-Gpulayer-Attempt": 2}
+    plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(pieces=[b"\x00\xff", b"\r\n"], headers=headers))
+    assert shell(plane.url).read(calls.read_logs("j", follow=True)) == (b"\x00\xff\r\n", 7, 2)
+
+
+@pytest.mark.parametrize("body", [{"pieces": [b"abc"]}, {"body": b"abcdef"}], ids=["chunked", "counted"])
+def test_a_stream_cut_short_says_so(plane, parts, shell, body):
+    plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(**body, cut=True))
+    with pytest.raises(StreamBroken):
+        shell(plane.url).read(calls.read_logs("j", follow=True))
+
+
+def test_a_control_plane_that_moved_is_found_at_its_new_address(plane, parts, shell):
+    plane.on("GET", "/v1/plane", parts.plane())
+    moved = shell("http://127.0.0.1:9", token="old", relocate=lambda: (plane.url, plane.token))
+    assert moved.send(calls.get_plane())["version"] == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://box.example:8470", "later version"),
+        ("http://box.example:8470", "later version"),
+        ("ftp://127.0.0.1", "not a control plane's address"),
+        ("127.0.0.1:8470", "not a control plane's address"),
+        ("http://127.0.0.1:notaport", "not a control plane's address"),
+        ("http://127.0.0.1:1/path", "not a control plane's address"),
+        ("", "not a control plane's address"),
+    ],
+)
+def test_an_address_that_can_not_be_used_is_refused_before_anything_is_sent(url, words):
+    with pytest.raises(GpulayerError, match=words):
+        Transport(url, "t")

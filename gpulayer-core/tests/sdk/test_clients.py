@@ -1,0 +1,140 @@
+"""Client and AsyncClient: the same methods, and the same behaviour over a scripted control plane."""
+
+import asyncio
+import inspect
+
+import pytest
+
+import gpulayer as gl
+from gpulayer.client.connect import Settings
+from gpulayer.client.location import Configured
+from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut
+from gpulayer.sdk import AsyncJob
+
+
+def public(kind):
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def shape(method):
+    parameters = inspect.signature(method).parameters.values()
+    return [(one.name, one.kind, one.annotation, callable(one.default) or one.default) for one in parameters]
+
+
+@pytest.mark.parametrize(("sync", "twin"), [(gl.Client, gl.AsyncClient), (gl.Job, AsyncJob)])
+def test_the_async_twin_has_the_same_methods_with_the_same_parameters(sync, twin):
+    assert public(sync) == public(twin)
+    for name in public(sync):
+        ours, theirs = inspect.getattr_static(sync, name), inspect.getattr_static(twin, name)
+        assert isinstance(ours, property) == isinstance(theirs, property), name
+        if not isinstance(ours, property):
+            assert shape(ours) == shape(theirs), name
+            assert inspect.iscoroutinefunction(theirs) or inspect.isasyncgenfunction(theirs), name
+
+
+def test_the_face_shows_what_it_lists():
+    for name in gl.__all__:
+        assert getattr(gl, name) is not None
+    with pytest.raises(AttributeError):
+        gl.nothing_of_the_kind  # noqa: B018
+
+
+def settings_of(plane):
+    return Settings(Configured(plane.url, plane.token), {}, "0.1.0", "gpulayer/test")
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request, plane):
+    """Calls by name, whichever the kind: ``client("submit", [...])``."""
+    if request.param == "sync":
+        with gl.Client(settings=settings_of(plane)) as one:
+
+            def call(target, name, /, *args, **options):
+                found = getattr(target or one, name)
+                if not callable(found):
+                    return found
+                done = found(*args, **options)
+                return list(done) if name == "logs" else done
+
+            yield call
+        return
+    with asyncio.Runner() as runner:
+        twin = gl.AsyncClient(settings=settings_of(plane))
+
+        def call_twin(target, name, /, *args, **options):
+            async def finish():
+                found = getattr(target or twin, name)
+                if inspect.isawaitable(found):
+                    return await found
+                if not callable(found):
+                    return found
+                done = found(*args, **options)
+                if inspect.isasyncgen(done):
+                    return [piece async for piece in done]
+                return await done
+
+            return runner.run(finish())
+
+        yield call_twin
+        runner.run(twin.close())
+
+
+def test_a_job_is_submitted_followed_and_read(client, job_plane):
+    job_plane.log = b"hello\n"
+    job = client(None, "submit", ["echo", "hello"], name="greeting")
+    assert job.id == job_plane.record["id"]
+    assert job_plane.of("POST", "/v1/jobs")[0].json == {"schema": 1, "command": ["echo", "hello"], "name": "greeting"}
+    assert client(job, "state") == "succeeded"
+    assert b"".join(client(job, "logs", follow=True)) == b"hello\n"
+    assert b"".join(client(job, "logs")) == b"hello\n"
+    assert client(job, "wait")["exit_code"] == 0
+    assert client(job, "result")["state"] == "succeeded"
+
+
+def test_a_job_that_goes_on_past_the_timeout_raises_and_goes_on(client, plane, parts):
+    plane.on("GET", "/v1/jobs/{ref}", parts.job(state="running"))
+    job = client(None, "job", "7f")
+    with pytest.raises(TimedOut, match="is still running"):
+        client(job, "wait", timeout=0.0)
+
+
+@pytest.mark.parametrize(("state", "error"), [("failed", JobEnded), ("lost", JobEnded), ("rejected", NoWorkerFits)])
+def test_the_result_of_a_job_that_did_not_succeed_is_an_error_with_its_record(client, plane, parts, state, error):
+    plane.on("GET", "/v1/jobs/{ref}", parts.job(state=state, exit_code=3))
+    job = client(None, "job", "7f")
+    with pytest.raises(error) as caught:
+        client(job, "result")
+    assert caught.value.details["job"]["state"] == state
+
+
+def test_a_batch_is_one_request_with_a_key(client, plane):
+    plane.on("POST", "/v1/jobs:batch", {"ids": ["a", "b"]})
+    jobs = client(None, "submit_batch", [["true"], {"command": ["false"], "retries": 0}])
+    assert [job.id for job in jobs] == ["a", "b"]
+    (asked,) = plane.asked
+    assert asked.headers["idempotency-key"]
+    assert asked.json == {
+        "schema": 1,
+        "jobs": [{"schema": 1, "command": ["true"]}, {"schema": 1, "command": ["false"], "retries": 0}],
+    }
+    assert client(None, "submit_batch", []) == []
+
+
+def test_lists_go_over_pages(client, plane, parts):
+    first = {"jobs": [parts.job(), parts.job()], "next": "c1"}
+    plane.on("GET", "/v1/jobs", [first, {"jobs": [parts.job()], "next": None}])
+    assert len(client(None, "jobs")) == 3
+    event = {"seq": 1, "at": "", "event": "x", "details": {}}
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    plane.on("GET", "/v1/jobs/{ref}/events", [{"events": [event], "next": 5}, {"events": [], "next": 5}])
+    assert client(client(None, "job", "7f"), "events") == [event]
+
+
+def test_workers_and_explanations_are_records(client, plane, parts):
+    plane.on("GET", "/v1/workers", {"workers": [parts.worker()], "next": None})
+    plane.on("POST", "/v1/workers/{ref}:drain", parts.worker(state="draining"))
+    plane.on("POST", "/v1/explain", {"request": "", "choice": "laptop", "verdicts": []})
+    assert client(None, "workers")[0]["name"] == "laptop"
+    assert client(None, "drain_worker", "laptop")["state"] == "draining"
+    assert client(None, "explain", accelerator="cuda", devices=2)["choice"] == "laptop"
+    assert plane.of("POST", "/v1/explain")[0].json == {"request": {"accelerators": ["cuda"], "devices": 2}}

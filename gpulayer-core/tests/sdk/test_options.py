@@ -1,0 +1,98 @@
+"""Keywords to submissions: a table, and what is refused."""
+
+import pytest
+
+from gpulayer.errors import GpulayerError, NotSupported, UsageError
+from gpulayer.sdk.options import LATER_OPTIONS, plan_job, plan_request
+
+
+def planned(command=("true",), base_env=None, **options):
+    return plan_job(command, options, base_env=base_env or {}).submission
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({}, {}),
+        ({"accelerator": "cuda"}, {"accelerators": ["cuda"]}),
+        ({"accelerator": ["cuda", "mps"], "devices": 2}, {"accelerators": ["cuda", "mps"], "devices": 2}),
+        ({"accelerator": "cuda, mps"}, {"accelerators": ["cuda", "mps"]}),
+        ({"device_model": "H100,A100"}, {"device_models": ["H100", "A100"]}),
+        ({"device_memory": "24GB"}, {"device_memory_bytes": 24_000_000_000}),
+        ({"memory": 5, "disk": "1KiB"}, {"memory_bytes": 5, "disk_bytes": 1024}),
+        ({"frameworks": {"torch": ">=2.4", "jax": ""}}, {"frameworks": ["torch>=2.4", "jax"]}),
+        ({"frameworks": ["torch>=2.4"]}, {"frameworks": ["torch>=2.4"]}),
+        ({"frameworks": "torch"}, {"frameworks": ["torch"]}),
+        ({"labels": {"a": "b"}, "zone": "z"}, {"labels": {"a": "b"}, "zone": "z"}),
+    ],
+)
+def test_what_it_needs_becomes_request_fields(options, fields):
+    assert plan_request(options) == fields
+    assert planned(**options).get("request", {}) == fields
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ({"timeout": "2h"}, "timeout_ms", 7_200_000),
+        ({"timeout": 1.5}, "timeout_ms", 1500),
+        ({"grace": 0}, "grace_ms", 0),
+        ({"keep_for": "1m"}, "keep_for_ms", 60_000),
+        ({"retries": 0}, "retries", 0),
+        ({"keep_outputs": False}, "keep_outputs", False),
+        ({"wait": False}, "wait", False),
+        ({"env": {"A": "1"}}, "env", {"A": "1"}),
+        ({"outputs": ["*.png"]}, "outputs", ["*.png"]),
+    ],
+)
+def test_how_it_runs_becomes_submission_fields(options, field, value):
+    assert planned(**options)[field] == value
+
+
+def test_defaults_are_left_out_so_that_they_are_the_control_planes():
+    assert planned() == {"schema": 1, "command": ["true"]}
+    assert planned(timeout=None, wait=True, keep_outputs=True, name="", tags={}) == planned()
+
+
+def test_the_jobs_own_variables_win_over_the_submitters():
+    assert planned(base_env={"PATH": "/a", "X": "1"}, env={"PATH": "/b"})["env"] == {"PATH": "/b", "X": "1"}
+
+
+def test_a_key_is_made_once_a_plan_and_a_given_one_is_kept():
+    assert plan_job(["a"], {}, base_env={}).key != plan_job(["a"], {}, base_env={}).key
+    assert plan_job(["a"], {"idempotency_key": "k"}, base_env={}).key == "k"
+
+
+@pytest.mark.parametrize("name", sorted(LATER_OPTIONS))
+def test_a_keyword_of_a_later_version_is_refused_by_name(name):
+    with pytest.raises(NotSupported, match=f"{name}= comes with a later version"):
+        planned(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accelerator": "gpu"},
+        {"devices": -1},
+        {"cpus": 0},
+        {"memory": "much"},
+        {"timeout": 0},
+        {"timeout": "soon"},
+        {"retries": -1},
+    ],
+)
+def test_a_value_that_can_not_be_meant_is_refused(options):
+    with pytest.raises(UsageError):
+        planned(**options)
+
+
+def test_an_unknown_keyword_is_a_type_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'devises'"):
+        planned(devises=1)
+
+
+@pytest.mark.parametrize("command", ["ls -la", [], ()])
+def test_a_command_is_a_list_of_words(command):
+    with pytest.raises(GpulayerError) as caught:
+        planned(command)
+    assert caught.value.hint

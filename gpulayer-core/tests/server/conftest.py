@@ -1,0 +1,297 @@
+"""``plane``: a real control plane on loopback (uvicorn, SQLite), in a thread; and what tests need to talk to it."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gpulayer.clock import Clock
+from gpulayer.server import PlaneSettings
+from gpulayer.server.app import create_app
+from gpulayer.server.plane import Plane
+from gpulayer.server.store import Side
+from gpulayer.server.tokens import TokenKind
+
+
+class LivePlane:
+    """One state folder, served. ``restart`` stops and starts it, as after an upgrade."""
+
+    def __init__(self, state_dir: Path, *, clock: Clock | None = None, **settings: Any) -> None:
+        self.settings = PlaneSettings(state_dir=state_dir, **settings)
+        self.clock = clock
+        self.wrap_store: Callable[[Any], Any] = lambda store: store
+        self.token = ""
+
+    def start(self) -> "LivePlane":
+        self.loop = asyncio.new_event_loop()
+        self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(128)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self.thread.start()
+        assert self._ready.wait(20)
+        if self._failure:
+            raise self._failure
+        if not self.token:
+            self.token = self.new_token(TokenKind.CLIENT)
+        self.bare = httpx.Client(timeout=30, trust_env=False, verify=False)
+        self.http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self.token}"},
+            timeout=20,
+            trust_env=False,
+            verify=False,
+        )
+        return self
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+            self.loop.close()
+
+    async def _serve(self) -> None:
+        settings = replace(self.settings, url=self.url)
+        self.plane = Plane(settings, clock=self.clock, wrap_store=self.wrap_store)
+        try:
+            await self.plane.start()
+            config = uvicorn.Config(
+                create_app(self.plane),
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                timeout_graceful_shutdown=3,
+            )
+            self.server = uvicorn.Server(config)
+            self.server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+            self._ready.set()
+            await self.server.serve(sockets=[self.listener])
+        finally:
+            await self.plane.close()
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run a coroutine in the plane's loop."""
+        return asyncio.run_coroutine_threadsafe(make(), self.loop).result(20)
+
+    def new_token(self, kind: TokenKind, **options: Any) -> str:
+        async def make() -> str:
+            token, row = self.plane.auth.new_token(kind, **{"name": "test", "life_s": 900, **options})
+            await self.plane.driver.submit(side=Side(tokens=(row,)))
+            self.plane.auth.keep_token(row)
+            return token
+
+        return self.call(make)
+
+    def stop(self) -> None:
+        def end() -> None:
+            self.plane.stop_holding()
+            self.server.should_exit = True
+
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(end)
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        self.http.close()
+        self.bare.close()
+        self.listener.close()
+
+    @staticmethod
+    def check_envelope(answer: httpx.Response) -> dict[str, Any]:
+        return check_envelope(answer)
+
+    @staticmethod
+    def until(check: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        return until(check, timeout_s)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def submit(self, *command: str, **fields: Any) -> dict[str, Any]:
+        answer = self.http.post("/v1/jobs", json={"schema": 1, "command": list(command) or ["true"], **fields})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def job(self, ref: str, **query: Any) -> dict[str, Any]:
+        answer = self.http.get(f"/v1/jobs/{ref}", params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def put_blob(self, content: bytes) -> str:
+        digest = hashlib.sha256(content).hexdigest()
+        assert self.http.put(f"/v1/blobs/{digest}", content=content).status_code == 201
+        return digest
+
+    def worker(self, name: str = "box", **facts: Any) -> "FakeWorker":
+        return FakeWorker(self, name, **facts)
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {
+        "platform": "linux-x86_64",
+        "version": "0.1.0",
+        "cpus": 4,
+        "memory_bytes": 2**34,
+        "disk_bytes": None,
+        "devices": [],
+        "frameworks": [],
+        "labels": {},
+        "locality": {"zone": "", "region": "", "network_group": ""},
+        **changes,
+    }
+
+
+class FakeWorker:
+    """A worker's side of the wire, scripted by the test: over real HTTP, with a real key."""
+
+    def __init__(self, live: LivePlane, name: str, *, join_token: str | None = None, **changes: Any) -> None:
+        self.live = live
+        self.name = name
+        self.facts = facts(**changes)
+        self.key = Ed25519PrivateKey.generate()
+        self.join_token = join_token or live.new_token(TokenKind.JOIN)
+        self.boot, self.seq, self.counter = 1, 0, 0
+        self.cursor = ""
+        self.holding: list[int] = []
+        answer = self.enrol()
+        assert answer.status_code == 201, answer.text
+        self.id = answer.json()["worker_id"]
+        self.open_session()
+
+    @property
+    def public_key(self) -> str:
+        return self.key.public_key().public_bytes_raw().hex()
+
+    def enrol(self, **changes: Any) -> httpx.Response:
+        body = {"schema": 1, "name": self.name, "public_key": self.public_key, "facts": self.facts, **changes}
+        return self.http_post("/v1/workers:enrol", body, self.join_token)
+
+    def session(self, counter: int | None = None) -> httpx.Response:
+        if counter is None:
+            self.counter += 1
+            counter = self.counter
+        signature = self.key.sign(f"gpulayer-session:{self.id}:{counter}".encode()).hex()
+        body = {"schema": 1, "counter": counter, "signature": signature}
+        return self.live.bare.post(f"{self.live.url}/v1/workers/{self.id}/sessions", json=body)
+
+    def open_session(self) -> None:
+        answer = self.session()
+        assert answer.status_code == 201, answer.text
+        self.token = answer.json()["token"]
+        self.headers = {"Authorization": f"Bearer {self.token}"}
+
+    def http_post(self, path: str, body: object, token: str | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token or self.token}"}
+        return self.live.bare.post(self.live.url + path, json=body, headers=headers)
+
+    def report(self, *items: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        answer = self.try_report(*items, **changes)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def try_report(self, *items: dict[str, Any], **changes: Any) -> httpx.Response:
+        self.seq += 1
+        body = {
+            "schema": 1,
+            "boot": self.boot,
+            "seq": self.seq,
+            "sent_ms": int(time.monotonic() * 1000),
+            "holding": self.holding,
+            "items": list(items),
+            **changes,
+        }
+        return self.http_post(f"/v1/workers/{self.id}/reports", body)
+
+    def commands(self, hold_s: float = 0, after: str | None = None) -> list[dict[str, Any]]:
+        answer = self.live.bare.get(
+            f"{self.live.url}/v1/workers/{self.id}/commands",
+            params={"after": self.cursor if after is None else after, "hold_s": hold_s},
+            headers=self.headers,
+        )
+        assert answer.status_code == 200, answer.text
+        self.cursor = answer.json()["cursor"]
+        return answer.json()["commands"]
+
+    def put_log(self, epoch: int, offset: int, piece: bytes, *, final: bool = False) -> httpx.Response:
+        return self.live.bare.put(
+            f"{self.live.url}/v1/workers/{self.id}/attempts/{epoch}/logs",
+            params={"offset": offset, "final": int(final)},
+            content=piece,
+            headers=self.headers,
+        )
+
+    def put_outputs(self, epoch: int, tree: str) -> httpx.Response:
+        return self.http_post(f"/v1/workers/{self.id}/attempts/{epoch}/outputs", {"tree": tree})
+
+    @staticmethod
+    def running(epoch: int) -> dict[str, Any]:
+        return {"epoch": epoch, "node": 0, "state": "running"}
+
+    def ended(self, epoch: int, exit_code: int = 0, **changes: Any) -> dict[str, Any]:
+        outcome = {"ended_by": "program", "exit_code": exit_code, "signal": None, "evidence": "", "blame": "user"}
+        return {"epoch": epoch, "node": 0, "state": "ended", "outcome": outcome, **changes}
+
+
+def check_envelope(answer: httpx.Response) -> dict[str, Any]:
+    """The one form of every error."""
+    assert answer.headers["content-type"] == "application/json", answer.text
+    document = json.loads(answer.content)
+    assert set(document) == {"error"}
+    error = document["error"]
+    assert set(error) == {"code", "message", "hint", "blame", "details"}
+    assert error["message"]
+    return error
+
+
+def until(check: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Poll until ``check`` gives something true."""
+    ends = time.monotonic() + timeout_s
+    while True:
+        found = check()
+        if found:
+            return found
+        assert time.monotonic() < ends, "deadline passed"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[LivePlane]:
+    live = LivePlane(tmp_path / "state").start()
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def make_plane(tmp_path: Path) -> Iterator[Callable[..., LivePlane]]:
+    """Planes with other settings; started, and stopped at the end."""
+    made: list[LivePlane] = []
+
+    def make(**settings: Any) -> LivePlane:
+        live = LivePlane(tmp_path / f"state{len(made)}", **settings)
+        made.append(live)
+        return live
+
+    yield make
+    for live in made:
+        live.stop()

@@ -1,0 +1,272 @@
+"""The store: what is committed comes back, all of a batch or nothing, whatever the schema's age."""
+
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine
+
+from gpulayer.clock import Instant
+from gpulayer.engine import Policy, State, check, due, rebuild, step
+from gpulayer.engine.events import (
+    CancelRequested,
+    DrainRequested,
+    Event,
+    JobSubmitted,
+    NodePhase,
+    NodeReport,
+    WorkerJoined,
+    WorkerRemoved,
+    WorkerReported,
+    WorkerResumed,
+)
+from gpulayer.errors import Blame, Conflict, StorageUnavailable
+from gpulayer.ids import Digest, JobId, WorkerId
+from gpulayer.server.history import History, is_logged
+from gpulayer.server.store import Batch, IdempotencyRow, JobRow, Side, Store, reads
+from gpulayer.server.store.schema import alembic_config
+from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
+from gpulayer.spec.job import JobEntry, JobSpec, RetryOn
+from gpulayer.spec.machine import Device, WorkerFacts
+from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.request import Accelerator, Request
+from gpulayer.wire.convert import spec_to_wire
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(str(tmp_path / "store.db"))
+    yield made
+    made.close()
+
+
+def _job(number: int, **fields) -> JobRow:
+    spec = JobSpec(command=("run", str(number)), **fields)
+    return JobRow(JobId(f"{number:016x}"), "owner", "me", "test", 1000 + number, spec, spec_to_wire(spec))
+
+
+class _World:
+    """Random events through the engine into a store, in batches."""
+
+    def __init__(self, seed: int, store: Store) -> None:
+        self.random = random.Random(seed)
+        self.store = store
+        self.state = State()
+        self.history = History()
+        self.ms = 0
+        self.jobs: list[JobRow] = []
+        self.batch = Batch()
+        self.seqs: dict[str, int] = {}
+
+    def at(self) -> Instant:
+        self.ms += self.random.choice((1, 100, 5_000))
+        return Instant(self.ms, 1_700_000_000_000 + self.ms)
+
+    def apply(self, event: Event) -> None:
+        made = step(self.state, event)
+        self.batch.records.extend(made.records)
+        if is_logged(event, made.records):
+            self.batch.events.extend(self.history.rows(event, made.records))
+
+    def turn(self) -> None:
+        rnd = self.random
+        for event in due(self.state, self.at()):
+            self.apply(event)
+        match rnd.randrange(8):
+            case 0 | 1:
+                request = rnd.choice((Request(), Request(cpus=2), Request((Accelerator.CUDA,), devices=1)))
+                row = _job(
+                    len(self.jobs) + 1,
+                    request=request,
+                    retries=rnd.randrange(3),
+                    retry_on=rnd.choice(list(RetryOn)),
+                    priority=rnd.randrange(3),
+                    exclusive=rnd.random() < 0.2,
+                    wait=rnd.random() < 0.8,
+                )
+                self.jobs.append(row)
+                self.batch.sides.append(Side(jobs=(row,)))
+                self.apply(JobSubmitted(self.at(), JobEntry.of(row.id, row.owner, row.spec)))
+            case 2:
+                number = rnd.randrange(3)
+                gpus = tuple(Device(f"g{number}.{n}", n, Accelerator.CUDA, "X") for n in range(number))
+                facts = WorkerFacts("linux", "1", 2 + number, 2**33, devices=gpus)
+                digest = Digest(f"{number:064x}")
+                self.apply(WorkerJoined(self.at(), WorkerId(f"w{number}"), f"name{number}", facts, digest))
+            case 3 if self.jobs:
+                self.apply(CancelRequested(self.at(), rnd.choice(self.jobs).id, rnd.choice((None, 5))))
+            case 4 if self.state.workers:
+                worker = rnd.choice(list(self.state.workers))
+                event = rnd.choice((DrainRequested, WorkerResumed, WorkerResumed))
+                self.apply(event(self.at(), worker))
+                if rnd.random() < 0.1:
+                    self.apply(WorkerRemoved(self.at(), worker))
+            case _ if self.state.workers:
+                self.report(rnd.choice(list(self.state.workers)))
+            case _:
+                pass
+        if rnd.random() < 0.4:
+            self.commit()
+
+    def report(self, worker_id: WorkerId) -> None:
+        rnd, worker = self.random, self.state.workers[worker_id]
+        items = []
+        for epoch, node in worker.leases.items():
+            phase = rnd.choice((NodePhase.STAGING, NodePhase.RUNNING, NodePhase.ENDED))
+            ended_by = rnd.choice(list(EndedBy))
+            outcome = Outcome(ended_by, rnd.choice((0, 1, None)), None, "seen \u2192", rnd.choice(list(Blame)))
+            is_end = phase is NodePhase.ENDED
+            tree = Digest("ab" * 32) if is_end and rnd.random() < 0.5 else None
+            items.append(NodeReport(epoch, node, phase, outcome if is_end else None, tree))
+        seq = self.seqs[worker_id] = self.seqs.get(worker_id, 0) + 1
+        boot = 1 + seq // 20
+        holding = tuple(worker.leases)
+        recovered = holding if boot > worker.boot and rnd.random() < 0.5 else None
+        self.apply(
+            WorkerReported(
+                self.at(), worker_id, boot, seq, holding, recovered, tuple(items), leaving=rnd.random() < 0.02
+            )
+        )
+
+    def commit(self) -> None:
+        self.store.commit(self.batch)
+        self.batch = Batch()
+
+
+def _comparable(state: State) -> object:
+    """Everything but what may be forgotten: when a worker was heard, and the numbers of its reports."""
+    return (
+        {
+            id_: (job.entry, job.seq, job.state, job.stop, job.stop_grace_ms, job.reason_code, job.outcome, job.tasks)
+            for id_, job in state.jobs.items()
+        },
+        state.attempts,
+        {
+            id_: (w.name, w.state, w.facts, w.facts_digest, w.free, w.boot, w.is_draining, sorted(w.leases.items()))
+            for id_, w in state.workers.items()
+        },
+        (state.next_epoch, state.next_seq),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("world")
+    store = Store(str(folder / "s.db"))
+    try:
+        world = _World(seed, store)
+        for _ in range(80):
+            world.turn()
+        world.commit()
+        live = store.load_live()
+        again = rebuild(
+            Policy(),
+            live.counters,
+            jobs=live.jobs,
+            tasks=live.tasks,
+            attempts=live.attempts,
+            workers=live.workers,
+            facts=live.facts,
+        )
+        check(again)
+        assert _comparable(again) == _comparable(world.state)
+        with store.reading() as connection:
+            page, _ = reads.page_of_jobs(connection, states=(), name="", before_seq=None, limit=500)
+            assert [job.image.id for job in page] == [row.id for row in world.jobs[::-1]]
+            assert all(job.submission == row.submission for job, row in zip(page, world.jobs[::-1], strict=True))
+    finally:
+        store.close()
+        shutil.rmtree(folder)
+
+
+def test_a_batch_is_written_whole_or_not_at_all(store) -> None:
+    world = _World(1, store)
+    row = _job(1)
+    world.batch.sides.append(Side(jobs=(row,)))
+    world.apply(JobSubmitted(world.at(), JobEntry.of(row.id, "owner", row.spec)))
+    world.commit()
+    clash = _job(2)
+    world.batch.sides.append(Side(jobs=(clash, row)))  # the second is there already
+    for again in (clash, row):
+        world.apply(JobSubmitted(world.at(), JobEntry.of(again.id, "owner", again.spec)))
+    with pytest.raises(Exception, match="UNIQUE"):
+        world.commit()
+    with store.reading() as connection:
+        assert reads.count_jobs(connection) == {"queued": 1}
+        assert len(reads.job_events(connection, row.id, after=0, limit=10)) == 1
+
+
+def test_the_first_migration_makes_what_the_metadata_says(tmp_path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'm.db'}")
+    with engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "head")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
+    Store(str(tmp_path / "fresh.db")).close()
+    assert _schema(tmp_path / "m.db") == _schema(tmp_path / "fresh.db")
+    store = Store(str(tmp_path / "m.db"))
+    store.probe()
+    store.close()
+
+
+def _schema(path: Path) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found: list[tuple[object, ...]] = [("version", *connection.execute("SELECT * FROM alembic_version"))]
+        for table in sorted(tables):
+            found += [(table, *row) for row in connection.execute(f"PRAGMA table_xinfo({table})")]
+            indexes = connection.execute(f"PRAGMA index_list({table})").fetchall()
+            found += sorted((table, row[1], row[2], row[4]) for row in indexes)
+            found += sorted((table, *row[2:5]) for row in connection.execute(f"PRAGMA foreign_key_list({table})"))
+        return found
+    finally:
+        connection.close()
+
+
+def test_a_store_of_a_newer_version_is_refused(tmp_path) -> None:
+    path = str(tmp_path / "s.db")
+    Store(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE alembic_version SET version_num = '0999'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(Conflict, match=f"schema 0999.*{SCHEMA_VERSION}"):
+        Store(path)
+
+
+def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
+    path = tmp_path / "s.db"
+    path.write_bytes(b"not a database, but somebody's file" * 100)
+    with pytest.raises(StorageUnavailable, match="not a database"):
+        Store(str(path))
+    assert path.read_bytes().startswith(b"not a database")
+
+
+def test_opening_a_store_imports_no_alembic(tmp_path) -> None:
+    code = (
+        "import sys; from gpulayer.server.store import Store; "
+        f"Store({str(tmp_path / 's.db')!r}).close(); Store({str(tmp_path / 's.db')!r}).close(); "
+        "sys.exit('alembic' in sys.modules or 'sqlmodel' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_idempotency_keys_are_dropped_after_their_time(store) -> None:
+    rows = tuple(IdempotencyRow("o", f"k{n}", "d", (JobId("j"),), n) for n in range(3))
+    store.commit(Batch(sides=[Side(idempotency=rows)]))
+    store.forget_idempotency(2)
+    with store.reading() as connection:
+        assert reads.find_idempotency(connection, "o", "k1") is None
+        assert reads.find_idempotency(connection, "o", "k2") == rows[2]
