@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import stat
 
 import pytest
 
 from gpulayer.ids import Digest
+from gpulayer.spawner.state import StateDir
 from gpulayer.spec.tree import Entry, EntryKind, decode_tree, digest_of, encode_tree
 
 
@@ -285,6 +287,54 @@ def test_a_refused_token_and_a_taken_name_are_told_and_a_default_name_gives_way(
         worker.kill()
         worker.start()
         await plane.until(lambda: plane.reports[-1]["boot"] > 3)
+        await worker.stop()
+
+    scene(main)
+
+
+def test_a_worker_that_is_not_known_any_more_says_so_or_joins_again_with_a_token(scene):
+    async def main(plane, worker):
+        worker.start()
+        await plane.until(lambda: plane.reports)
+        await worker.stop()
+        plane.enrolled.clear()
+        worker.start(token="")
+        assert await worker.ended() == 1
+        assert "does not know this worker any more" in worker.said
+        count = len(plane.reports)
+        worker.start()
+        await plane.until(lambda: len(plane.reports) > count)
+        await worker.stop()
+
+    scene(main)
+
+
+def test_a_lost_spawner_is_the_workers_loss_and_the_next_job_runs(scene):
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "sh", "-c", "echo ready; exec sleep 600")
+        await plane.until(lambda: bytes(plane.logs.get(1, b"")) == b"ready\n")
+        os.kill(StateDir(str(worker.folder / "spawner")).read_pids()["spawner"], signal.SIGKILL)
+        item = await plane.end_of(1)
+        assert outcome(item) == ("worker_lost", None, None)
+        assert item["outcome"]["blame"] == "infrastructure"
+        assert bytes(plane.logs[1]) == b"ready\n"
+        plane.assign(2, "true")
+        assert outcome(await plane.end_of(2)) == ("program", 0, None)
+        await worker.stop()
+
+    scene(main)
+
+
+def test_commands_of_a_later_version_are_passed_over(scene):
+    async def main(plane, worker):
+        plane.jobs[5] = {"type": "dance", "epoch": 5}
+        plane.jobs[6] = {"type": "stop", "epoch": 6, "ended_by": "boredom", "grace_ms": 1}
+        plane.unacknowledged |= {5, 6}
+        worker.start()
+        plane.assign(7, "true")
+        assert outcome(await plane.end_of(7)) == ("program", 0, None)
+        plane.unacknowledged.clear()
         await worker.stop()
 
     scene(main)

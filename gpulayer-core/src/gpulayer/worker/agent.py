@@ -18,7 +18,7 @@ from typing import Any, Final, assert_never
 from gpulayer.clock import Clock
 from gpulayer.errors import BadRequest, Blame, Conflict, DiskFull, GpulayerError, NotFound, StaleAttempt, TooLarge
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, Machine, NotLaunched, ProbeSite
+from gpulayer.plugins.contracts import Launcher, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
@@ -42,7 +42,6 @@ from gpulayer.protocol.messages import (
     OutputsCollected,
     OutputsFailed,
     Phase,
-    ProcessExited,
     ProcessLost,
     Recovered,
     RecoveredNode,
@@ -65,7 +64,6 @@ from gpulayer.protocol.messages import (
     TreeSignalled,
 )
 from gpulayer.spawner.messages import ExitRecord
-from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
@@ -74,6 +72,7 @@ from gpulayer.wire.convert import assignment_from_wire, facts_to_wire, outcome_t
 from gpulayer.wire.workers import CommandsReply, ReportBody, ReportItem, ReportReply, SessionReply
 from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.journal import Journal as Folders
+from gpulayer.worker.launching import SpawnerStarter, end_of
 from gpulayer.worker.logs import LogUploader
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.session import Plane
@@ -268,7 +267,7 @@ class Agent:
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
             row = rows.pop(str(assignment.key), None)
-            process = None if row is None or row.exit is None else _end_of(assignment.key, row.exit)
+            process = None if row is None or row.exit is None else end_of(assignment.key, row.exit)
             if isinstance(process, SpawnFailed):
                 process = None  # the machine asks the spawner to start it, and hears this again
             nodes.append(
@@ -324,7 +323,7 @@ class Agent:
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
         if key in self._state.held:
-            self._feed(_end_of(key, record))
+            self._feed(end_of(key, record))
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 
@@ -336,7 +335,8 @@ class Agent:
             asked_ms = self._clock.monotonic_ms()
             try:
                 reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
-                commands = tuple(_command(fields) for fields in reply["commands"])
+                heard = [_command(fields) for fields in reply["commands"]]
+                commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:
                 tries += 1
                 if tries == 1:
@@ -344,10 +344,13 @@ class Agent:
                 await asyncio.sleep(self._plane.backoff_s(tries))
             else:
                 tries = 0
-                if is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms()):
+                is_heard = is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms())
+                if is_heard:
                     cursor = reply["cursor"]
                 if commands:
                     self._feed(CommandsReceived(asked_ms, commands))
+                if not is_heard:  # the same answer would come at once, until a report is answered
+                    await asyncio.sleep(self._plane.backoff_s(1))
 
     async def _watch_machine(self) -> None:
         while True:
@@ -419,14 +422,14 @@ class Agent:
             plan = self._launcher.plan(
                 assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
             )
-            starter = _Starter(self._link, kill_by_ms)
+            starter = SpawnerStarter(self._link, kill_by_ms)
             result = await self._launcher.act(plan, starter)
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
                 return SpawnFailed(key, result.exit_code, evidence)
             if starter.ended is not None:
                 self._feed(Spawned(key))
-                return _end_of(key, starter.ended)
+                return end_of(key, starter.ended)
             return Spawned(key)
 
         await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
@@ -523,62 +526,19 @@ class Agent:
             _log.warning("the spawner stays: %s", error.message)
 
 
-class _Starter:
-    """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
-
-    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
-        self._link = link
-        self._kill_by_ms = kill_by_ms
-        self.ended: ExitRecord | None = None
-
-    async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
-        reply = await self._link.spawn(
-            key=plan.key,
-            argv=plan.argv,
-            cwd=plan.cwd,
-            env=plan.env,
-            log_path=plan.log_path,
-            exit_path=plan.exit_path,
-            kill_by_ms=self._kill_by_ms,
-        )
-        if isinstance(reply, NotSpawned):
-            return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0]))
-        if reply.exit is not None and reply.exit.reason == "spawn_failed":
-            return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))
-        self.ended = reply.exit
-        return Launched(reply.pid)
-
-
-def _hint(exit_code: int | None, program: str) -> str:
-    if exit_code == 126:
-        return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
-    if exit_code == 127:
-        return "check its name, ship it with --source, or use a worker that has it"
-    return ""
-
-
-def _end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
-    match record.reason:
-        case "exited":
-            return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))
-        case "signaled":
-            return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
-        case "spawn_failed":
-            return SpawnFailed(key, record.exit_code, record.message)
-        case _:
-            return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
-
-
-def _survivors(record: ExitRecord) -> str:
-    if record.tree_clean:
-        return record.message
-    return f"{record.message}\nprocesses that could not be ended: {', '.join(map(str, record.survivors))}".strip()
-
-
-def _command(fields: Any) -> Assignment | Stop:  # Any: a JSON document of wire.workers.Command
-    if fields["type"] == "assign":
-        return assignment_from_wire(fields)
-    return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+def _command(fields: Any) -> Assignment | Stop | None:  # Any: a JSON document of wire.workers.Command
+    """None for what this version does not understand: one odd command must not keep the others from being heard."""
+    try:
+        match fields["type"]:
+            case "assign":
+                return assignment_from_wire(fields)
+            case "stop":
+                return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+            case unknown:
+                _log.warning("a command of type %r is not known to this version", unknown)
+    except (KeyError, ValueError, TypeError, BadRequest) as error:
+        _log.warning("a command can't be read: %r", error)
+    return None
 
 
 def _item(item: Item) -> ReportItem:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.clock import SystemClock
-from gpulayer.errors import Conflict, GpulayerError, Unauthenticated, Unreachable, UsageError
+from gpulayer.errors import Conflict, GpulayerError, NotFound, Unauthenticated, Unreachable, UsageError
 from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
+from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.convert import facts_to_wire
@@ -34,6 +35,9 @@ __all__ = ["live"]
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
 
+# The only worker of a control plane on the same machine, which may be starting: somebody waits for their first job.
+_LOCAL_BACKOFF: Final = Backoff(base_ms=50, cap_ms=250)
+
 
 def live(settings: WorkerSettings) -> int:
     """See ``gpulayer.worker.run``."""
@@ -51,6 +55,7 @@ async def _live(settings: WorkerSettings) -> None:
     facts = await gather_facts(registry.probes, site, version=settings.version, labels=settings.labels)
     stop = asyncio.Event()
     agents: list[Agent] = []
+    sessions: list[SessionReply] = []
 
     def told_to_stop() -> None:
         stop.set()
@@ -58,6 +63,7 @@ async def _live(settings: WorkerSettings) -> None:
             agent.stop()
 
     def on_session(session: SessionReply) -> None:
+        sessions[:] = [session]
         for agent in agents:
             agent.session_opened(session)
 
@@ -72,9 +78,11 @@ async def _live(settings: WorkerSettings) -> None:
             clock=clock,
             random=random.random,
             on_session=on_session,
+            backoff=DEFAULT_BACKOFF if settings.endpoint_file is None else _LOCAL_BACKOFF,
         )
         if not identities.is_enrolled and not await _unless(stop, _enrol(settings, plane, facts)):
             return
+        await _greet(settings, plane, facts)
         _drop_token(settings)
         environment = {name: settings.environment[name] for name in _SPAWNER_VARIABLES if name in settings.environment}
         async with await SpawnerLink.connect_or_start(
@@ -94,6 +102,8 @@ async def _live(settings: WorkerSettings) -> None:
                 boot=boot,
             )
             agents.append(agent)
+            for session in sessions:
+                agent.session_opened(session)
             if stop.is_set():
                 agent.stop()
             _log.info("worker %s starts for the %dth time", identities.identity.name, boot)
@@ -120,6 +130,25 @@ async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
         else:
             return
         await asyncio.sleep(plane.backoff_s(tries))
+
+
+async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
+    """Is this worker still known? With a join token it joins again; without one, and with nothing to look after, it
+    raises Unauthenticated. Silence is no answer: jobs may be running here, and the agent waits for it anyway."""
+    try:
+        await plane.open_session()
+    except (Unauthenticated, NotFound) as error:
+        if settings.token or (settings.token_file is not None and settings.token_file.exists()):
+            await _enrol(settings, plane, facts)
+        elif not Journal(settings.work_dir, boot_id=_boot_id()).load():
+            raise Unauthenticated(
+                f"the control plane does not know this worker any more: {error.message}",
+                hint=f"join again with a new token (what it knew lies in {settings.work_dir})",
+            ) from None
+        else:
+            _log.warning("the control plane does not know this worker any more: %s", error.message)
+    except GpulayerError as error:
+        _log.warning("no session yet: %s", error.message)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -27,7 +27,7 @@ from gpulayer.errors import (
     Unreachable,
     UsageError,
 )
-from gpulayer.protocol.retry import backoff_ms
+from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff, backoff_ms
 from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.errors import error_from_envelope
 from gpulayer.wire.workers import EnrolBody, EnrolReply, SessionBody, SessionReply, WorkerFactsFields
@@ -99,6 +99,7 @@ class Plane:
         clock: Clock,
         random: Callable[[], float],
         on_session: Callable[[SessionReply], None],
+        backoff: Backoff = DEFAULT_BACKOFF,
     ) -> None:
         self._http = http
         self._endpoints = endpoints
@@ -106,6 +107,7 @@ class Plane:
         self._clock = clock
         self._random = random
         self._on_session = on_session
+        self._backoff = backoff
         self._minting = asyncio.Lock()
         self._token = ""
         self._renew_at_ms = 0
@@ -134,7 +136,8 @@ class Plane:
                 return
 
     async def open_session(self) -> None:
-        """Mint a session now. Raises Unauthenticated where this worker is not known (any more), and Unreachable."""
+        """Mint a session now. Raises Unauthenticated or NotFound where this worker is not known (any more), and
+        Unreachable."""
         await self._mint(self._token)
 
     async def call(
@@ -193,7 +196,7 @@ class Plane:
             await asyncio.sleep(self.backoff_s(tries))
 
     def backoff_s(self, tries: int) -> float:
-        return backoff_ms(tries, random=self._random()) / 1000
+        return backoff_ms(tries, random=self._random(), backoff=self._backoff) / 1000
 
     async def _session(self) -> str:
         if not self._token or self._clock.monotonic_ms() >= self._renew_at_ms:
