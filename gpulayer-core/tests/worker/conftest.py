@@ -29,7 +29,7 @@ for name in ("work_dir", "endpoint_file", "token_file"):
         given[name] = pathlib.Path(given[name])
 given["urls"] = tuple(given.get("urls", ()))
 code = run(WorkerSettings(**given))
-heavy = sorted({"pydantic", "fastapi", "sqlalchemy", "httpx", "uvicorn", "typer", "rich"} & set(sys.modules))
+heavy = sorted({"pydantic", "sqlalchemy", "httpx", "uvicorn", "typer", "rich"} & set(sys.modules))
 print("HEAVY", heavy, flush=True)
 sys.exit(code)
 """
