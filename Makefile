@@ -32,7 +32,7 @@ lint: setup ## Style, types, import contracts, changelog fragments
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
 	@mkdir -p .cache
-	@$(BIN)/lint-imports --no-logo > .cache/lint-imports.txt || { cat .cache/lint-imports.txt; exit 1; }
+	@$(BIN)/lint-imports --no-logo --no-cache > .cache/lint-imports.txt || { cat .cache/lint-imports.txt; exit 1; }
 	@$(BIN)/python .ci/check_changelog.py changelog.d
 	@echo "lint: clean"
 
@@ -51,7 +51,7 @@ format: setup ## Let ruff rewrite what it can
 	@$(BIN)/ruff format --quiet
 
 clean: ## Remove what the targets above made
-	rm -rf $(VENV) .cache site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(STAMP): pyproject.toml gpulayer-core/pyproject.toml requirements/dev.txt requirements/constraints.txt .ci/find-python
 	@python="$$(.ci/find-python)"; \
