@@ -82,6 +82,13 @@ def test_c2_simultaneous_submits_with_one_key_are_one_job(story):
     assert "idempotency" in other.err
 
 
+def test_c2_a_key_is_remembered_over_the_death_of_the_control_plane(story):
+    keyed = ("submit", "--detach", "--idempotency-key", "once", "--", "true")
+    first = story.run(*keyed)
+    os.kill(story.plane_pid(), signal.SIGKILL)
+    assert story.run(*keyed).out == first.out != b""
+
+
 def test_c2_a_submit_whose_answer_was_lost_is_not_made_twice(story):
     """A proxy hands the first submission on, and drops the answer."""
     assert story.run("submit", "--", "true").code == 0

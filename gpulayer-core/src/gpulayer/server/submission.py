@@ -48,8 +48,8 @@ async def submit_jobs(
     if not key:
         return await _submit(plane, caller, submissions, client, ()), True
     digest = hashlib.sha256(body).hexdigest()
-    async with _one_at_a_time(plane, caller.token_id, key):
-        known = await plane.query(reads.find_idempotency, caller.token_id, key)
+    async with _one_at_a_time(plane, caller.owner, key):
+        known = await plane.query(reads.find_idempotency, caller.owner, key)
         if known is not None:
             if known.body_digest != digest:
                 raise IdempotencyMismatch(
@@ -139,7 +139,7 @@ async def _submit(
     keys: Iterable[IdempotencyRow] = ()
     if idempotency:
         key, digest = idempotency
-        keys = (IdempotencyRow(caller.token_id, key, digest, tuple(ids), wall_ms),)
+        keys = (IdempotencyRow(caller.owner, key, digest, tuple(ids), wall_ms),)
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
     await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))
