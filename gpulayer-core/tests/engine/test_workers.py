@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpulayer.engine import next_due_ms
+from gpulayer.engine import next_due_ms, rebuild
 from gpulayer.engine.effects import Assign, Stop, Void
 from gpulayer.engine.events import (
     DrainRequested,
@@ -227,3 +227,44 @@ def test_one_lost_node_ends_its_gang_everywhere_before_the_next_try(plane):
     assert plane.job("gang").state is JobState.ENDING
     plane.end(second, old, EndedBy.WORKER_STOPPED, exit_code=None, node=1)
     assert plane.epoch("gang") > old
+
+
+def test_a_stopped_worker_costs_no_retry_but_at_most_once_stays_at_most_once(plane):
+    plane.join()
+    plane.submit("often", retries=1)
+    plane.submit("once", retries=0)
+    for _ in range(4):
+        plane.report("w1", leaving=True)
+        plane.report("w1")
+        plane.run("w1", "often")
+    assert plane.state.jobs["often"].tasks[0].failures == 0
+    assert plane.job("once").state is JobState.LOST
+    assert plane.job("once").reason_message == "worker w1 stopped"
+    plane.end("w1", plane.epoch("often"), exit_code=0)
+    assert plane.job("often").state is JobState.SUCCEEDED
+
+
+def test_after_a_restart_nothing_new_goes_to_a_worker_before_it_has_reported(plane):
+    plane.join("gone")
+    plane.join("here")
+    plane.state = rebuilt(plane)
+    plane.submit()
+    assert plane.job().state is JobState.QUEUED
+    plane.seqs.clear()
+    plane.report("here")
+    assert plane.state.attempts[plane.epoch()].nodes[0].allocation.worker == "here"
+
+
+def test_a_state_that_is_only_reloaded_goes_on_with_the_workers_it_has_heard(plane):
+    plane.join()
+    plane.state = rebuilt(plane, heard=["w1"])
+    plane.submit()
+    assert plane.job().state is JobState.STAGING
+
+
+def rebuilt(plane, **options):
+    by_kind = {}
+    for (kind, _), record in plane.records.items():
+        by_kind.setdefault(kind, []).append(record)
+    (counters,) = by_kind["CounterImage"]
+    return rebuild(plane.state.policy, counters, workers=by_kind["WorkerImage"], facts=by_kind["FactsImage"], **options)

@@ -42,7 +42,7 @@ def test_the_whole_plan_of_a_job_without_devices():
         key="7.0",
         argv=("echo", "a b"),
         cwd=Path("/w/work"),
-        env={"PATH": "/bin", "HOME": "/h", "LC_ALL": "C", **OURS, **HIDDEN},
+        env={"PATH": "/bin", "PYTHONUNBUFFERED": "1", "HOME": "/h", "LC_ALL": "C", **OURS, **HIDDEN},
         log_path=Path("/w/log"),
         exit_path=Path("/w/exit.json"),
     )

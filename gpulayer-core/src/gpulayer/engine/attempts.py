@@ -103,9 +103,10 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
     turn.tasks[job.entry.id, task.index] = task
     turn.jobs[job.entry.id] = job
     if _runs_again(job, task, outcome):
-        task.failures += 1
-        if outcome.blame is not Blame.USER:
-            task.avoid.add(deciding.allocation.worker)
+        if outcome.ended_by is not EndedBy.WORKER_STOPPED:  # somebody stopped the worker; nothing has failed
+            task.failures += 1
+            if outcome.blame is not Blame.USER:
+                task.avoid.add(deciding.allocation.worker)
         job.state = JobState.QUEUED
         job.reason_code = "retry"
         job.reason_message = f"attempt {attempt.number} ended: {outcome.evidence or _story(outcome)}"
@@ -120,7 +121,11 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
 
 def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
     """Failures that are not the program's own run again; the program's too where the job says so."""
-    if outcome.is_success or job.stop is not None or task.failures >= job.entry.retries:
+    if outcome.is_success or job.stop is not None:
+        return False
+    if outcome.ended_by is EndedBy.WORKER_STOPPED:
+        return job.entry.retries > 0
+    if task.failures >= job.entry.retries:
         return False
     match outcome.ended_by:
         case EndedBy.CANCEL | EndedBy.TIMEOUT | EndedBy.CLIENT_LOST:
@@ -187,8 +192,16 @@ def _final_state(outcome: Outcome) -> JobState:
 
 
 def _story(outcome: Outcome) -> str:
-    if outcome.exit_code is not None:
-        return f"the program ended with exit code {outcome.exit_code}"
-    if outcome.signal is not None:
-        return f"the program was killed by signal {outcome.signal}"
-    return f"ended by {outcome.ended_by}"
+    match outcome.ended_by:
+        case EndedBy.PROGRAM if outcome.exit_code is not None:
+            return f"the program ended with exit code {outcome.exit_code}"
+        case EndedBy.SIGNAL if outcome.signal is not None:
+            return f"the program was killed by signal {outcome.signal}"
+        case EndedBy.WORKER_STOPPED:
+            return "its worker was stopped"
+        case EndedBy.TIMEOUT:
+            return "it ran for longer than its --timeout"
+        case EndedBy.CANCEL:
+            return "it was cancelled"
+        case ended_by:
+            return f"ended by {ended_by}"

@@ -1,14 +1,16 @@
 """The live state from the last row image of every live entity: what a control plane does when it starts.
 
-Volatile parts start afresh: every worker counts as heard of now, so a restart never makes anyone look silent.
+Volatile parts start afresh: every worker's lease counts from now, so a restart never makes anyone look silent; but none
+gets new work before it has reported, for it may have gone while nobody listened.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gpulayer.engine import attempts as attempts_
 from gpulayer.engine import queue
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
+from gpulayer.ids import WorkerId
 from gpulayer.placement.capacity import Allocation, usable_capacity
 from gpulayer.spec.job import Gang, JobEntry
 from gpulayer.spec.worker import WorkerState
@@ -25,15 +27,19 @@ def rebuild(
     attempts: Iterable[AttemptImage] = (),
     workers: Iterable[WorkerImage] = (),
     facts: Iterable[FactsImage] = (),
+    heard: Collection[WorkerId] = (),
 ) -> State:
-    """Images of final jobs, ended attempts and removed workers may be among them; they are passed over."""
+    """Images of final jobs, ended attempts and removed workers may be among them; they are passed over.
+
+    heard: workers that have reported to this very process, when it only discards a state that ran ahead of the store.
+    """
     state = State(policy=policy)
     if counters is not None:
         state.next_epoch, state.next_seq, state.now_ms = counters.next_epoch, counters.next_seq, counters.now_ms
     state.facts = {image.digest: image.facts for image in facts}
     for worker_image in workers:
         if worker_image.state is not WorkerState.GONE:
-            state.workers[worker_image.id] = _worker(state, worker_image)
+            state.workers[worker_image.id] = _worker(state, worker_image, is_heard=worker_image.id in heard)
     for entry, job_image in sorted(jobs, key=lambda pair: pair[1].seq):
         if not job_image.state.is_final:
             state.jobs[entry.id] = _job(entry, job_image)
@@ -59,7 +65,7 @@ def rebuild(
     return state
 
 
-def _worker(state: State, image: WorkerImage) -> Worker:
+def _worker(state: State, image: WorkerImage, *, is_heard: bool) -> Worker:
     known = state.facts[image.facts_digest]
     return Worker(
         id=image.id,
@@ -72,6 +78,7 @@ def _worker(state: State, image: WorkerImage) -> Worker:
         is_draining=image.is_draining,
         seen_wall_ms=image.seen_wall_ms,
         heard_ms=state.now_ms,
+        is_heard=is_heard,
     )
 
 

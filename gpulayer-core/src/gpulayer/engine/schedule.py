@@ -16,7 +16,7 @@ from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["capacity_gained", "fits_nowhere", "run", "workers_changed"]
+__all__ = ["capacity_gained", "fits_nowhere", "run", "takes_work", "workers_changed"]
 
 
 def run(turn: Turn) -> None:
@@ -42,9 +42,13 @@ def run(turn: Turn) -> None:
             best.is_blocked = True
 
 
+def takes_work(worker: Worker) -> bool:
+    return worker.state is WorkerState.READY and worker.is_heard
+
+
 def capacity_gained(state: State, worker: Worker) -> None:
     """Unblock the classes that this worker could take now."""
-    if worker.state is not WorkerState.READY:
+    if not takes_work(worker):
         return
     for known in state.classes.values():
         if known.is_blocked and _fits(known, worker) is not None:
@@ -75,7 +79,7 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     candidates = [
         candidate
         for worker in state.workers.values()
-        if worker.state is WorkerState.READY and (candidate := _fits(known, worker)) is not None
+        if takes_work(worker) and (candidate := _fits(known, worker)) is not None
     ]
     chosen = choose(known.request, candidates, known.nodes, avoid=frozenset(task.avoid))
     if not chosen:

@@ -106,7 +106,10 @@ class Attempt:
 
 @dataclass(slots=True)
 class Worker:
-    """``leases``: epochs with a node here that has not ended. ``heard_ms``, ``seq``: volatile."""
+    """``leases``: epochs with a node here that has not ended. ``heard_ms``, ``seq``, ``is_heard``: volatile.
+
+    is_heard: it has reported since the control plane started. Before that it may be anywhere, and gets nothing new.
+    """
 
     id: WorkerId
     name: str
@@ -119,6 +122,7 @@ class Worker:
     seen_wall_ms: int = 0
     seq: int = -1
     heard_ms: int = 0
+    is_heard: bool = True
     leases: dict[Epoch, int] = field(default_factory=dict)  # epoch → node index
 
 

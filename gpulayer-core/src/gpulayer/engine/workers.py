@@ -131,6 +131,9 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
     if event.facts is not None and event.facts_digest is not None:
         _set_facts(turn, worker, event.facts, event.facts_digest)
+    if not worker.is_heard:
+        worker.is_heard = True
+        schedule.workers_changed(turn.state)
     if worker.state in (WorkerState.JOINING, WorkerState.SILENT):
         worker.state = _present_state(worker)
         turn.workers[worker.id] = worker

@@ -95,10 +95,10 @@ def _verdict(request: Request, worker: WorkerView) -> Verdict:
         fits_with = smallest_change(request, worker.facts, name=worker.name)
         return Verdict(worker.name, VerdictKind.INELIGIBLE, reasons, fits_with=fits_with)
     if worker.state is WorkerState.DRAINING:
-        draining = Reason(ReasonCode.DRAINING, "draining: it takes no new work")
+        draining = Reason(ReasonCode.DRAINING, f"draining until `gpulayer worker resume {worker.name}`")
         return Verdict(worker.name, VerdictKind.BUSY, (draining,))
     if worker.state is not WorkerState.READY:
-        message = "busy (offline)" if worker.state is WorkerState.SILENT else "still joining"
+        message = "offline" if worker.state is WorkerState.SILENT else "still joining"
         return Verdict(worker.name, VerdictKind.BUSY, (Reason(ReasonCode.OFFLINE, message),))
     allocation = allocate(request, worker.id, worker.facts, worker.free)
     if allocation is not None:
@@ -147,8 +147,9 @@ def _memory_level(request: Request, facts: WorkerFacts) -> int:
 
 
 def _exact(count: int) -> str:
-    """A size that parses back to exactly ``count``, in the largest unit that does."""
-    for unit, factor in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 1000)):
+    """A size to type: exactly ``count`` in the largest unit that does, else the next smaller tenth of a gigabyte."""
+    for unit, factor in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6)):
         if count and count % factor == 0:
             return f"{count // factor}{unit}"
-    return str(count)
+    tenths = count // 10**8
+    return f"{tenths / 10:g}GB" if tenths else str(count)

@@ -24,7 +24,7 @@ from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import Event
 from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
-from gpulayer.ids import JobId
+from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
 
@@ -119,6 +119,7 @@ class Driver:
         self._is_closing = False
         self._offset_ms: int | None = None
         self._tick_after_ms = 0
+        self._heard: frozenset[WorkerId] = frozenset()
 
     @property
     def is_read_only(self) -> bool:
@@ -141,6 +142,7 @@ class Driver:
             attempts=live.attempts,
             workers=live.workers,
             facts=live.facts,
+            heard=self._heard,
         )
         # The store's time is that of the last record; what has passed in this process since then must not make
         # anybody look silent, so everyone counts as heard of now.
@@ -294,7 +296,7 @@ class Driver:
             except StorageUnavailable as error:
                 _log.error("a commit failed: %s", error.message)
                 self._failure = error
-                self._state, self._is_clean = None, False
+                self._drop()
                 for arrival in opened.arrivals:
                     arrival.fail(self._refusal())
                 return
@@ -314,7 +316,7 @@ class Driver:
 
     async def _discard(self, opened: _Open, guilty: _Arrival | None) -> None:
         """A fault of ours: the state may be half changed. Refuse the guilty, and try the others again, alone."""
-        self._state, self._is_clean = None, False
+        self._drop()
         innocent = [arrival for arrival in opened.arrivals if arrival is not guilty and arrival.answer is not None]
         if guilty is not None:
             guilty.fail(InternalError("the control plane failed to handle this; its log says why"))
@@ -331,6 +333,12 @@ class Driver:
             self._failure = error
             return
         self._answer_readers(None)
+
+    def _drop(self) -> None:
+        """The state has run ahead of the store, or is half changed. Who has reported to this process is known still."""
+        if self._state is not None:
+            self._heard = frozenset(worker.id for worker in self._state.workers.values() if worker.is_heard)
+        self._state, self._is_clean = None, False
 
     async def _recover(self) -> bool:
         """Read-only: load the state for readers, and probe until a write succeeds. False when closing."""

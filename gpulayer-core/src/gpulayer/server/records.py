@@ -90,7 +90,7 @@ def attempt_record(image: AttemptImage) -> AttemptRecord:
         "started_at": iso_utc(image.started_wall_ms),
         "ended_at": iso_utc(image.ended_wall_ms),
         "ended_by": str(outcome.ended_by) if outcome else None,
-        "blame": str(outcome.blame) if outcome else None,
+        "blame": str(outcome.blame) if outcome and not outcome.is_success else None,
         "evidence": outcome.evidence if outcome else "",
     }
 
@@ -119,7 +119,7 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
     return {
         "id": worker.id,
         "name": worker.name,
-        "state": str(state or worker.state),
+        "state": str(state or _presence(worker)),
         "last_seen_at": iso_utc(worker.seen_wall_ms or None),
         "version": worker.facts.version,
         "platform": worker.facts.platform,
@@ -173,6 +173,12 @@ def _noted(image: JobImage) -> ReasonRecord | None:
     return {"code": image.reason_code, "message": image.reason_message}
 
 
+def _presence(worker: Worker) -> WorkerState:
+    """A worker that has not reported since this control plane started is not known to be there."""
+    is_present = worker.is_heard or worker.state not in (WorkerState.READY, WorkerState.DRAINING)
+    return worker.state if is_present else WorkerState.SILENT
+
+
 def _view(state: State, worker: Worker) -> WorkerView:
     holders: list[tuple[str, JobId]] = []
     jobs: list[JobId] = []
@@ -185,7 +191,7 @@ def _view(state: State, worker: Worker) -> WorkerView:
     return WorkerView(
         id=worker.id,
         name=worker.name,
-        state=worker.state,
+        state=_presence(worker),
         facts=worker.facts,
         free=worker.free,
         holders=tuple(holders),

@@ -23,7 +23,7 @@ from gpulayer.staging.trees import TreeTotals, check_tree
 from gpulayer.wire.convert import spec_from_wire
 from gpulayer.wire.jobs import JobSubmission
 
-__all__ = ["check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
+__all__ = ["await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
 
 _SLICE: Final = 100
 _KEY_LIMIT: Final = 255
@@ -125,7 +125,7 @@ async def _submit(
     specs = await specs_of(submissions, batch=len(submissions) > 1)
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         await check_uploaded(plane, root, "source")
-    await _await_local_worker(plane)
+    await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()
     rows: list[JobRow] = []
     makes: list[Make] = []
@@ -161,7 +161,7 @@ def _submitted(entry: JobEntry) -> Make:
     return lambda at: JobSubmitted(at, entry)
 
 
-async def _await_local_worker(plane: Plane) -> None:
+async def await_local_worker(plane: Plane) -> None:
     """A fresh plane's own worker reports within a second: a job that only it could run must not be called
     impossible, or fail for lack of capacity, before that."""
     if not plane.settings.has_local_worker or plane.local_worker_reported.is_set():

@@ -48,7 +48,8 @@ class ProcessLauncher:
     def plan(self, attempt: Assignment, site: LaunchSite, machine: Machine) -> LaunchPlan:
         held = set(attempt.devices)
         devices = [device for device in machine.facts.devices if device.uuid in held]
-        env = {"PATH": DEFAULT_PATH}
+        # Python holds back what it prints into a pipe; a job is watched while it runs.
+        env = {"PATH": DEFAULT_PATH, "PYTHONUNBUFFERED": "1"}
         env |= {name: value for name, value in machine.environment.items() if _is_handed_on(name)}
         env |= dict(attempt.env)
         env |= {

@@ -19,7 +19,7 @@ from gpulayer.server.records import (
     waiting_reason,
 )
 from gpulayer.server.store import StoredJob, reads
-from gpulayer.server.submission import submit_jobs, tree_reader
+from gpulayer.server.submission import await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.web import CLIENT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
 from gpulayer.spec.verdict import Verdict
@@ -135,6 +135,7 @@ async def outputs(call: Call) -> Response:
 async def explain(call: Call) -> Response:
     body = await call.json(ExplainBody)
     request = request_from_wire(body["request"])
+    await await_local_worker(call.plane)
     verdicts = await call.plane.driver.read(lambda state: explain_now(state, request))
     return json_response(explain_reply(request, verdicts))
 

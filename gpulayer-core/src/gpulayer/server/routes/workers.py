@@ -25,7 +25,7 @@ from gpulayer.server.plane import Plane
 from gpulayer.server.records import worker_record
 from gpulayer.server.store import IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
-from gpulayer.server.submission import check_uploaded
+from gpulayer.server.submission import await_local_worker, check_uploaded
 from gpulayer.server.web import CLIENT, JOIN, OPEN, WORKER, Call, Query, Route, held, json_response
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
@@ -182,6 +182,7 @@ async def put_outputs(call: Call) -> Response:
 
 
 async def list_workers(call: Call) -> Response:
+    await await_local_worker(call.plane)
     found = await call.plane.driver.read(lambda state: [worker_record(worker) for worker in state.workers.values()])
     return json_response({"workers": sorted(found, key=lambda record: record["name"]), "next": None})
 
@@ -208,6 +209,11 @@ async def remove(call: Call) -> Response:
     plane = call.plane
     is_forced = call.query_flag("force")
     worker_id = await _find_id(call)
+    if plane.settings.has_local_worker and plane.auth.is_local(worker_id):
+        raise Conflict(
+            "this is the control plane's own worker; without it nothing would start it again",
+            hint="`gpulayer worker drain` keeps work off it; `gpulayer up --no-worker` starts a plane without one",
+        )
     record = await plane.driver.read(lambda state: _check_removable(state, worker_id, is_forced=is_forced))
     await plane.driver.submit(lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,)))
     plane.auth.forget_worker(worker_id)

@@ -4,7 +4,7 @@ It plays the part of ``server/driver``: events wait, are stepped in micro-batche
 answered. The disk is a dictionary of row images; a crash at a commit keeps or loses the whole batch, never a part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpulayer import engine
@@ -224,7 +224,8 @@ class SimPlane:
             return
         self.clock.say("commit failed: state discarded, reloaded")
         now_ms = self.state.now_ms
-        self.state = self._rebuilt()
+        heard = [worker.id for worker in self.state.workers.values() if worker.is_heard]
+        self.state = self._rebuilt(heard)
         self.state.now_ms = max(self.state.now_ms, now_ms)
         for worker in self.state.workers.values():
             worker.heard_ms = self.state.now_ms
@@ -250,7 +251,7 @@ class SimPlane:
             self._batch()
         self.clock.after(1000, lambda: self._tick(incarnation))
 
-    def _rebuilt(self) -> engine.State:
+    def _rebuilt(self, heard: Sequence[WorkerId] = ()) -> engine.State:
         return engine.rebuild(
             engine.Policy(),
             self.disk.counters,
@@ -259,6 +260,7 @@ class SimPlane:
             attempts=self.disk.attempts.values(),
             workers=self.disk.workers.values(),
             facts=self.disk.facts.values(),
+            heard=heard,
         )
 
     def _compare_with_disk(self) -> None:
