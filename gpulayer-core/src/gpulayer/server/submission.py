@@ -37,8 +37,8 @@ async def submit_jobs(
     client: str,
     key: str = "",
     body: bytes = b"",
-) -> tuple[list[JobId], bool]:
-    """Submit all of these in one transaction. Returns their ids, and whether they are new.
+) -> tuple[list[JobId], Sequence[JobRow]]:
+    """Submit all of these in one transaction. Returns their ids, and their rows if they are new.
 
     Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here,
     IdempotencyMismatch for a key that came before with another body.
@@ -46,7 +46,7 @@ async def submit_jobs(
     if len(key) > _KEY_LIMIT:
         raise BadRequest(f"Idempotency-Key: {len(key)} characters; the limit is {_KEY_LIMIT}")
     if not key:
-        return await _submit(plane, caller, submissions, client, ()), True
+        return await _submit(plane, caller, submissions, client, ())
     digest = hashlib.sha256(body).hexdigest()
     async with _one_at_a_time(plane, caller.token_id, key):
         known = await plane.query(reads.find_idempotency, caller.token_id, key)
@@ -57,8 +57,8 @@ async def submit_jobs(
                     hint="use a new key for a new job",
                     details={"job_ids": list(known.job_ids[:20])},
                 )
-            return list(known.job_ids), False
-        return await _submit(plane, caller, submissions, client, (key, digest)), True
+            return list(known.job_ids), ()
+        return await _submit(plane, caller, submissions, client, (key, digest))
 
 
 async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list[JobSpec]:
@@ -121,7 +121,7 @@ async def _submit(
     submissions: Sequence[JobSubmission],
     client: str,
     idempotency: tuple[()] | tuple[str, str],
-) -> list[JobId]:
+) -> tuple[list[JobId], Sequence[JobRow]]:
     specs = await specs_of(submissions, batch=len(submissions) > 1)
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         await check_uploaded(plane, root, "source")
@@ -143,7 +143,7 @@ async def _submit(
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
     await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))
-    return ids
+    return ids, rows
 
 
 def _job_ids(plane: Plane, count: int) -> list[JobId]:
