@@ -82,9 +82,10 @@ async def list_jobs(call: Call) -> Response:
 
 async def show(call: Call) -> Response:
     wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
+    if not wait_s:
+        return json_response(await _record(call.plane, await call.plane.query(reads.find_job, call.path("ref"))))
     job_id = await find_job(call)
-    if wait_s:
-        await _await_final(call, job_id, wait_s)
+    await _await_final(call, job_id, wait_s)
     return json_response(await read_record(call.plane, job_id))
 
 
@@ -150,9 +151,12 @@ async def find_job(call: Call) -> JobId:
 
 async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
     """The whole record of one job: why it waits, and what came home, included."""
-    job = await plane.query(reads.read_job, job_id)
+    return await _record(plane, await plane.query(reads.read_job, job_id))
+
+
+async def _record(plane: Plane, job: StoredJob) -> JobRecord:
     reasons = await _reasons(plane, [job])
-    return job_record(job, reason=reasons.get(job_id), outputs=await _outputs(plane, job.image.outputs))
+    return job_record(job, reason=reasons.get(job.image.id), outputs=await _outputs(plane, job.image.outputs))
 
 
 async def _submitted(plane: Plane, job_id: JobId, rows: Sequence[JobRow]) -> Response:
