@@ -22,6 +22,7 @@ from gpulayer.server import records as records_
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
+from gpulayer.server.known_keys import KnownKeys
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.settings import PlaneSettings
@@ -92,6 +93,7 @@ class Plane:
         self.is_closing = False
         self.last_client_ms = self.clock.monotonic_ms()
         self.clients_now = 0
+        self.known_keys = KnownKeys()
         self.submitting: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="gpulayer-read")
         self._io = ThreadPoolExecutor(_WORKERS_IO, thread_name_prefix="gpulayer-io")
@@ -99,6 +101,7 @@ class Plane:
         self._outputs: OrderedDict[Digest, list[OutputRecord]] = OrderedDict()
         self._accepted: OrderedDict[Digest, None] = OrderedDict()
         self._driving: asyncio.Task[None] | None = None
+        self._learning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the state and begin to drive. Raises StorageUnavailable."""
@@ -106,6 +109,16 @@ class Plane:
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._driver_ended)
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
+        self._learning = asyncio.create_task(self._learn_keys(), name="idempotency keys")
+
+    async def _learn_keys(self) -> None:
+        def learn(connection: "Connection") -> KnownKeys:
+            stored = KnownKeys()
+            for owner, key in reads.idempotency_keys(connection):
+                stored.add(owner, key)
+            return stored
+
+        self.known_keys.complete(await self.query(learn))
 
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
@@ -119,6 +132,9 @@ class Plane:
         if self._driving is not None:
             await self._driving
             self._driving = None
+        if self._learning is not None:
+            await asyncio.gather(self._learning, return_exceptions=True)  # without it every key is looked up
+            self._learning = None
         self._readers.shutdown(wait=True)
         self._io.shutdown(wait=True)
         self.store.close()

@@ -49,7 +49,9 @@ async def submit_jobs(
         return await _submit(plane, caller, submissions, client, ())
     digest = hashlib.sha256(body).hexdigest()
     async with _one_at_a_time(plane, caller.token_id, key):
-        known = await plane.query(reads.find_idempotency, caller.token_id, key)
+        known = None
+        if plane.known_keys.may_hold(caller.token_id, key):
+            known = await plane.query(reads.find_idempotency, caller.token_id, key)
         if known is not None:
             if known.body_digest != digest:
                 raise IdempotencyMismatch(
@@ -58,6 +60,7 @@ async def submit_jobs(
                     details={"job_ids": list(known.job_ids[:20])},
                 )
             return list(known.job_ids), ()
+        plane.known_keys.add(caller.token_id, key)
         return await _submit(plane, caller, submissions, client, (key, digest))
 
 

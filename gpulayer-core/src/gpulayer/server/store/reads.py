@@ -4,7 +4,7 @@ Functions of a connection, so that one answer is read from one snapshot.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
@@ -25,6 +25,7 @@ __all__ = [
     "find_idempotency",
     "find_job",
     "has_live_jobs",
+    "idempotency_keys",
     "job_events",
     "page_of_jobs",
     "read_identities",
@@ -170,6 +171,12 @@ def find_idempotency(connection: Connection, owner: str, key: str) -> Idempotenc
     if row is None:
         return None
     return IdempotencyRow(row.owner, row.key, row.body_digest, tuple(map(JobId, json.loads(row.job_ids))), row.wall_ms)
+
+
+def idempotency_keys(connection: Connection) -> Iterator[tuple[str, str]]:
+    """(owner, key) of all that are kept."""
+    for owner, key in connection.exec_driver_sql("SELECT owner, key FROM idempotency"):
+        yield owner, key
 
 
 def read_tokens(connection: Connection) -> list[TokenRow]:
