@@ -79,7 +79,9 @@ class _LogResponse(Response):
 
     async def _send_piece(self, send: Send) -> bool:
         plane, ref = self._call.plane, self._ref
-        piece = await plane.in_thread(plane.logs.read, ref.job_id, ref.epoch, ref.node, self._offset, READ_PIECE)
+        piece = plane.logs.latest(ref.epoch, ref.node, self._offset)
+        if not piece:
+            piece = await plane.in_thread(plane.logs.read, ref.job_id, ref.epoch, ref.node, self._offset, READ_PIECE)
         if piece:
             self._offset += len(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
