@@ -20,7 +20,7 @@ from gpulayer.server.store import IdempotencyRow, JobRow, Side, reads
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.staging.limits import DEFAULT_LIMITS
 from gpulayer.staging.trees import TreeTotals, check_tree
-from gpulayer.wire.convert import spec_from_wire
+from gpulayer.wire.convert import SpecReader
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = ["check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
@@ -67,10 +67,11 @@ async def submit_jobs(
 async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list[JobSpec]:
     """The domain form, a slice at a time. Raises like ``spec_from_wire``, naming the job of a batch."""
     specs: list[JobSpec] = []
+    reader = SpecReader()
     for start in range(0, len(submissions), _SLICE):
         for offset, submission in enumerate(submissions[start : start + _SLICE]):
             try:
-                specs.append(spec_from_wire(submission))
+                specs.append(reader.read(submission))
             except BadRequest as error:
                 if batch:
                     raise BadRequest(f"jobs.{start + offset}.{error.message}", hint=error.hint) from None

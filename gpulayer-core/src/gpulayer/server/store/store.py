@@ -195,6 +195,12 @@ def _image_columns(image: JobImage) -> Row:
     )
 
 
+def _is_untouched(task: TaskImage) -> bool:
+    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. No task gets back to
+    that: its attempts are counted."""
+    return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
+
+
 class _Split:
     """A batch by table: the last image of each key wins."""
 
@@ -225,6 +231,7 @@ class _Split:
             [
                 (task.job_id, task.index, task.is_done, task.attempts, task.failures, dump(task.avoid))
                 for task in self.tasks.values()
+                if not _is_untouched(task)
             ],
         )
         yield (
