@@ -29,6 +29,7 @@ from gpulayer.server.store.codec import (
     facts_to_text,
     outcome_from_text,
     outcome_to_text,
+    submission_to_text,
 )
 from gpulayer.server.store.rows import Batch, IdempotencyRow, IdentityRow, JobRow, Live, TokenRow
 from gpulayer.server.store.schema import ensure_schema
@@ -297,7 +298,7 @@ class _Split:
             row.owner,
             row.submitter,
             row.client,
-            dump(row.submission),
+            submission_to_text(row.submission),
             self.schedules.text(row.spec),
             row.submitted_wall_ms,
             self.verdicts.get(job_id),
