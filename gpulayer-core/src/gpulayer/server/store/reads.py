@@ -62,9 +62,7 @@ _IMAGE_AT: Final = 8
 _JOB_BY_ID: Final = f"SELECT {', '.join(column.name for column in _COLUMNS)} FROM jobs WHERE id = ?"  # noqa: S608
 _EXACT: Final = "SELECT id FROM jobs WHERE id = ?"
 _ATTEMPTS_OF_ONE: Final = "SELECT epoch, job_id, image FROM attempts WHERE job_id = ? ORDER BY epoch"
-_IDEMPOTENCY: Final = (
-    "SELECT owner, key, body_digest, job_ids, wall_ms FROM idempotency WHERE owner = ? AND key = ?"
-)
+_IDEMPOTENCY: Final = "SELECT owner, key, body_digest, job_ids, wall_ms FROM idempotency WHERE owner = ? AND key = ?"
 
 
 def resolve_job(connection: Connection, ref: str) -> JobId:

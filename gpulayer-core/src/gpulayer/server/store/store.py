@@ -125,9 +125,25 @@ class Store:
             ).all()
         return Live(
             counters=CounterImage(counters.next_epoch, counters.next_seq, counters.now_ms),
+            # Flat, without a call that could be left out: a start waits for this, and there may be 100,000.
             jobs=[
-                (reader.entry(id_, owner, schedule), job_image(id_, seq, image))
-                for id_, owner, schedule, seq, *image in job_rows
+                (
+                    reader.entry(id_, owner, schedule),
+                    JobImage(
+                        id_,
+                        seq,
+                        _STATES[state],
+                        code,
+                        message,
+                        None if stop is None else EndedBy(stop),
+                        grace_ms,
+                        started,
+                        ended,
+                        None if outcome is None else outcome_from_text(outcome),
+                        outputs,
+                    ),
+                )
+                for id_, owner, schedule, seq, state, _, code, message, stop, grace_ms, started, ended, outcome, outputs in job_rows
             ],
             tasks=[
                 TaskImage(
