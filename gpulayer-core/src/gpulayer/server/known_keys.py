@@ -15,24 +15,24 @@ _PROBES: Final = 4
 
 
 class KnownKeys:
-    """Until ``complete`` everything may be known. For one thread."""
+    """Until ``complete`` everything may be known. For one thread. ``bits``: the filter itself."""
 
     def __init__(self) -> None:
         self._is_complete = False
-        self._bits = bytearray(_BITS // 8)
+        self.bits = bytearray(_BITS // 8)
 
     def complete(self, stored: "KnownKeys") -> None:
         """Take over all keys of the store, read in another thread into an object of its own."""
-        merged = int.from_bytes(self._bits, "little") | int.from_bytes(stored._bits, "little")
-        self._bits[:] = merged.to_bytes(len(self._bits), "little")
+        merged = int.from_bytes(self.bits, "little") | int.from_bytes(stored.bits, "little")
+        self.bits[:] = merged.to_bytes(len(self.bits), "little")
         self._is_complete = True
 
     def add(self, owner: str, key: str) -> None:
         for bit in _places(owner, key):
-            self._bits[bit >> 3] |= 1 << (bit & 7)
+            self.bits[bit >> 3] |= 1 << (bit & 7)
 
     def may_hold(self, owner: str, key: str) -> bool:
-        return not self._is_complete or all(self._bits[bit >> 3] & 1 << (bit & 7) for bit in _places(owner, key))
+        return not self._is_complete or all(self.bits[bit >> 3] & 1 << (bit & 7) for bit in _places(owner, key))
 
 
 def _places(owner: str, key: str) -> Iterator[int]:

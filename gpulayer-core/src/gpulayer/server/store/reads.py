@@ -173,8 +173,7 @@ def find_idempotency(connection: Connection, owner: str, key: str) -> Idempotenc
 
 def idempotency_keys(connection: Connection) -> Iterator[tuple[str, str]]:
     """(owner, key) of all that are kept."""
-    for owner, key in connection.exec_driver_sql("SELECT owner, key FROM idempotency"):
-        yield owner, key
+    return ((owner, key) for owner, key in connection.exec_driver_sql("SELECT owner, key FROM idempotency"))
 
 
 def read_tokens(connection: Connection) -> list[TokenRow]:

@@ -115,7 +115,7 @@ class Store:
             counters = connection.execute(select(tables.counters)).one()
             facts = connection.execute(select(tables.facts)).all()
             workers = connection.execute(select(tables.workers).order_by(tables.workers.c.id)).all()
-            job_rows = connection.exec_driver_sql(_SELECT_LIVE).all()
+            rows = connection.exec_driver_sql(_SELECT_LIVE).all()
             of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
             task_rows = connection.execute(of_live.order_by(jobs.c.seq, tasks.c.task_index)).all()
             attempt_rows = connection.execute(
@@ -137,13 +137,13 @@ class Store:
                         message,
                         None if stop is None else EndedBy(stop),
                         grace_ms,
-                        started,
-                        ended,
+                        start,
+                        end,
                         None if outcome is None else outcome_from_text(outcome),
-                        outputs,
+                        tree,
                     ),
                 )
-                for id_, owner, schedule, seq, state, _, code, message, stop, grace_ms, started, ended, outcome, outputs in job_rows
+                for id_, owner, schedule, seq, state, _, code, message, stop, grace_ms, start, end, outcome, tree in rows
             ],
             tasks=[
                 TaskImage(
