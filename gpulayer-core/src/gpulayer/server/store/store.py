@@ -134,7 +134,7 @@ class Store:
                         seq,
                         _STATES[state],
                         code,
-                        message,
+                        text,
                         None if stop is None else EndedBy(stop),
                         grace_ms,
                         start,
@@ -143,7 +143,7 @@ class Store:
                         tree,
                     ),
                 )
-                for id_, owner, schedule, seq, state, _, code, message, stop, grace_ms, start, end, outcome, tree in rows
+                for id_, owner, schedule, seq, state, _, code, text, stop, grace_ms, start, end, outcome, tree in rows
             ],
             tasks=[
                 TaskImage(
