@@ -29,22 +29,25 @@ class _Gathering:
         self._transport = transport
         self._loop = loop
         self._kept: list[bytes] = []
+        self._size = 0
 
     def write(self, data: bytes) -> None:
+        if self._size + len(data) > _JOINED:
+            self._flush()  # also of many small pieces: it is the transport that tells a sender to wait
         if len(data) > _JOINED:
-            self._flush()
             self._transport.write(data)
             return
         if not self._kept:
             self._loop.call_soon(self._flush)
         self._kept.append(data)
+        self._size += len(data)
 
     def close(self) -> None:
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
-        kept, self._kept = self._kept, []
+        kept, self._kept, self._size = self._kept, [], 0
         if kept and not self._transport.is_closing():
             self._transport.write(b"".join(kept))
 
