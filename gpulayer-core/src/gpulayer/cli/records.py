@@ -1,7 +1,7 @@
 """Records as people read them. Pure: text out of records."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpulayer.spec.units import format_bytes, format_duration
 
@@ -22,8 +22,11 @@ __all__ = [
 ]
 
 
+_EVIDENCE_LINES: Final = 5
+
+
 def ending_line(record: "JobRecord", landed: str) -> str:
-    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``"""
+    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``, and below it what else was seen."""
     state = record["state"].replace("_", " ")
     parts = [f"job {record['id']} {state}"]
     code, number = record["exit_code"], record["signal"]
@@ -38,17 +41,17 @@ def ending_line(record: "JobRecord", landed: str) -> str:
     if where:
         parts.append(f"on {where}")
     line = " ".join(parts)
+    evidence = record["attempts"][-1]["evidence"] if record["attempts"] else ""
     if record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program"):
         reason = record["reason"]
-        evidence = record["attempts"][-1]["evidence"] if record["attempts"] else ""
-        why = evidence or (reason["message"] if reason else "")
+        why, evidence = evidence or (reason["message"] if reason else ""), ""
         line += f": {str(record['ended_by']).replace('_', ' ')}" + (f" ({why})" if why else "")
     if landed:
         size = sum(output["size"] for output in record["outputs"])
         count = len(record["outputs"])
         files = f" ({count:,} file{'' if count == 1 else 's'}, {format_bytes(size)})" if count else ""
         line += f"; outputs in {landed}/{files}"
-    return line
+    return "\n  ".join([line, *evidence.splitlines()[:_EVIDENCE_LINES]])
 
 
 def job_fields(record: "JobRecord") -> list[tuple[str, str]]:

@@ -18,11 +18,11 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
 The agent never queues: whoever assigns knows what is free.
 """
 
-from dataclasses import dataclass, field
 from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
 from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn
+from gpulayer.protocol.leases import is_current, kill_by_ms, stop_due
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -37,7 +37,6 @@ from gpulayer.protocol.messages import (
     FollowLog,
     Forget,
     Input,
-    Item,
     Journal,
     KillTree,
     LogDrained,
@@ -51,7 +50,6 @@ from gpulayer.protocol.messages import (
     ReportAnswered,
     ReportedState,
     ReportFailed,
-    ReportPlan,
     SaveContact,
     SendReport,
     SessionOpened,
@@ -67,6 +65,8 @@ from gpulayer.protocol.messages import (
     Ticked,
     TreeSignalled,
 )
+from gpulayer.protocol.reporting import next_report, report_due_ms
+from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
@@ -74,49 +74,11 @@ __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
-EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
 FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
 REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands are never repeated as late as that
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-
-@dataclass(slots=True)
-class AgentState:
-    """Made once a start of the agent; the first input is ``Recovered``. ``once``: leave after the first job.
-
-    refused: epochs that must not start here any more, and what stopped them; None: they are void.
-    recovered: what the first answered report of this boot tells; None once it was answered.
-    contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
-    """
-
-    once: bool = False
-    boot: int = 0
-    seq: int = 0
-    heartbeat_ms: int = 10_000
-    lease_ttl_ms: int = 30_000
-    held: dict[NodeKey, Held] = field(default_factory=dict)
-    refused: dict[Epoch, EndedBy | None] = field(default_factory=dict)
-    done: dict[NodeKey, None] = field(default_factory=dict)
-    recovered: tuple[Epoch, ...] | None = ()
-    has_new_facts: bool = True
-    in_flight: ReportPlan | None = None
-    last_sent_ms: int | None = None
-    retry_at_ms: int = 0
-    contact_ms: int = 0
-    contact_since_ms: int = 0
-    saved_contact_ms: int = 0
-    is_stopping: bool = False
-    grace_cap_ms: int | None = None
-    finish_by_ms: int | None = None
-    is_finished: bool = False
-
-    @property
-    def is_settled(self) -> bool:
-        """The first report of this boot is answered: before that, commands must not be asked for, because an
-        attempt that was lent after the agent counted what it still knows would be taken for lost."""
-        return self.boot > 0 and self.recovered is None
 
 
 def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
@@ -161,28 +123,20 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
-    """May the answer to a request for commands that was sent at ``asked_ms`` still be acted on?
-
-    If not, its cursor must not be acknowledged, so that what still holds is told again.
-    """
-    return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
-
-
 def next_wake_ms(state: AgentState) -> int | None:
     """When the next ``Ticked`` is wanted at the latest; None once finished."""
     if state.is_finished or state.boot == 0:
         return None
     times: list[int] = []
     if state.in_flight is None:
-        times.append(_report_due_ms(state))
+        times.append(report_due_ms(state))
     if state.finish_by_ms is not None:
         times.append(state.finish_by_ms)
     for held in state.held.values():
         if held.kill_at_ms is not None and held.phase is Phase.RUNNING:
             times.append(held.kill_at_ms)
         if held.stop is None and not held.is_void:
-            end = _stop_due(state, held)
+            end = stop_due(state, held)
             if end is not None:
                 times.append(end[0])
     return min(times) if times else None
@@ -224,7 +178,7 @@ def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, act
         case Phase.SPAWNING if node.is_running or node.process is not None:
             _spawned(held, now_ms, actions)
         case Phase.SPAWNING:
-            actions.append(Spawn(held.assignment, _kill_by_ms(state, held)))
+            actions.append(Spawn(held.assignment, kill_by_ms(state, held)))
         case Phase.RUNNING:
             actions.append(FollowLog(held.key))
             if held.stop is not None and not held.is_signalled:
@@ -404,7 +358,7 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
         ):
             continue
         held.phase, held.changed_ms = Phase.SPAWNING, now_ms
-        actions += [Journal(held.key, held.progress), Spawn(held.assignment, _kill_by_ms(state, held))]
+        actions += [Journal(held.key, held.progress), Spawn(held.assignment, kill_by_ms(state, held))]
 
 
 def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
@@ -466,7 +420,7 @@ def _deadlines(state: AgentState, now_ms: int, actions: list[Action]) -> None:
         return
     for held in list(state.held.values()):
         if held.stop is None and not held.is_void:
-            end = _stop_due(state, held)
+            end = stop_due(state, held)
             if end is not None and end[0] <= now_ms:
                 _stop(state, held, end[1], now_ms, actions)
         if held.phase is Phase.RUNNING:
@@ -479,79 +433,17 @@ def _deadlines(state: AgentState, now_ms: int, actions: list[Action]) -> None:
         _finish(state, actions)
 
 
-def _stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
-    """When and how this node is to be stopped if nothing else happens."""
-    if held.phase in (Phase.DRAINING, Phase.ENDED):
-        return None
-    assignment = held.assignment
-    keep_for_ms, grace_ms = _keep_for(state, assignment)
-    epoch, lost_ms = held.key.epoch, state.contact_ms + keep_for_ms
-    if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
-        timeout_at_ms = held.started_ms + assignment.timeout_ms
-        if timeout_at_ms <= lost_ms:
-            return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
-    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
-
-
-def _keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
-    """How long it goes on out of contact, and its grace time then, in ms."""
-    if not assignment.exclusive:
-        return assignment.keep_for_ms, assignment.grace_ms
-    # It must be dead before the lease has passed, counted from the send time, for then another may begin.
-    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // 3)
-    return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
-
-
-def _kill_by_ms(state: AgentState, held: Held) -> int | None:
-    if not held.assignment.exclusive:
-        return None
-    return state.contact_ms + sum(_keep_for(state, held.assignment))
-
-
 # Reports --------------------------------------------------------------------------------------------------------------
 
 
-def _report_due_ms(state: AgentState) -> int:
-    if state.last_sent_ms is None:
-        return state.retry_at_ms
-    due = state.last_sent_ms + state.heartbeat_ms
-    if state.recovered is not None or state.has_new_facts or _can_leave(state):
-        due = state.last_sent_ms
-    for held in state.held.values():
-        if held.is_news:
-            due = min(due, held.news_due_ms)
-    return max(due, state.retry_at_ms)
-
-
 def _report(state: AgentState, now_ms: int, actions: list[Action]) -> None:
-    if state.boot == 0 or state.is_finished or state.in_flight is not None or now_ms < _report_due_ms(state):
-        return
-    news = [held for held in state.held.values() if held.is_news]
-    plan = ReportPlan(
-        boot=state.boot,
-        seq=state.seq,
-        sent_ms=now_ms,
-        holding=tuple(sorted({held.key.epoch for held in state.held.values() if not held.is_void})),
-        recovered=state.recovered,
-        items=tuple(_item(held) for held in news),
-        has_facts=state.has_new_facts,
-        leaving=_can_leave(state),
-    )
-    state.seq += 1
-    state.has_new_facts = False
-    state.in_flight = plan
-    state.last_sent_ms = now_ms
-    actions.append(SendReport(plan))
-
-
-def _item(held: Held) -> Item:
-    if held.phase is Phase.ENDED:
-        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs)
-    return Item(held.key, held.reported_state)
-
-
-def _can_leave(state: AgentState) -> bool:
-    return state.is_stopping and not state.held
+    plan = next_report(state, now_ms)
+    if plan is not None:
+        state.seq += 1
+        state.has_new_facts = False
+        state.in_flight = plan
+        state.last_sent_ms = now_ms
+        actions.append(SendReport(plan))
 
 
 def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: list[Action]) -> None:
@@ -572,9 +464,9 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
                 state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
                 _forget(state, held, actions)
         for held in state.held.values():
-            kill_by_ms = _kill_by_ms(state, held)
-            if kill_by_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
-                actions.append(Extend(held.key, kill_by_ms))
+            end_ms = kill_by_ms(state, held)
+            if end_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
+                actions.append(Extend(held.key, end_ms))
         if plan.leaving:
             _finish(state, actions)
         if state.held:

@@ -26,12 +26,17 @@ _KEPT_MS = 86_400_000  # an expired token is named as such for a day; then it is
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request is from. ``worker``: of a session; ``name``: of the token, for people."""
+    """Who a request is from. ``worker``: of a session; ``name``: of the token, for people.
+
+    owner: whose idempotency keys these are. This machine's user gets a new token at each start of the plane and
+    stays the same owner, or a submission repeated over a restart would be a second job.
+    """
 
     kind: TokenKind
     token_id: str
     name: str
     worker: WorkerId | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Auth:
             raise Unauthenticated(f"token {id_} was revoked")
         if row.expires_wall_ms is not None and self._clock.wall_ms() >= row.expires_wall_ms:
             raise Unauthenticated(f"token {id_} has expired", hint="ask for a new one")
-        return Caller(kind, id_, row.name)
+        return Caller(kind, id_, row.name, owner="local" if row.is_local else id_)
 
     def new_token(
         self, kind: TokenKind, *, name: str, life_s: int | None, is_local: bool = False, token: str | None = None

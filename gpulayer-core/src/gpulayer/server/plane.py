@@ -123,6 +123,7 @@ class Plane:
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
         self.is_closing = True
+        self.local_worker_reported.set()  # it will not any more; who waits for it is refused by the driver
         self.hub.wake_all()
 
     async def close(self) -> None:

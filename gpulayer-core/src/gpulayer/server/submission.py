@@ -48,10 +48,10 @@ async def submit_jobs(
     if not key:
         return await _submit(plane, caller, submissions, client, ())
     digest = hashlib.sha256(body).hexdigest()
-    async with _one_at_a_time(plane, caller.token_id, key):
+    async with _one_at_a_time(plane, caller.owner, key):
         known = None
-        if plane.known_keys.may_hold(caller.token_id, key):
-            known = await plane.query(reads.find_idempotency, caller.token_id, key)
+        if plane.known_keys.may_hold(caller.owner, key):
+            known = await plane.query(reads.find_idempotency, caller.owner, key)
         if known is not None:
             if known.body_digest != digest:
                 raise IdempotencyMismatch(
@@ -60,7 +60,7 @@ async def submit_jobs(
                     details={"job_ids": list(known.job_ids[:20])},
                 )
             return list(known.job_ids), ()
-        plane.known_keys.add(caller.token_id, key)
+        plane.known_keys.add(caller.owner, key)
         return await _submit(plane, caller, submissions, client, (key, digest))
 
 
@@ -143,7 +143,7 @@ async def _submit(
     keys: Iterable[IdempotencyRow] = ()
     if idempotency:
         key, digest = idempotency
-        keys = (IdempotencyRow(caller.token_id, key, digest, tuple(ids), wall_ms),)
+        keys = (IdempotencyRow(caller.owner, key, digest, tuple(ids), wall_ms),)
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
     await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))

@@ -1,0 +1,48 @@
+"""What an agent reports, and when: news at once or with company, a heartbeat at least every ``heartbeat_ms``."""
+
+from gpulayer.protocol.held import Held
+from gpulayer.protocol.messages import Item, Phase, ReportedState, ReportPlan
+from gpulayer.protocol.state import AgentState
+
+__all__ = ["can_leave", "next_report", "report_due_ms"]
+
+
+def report_due_ms(state: AgentState) -> int:
+    """When the next report is to go out if nothing else happens and none is on its way."""
+    if state.last_sent_ms is None:
+        return state.retry_at_ms
+    due = state.last_sent_ms + state.heartbeat_ms
+    if state.recovered is not None or state.has_new_facts or can_leave(state):
+        due = state.last_sent_ms
+    for held in state.held.values():
+        if held.is_news:
+            due = min(due, held.news_due_ms)
+    return max(due, state.retry_at_ms)
+
+
+def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
+    """The report that is due now; None where none is, or one is on its way. Changes nothing."""
+    if state.boot == 0 or state.is_finished or state.in_flight is not None or now_ms < report_due_ms(state):
+        return None
+    news = [held for held in state.held.values() if held.is_news]
+    return ReportPlan(
+        boot=state.boot,
+        seq=state.seq,
+        sent_ms=now_ms,
+        holding=tuple(sorted({held.key.epoch for held in state.held.values() if not held.is_void})),
+        recovered=state.recovered,
+        items=tuple(_item(held) for held in news),
+        has_facts=state.has_new_facts,
+        leaving=can_leave(state),
+    )
+
+
+def _item(held: Held) -> Item:
+    if held.phase is Phase.ENDED:
+        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs)
+    return Item(held.key, held.reported_state)
+
+
+def can_leave(state: AgentState) -> bool:
+    """Everything is told, and nothing more is wanted here."""
+    return state.is_stopping and not state.held
