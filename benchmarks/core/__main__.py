@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.core import size, start, tiny
+from benchmarks.core import durable, size, start, tiny
 from benchmarks.core.sources import ROOT, Sources
 from benchmarks.harness import Report, Row
 from benchmarks.peers import PeerPython, TaskSpooler, slurm_is_installed, slurm_version
@@ -24,6 +24,8 @@ MEASURES: dict[str, tuple[Measure, int]] = {
     "warm": (tiny.warm_command, 11),
     "first-log": (tiny.first_log_line, 21),
     "batch": (tiny.batch, 5),
+    "events": (durable.durable_events, 5),
+    "restart": (durable.restart, 5),
     "size": (size.install_size, 1),
 }
 

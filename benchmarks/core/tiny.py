@@ -37,7 +37,7 @@ def first_log_line(sources: Sources, rounds: int) -> Row:
     row = Row("everything running: SDK submit → first log line", "s", "lower", goal="≤ 0.025 s", limit=0.025)
     with ExitStack() as stack:
         plane = stack.enter_context(Plane(_scratch(stack)))
-        probe = stack.enter_context(_Probe(sources.python, plane))
+        probe = stack.enter_context(Probe(sources.python, plane))
         contestants = [Contestant("gpulayer", probe.first_log_line)]
         slurm, spooler = _queues(stack, row)
         if slurm is not None:
@@ -59,7 +59,7 @@ def batch(sources: Sources, rounds: int) -> Row:
             plane.run("up", "--no-worker", "--detach", "--port", "0")
         except (OSError, subprocess.SubprocessError) as error:
             row.notes.append(f"gpulayer up: {type(error).__name__}")
-        probe = stack.enter_context(_Probe(sources.python, plane))
+        probe = stack.enter_context(Probe(sources.python, plane))
         contestants = [Contestant("gpulayer", lambda: BATCH / probe.batch(BATCH))]
         slurm, spooler = _queues(stack, row)
         if slurm is not None:
@@ -72,7 +72,7 @@ def batch(sources: Sources, rounds: int) -> Row:
         return compare(row, contestants, rounds=rounds)
 
 
-class _Probe:
+class Probe:
     """A Python program that holds a client and measures on demand: one JSON line in, one out."""
 
     def __init__(self, python: Path, plane: Plane) -> None:
@@ -80,7 +80,7 @@ class _Probe:
         self._plane = plane
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> "_Probe":
+    def __enter__(self) -> "Probe":
         self._process = subprocess.Popen(
             self._command,
             env=self._plane.env,

@@ -3,6 +3,7 @@
 import pytest
 
 from gpulayer.errors import GpulayerError, NotSupported, UsageError
+from gpulayer.sdk.client import plan_batch
 from gpulayer.sdk.options import LATER_OPTIONS, plan_job, plan_request
 
 
@@ -96,3 +97,14 @@ def test_a_command_is_a_list_of_words(command):
     with pytest.raises(GpulayerError) as caught:
         planned(command)
     assert caught.value.hint
+
+
+def test_a_batch_is_planned_as_its_items_one_by_one():
+    items = [["a"], ["b"], {"command": ["c"], "cpus": 2}, {"command": ["d"], "cpus": 2}, ["e"]]
+    planned_together = [plan.submission for plan in plan_batch(items, base_env={"PATH": "/bin"})]
+    options = [{}, {}, {"cpus": 2}, {"cpus": 2}, {}]
+    commands = [["a"], ["b"], ["c"], ["d"], ["e"]]
+    assert planned_together == [
+        plan_job(command, given, base_env={"PATH": "/bin"}).submission
+        for command, given in zip(commands, options, strict=True)
+    ]

@@ -15,6 +15,7 @@ from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
 from gpulayer.spec.tree import SourceRef
 from gpulayer.wire.convert import (
+    SpecReader,
     check_schema,
     facts_from_wire,
     facts_to_wire,
@@ -189,3 +190,19 @@ def test_an_outcome_survives_the_wire(outcome):
 def test_the_schema_check_names_both_versions():
     with pytest.raises(BadRequest, match="version 7 is unknown here; this control plane reads version 1"):
         check_schema(7, "job")
+
+
+@given(st.lists(specs, max_size=6))
+def test_a_batch_is_read_as_its_submissions_one_by_one(batch):
+    submissions = [spec_to_wire(spec) for spec in batch]
+    # Neighbours that differ in their command alone, as in most batches.
+    submissions += [{**submission, "command": ["other", "words"]} for submission in submissions[-1:]]
+    reader = SpecReader()
+    assert [reader.read(submission) for submission in submissions] == [spec_from_wire(each) for each in submissions]
+
+
+def test_a_bad_command_is_refused_in_a_batch_of_equal_jobs_too():
+    reader = SpecReader()
+    reader.read({"schema": 1, "command": ["true"]})
+    with pytest.raises(BadRequest, match="NUL"):
+        reader.read({"schema": 1, "command": ["true", "\0"]})

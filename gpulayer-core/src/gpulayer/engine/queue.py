@@ -5,10 +5,11 @@ under the job's old number, so that failing does not cost a place in the queue.
 """
 
 import heapq
+from collections.abc import Iterable
 
 from gpulayer.engine.state import Job, QueueEntry, RequestClass, State, Task
 
-__all__ = ["class_of", "forget", "peek", "pop", "push"]
+__all__ = ["class_of", "fill", "forget", "peek", "pop", "push"]
 
 
 def class_of(state: State, job: Job) -> RequestClass:
@@ -23,6 +24,20 @@ def push(state: State, job: Job, task: Task) -> None:
     """Put a waiting task into its class. A new head makes a blocked class worth another look only if it is alone:
     what blocked the old head (no capacity for this very request) blocks the new one as well."""
     heapq.heappush(class_of(state, job).queue, (-job.entry.priority, job.seq, job.entry.id, task.index))
+
+
+def fill(state: State, jobs: Iterable[Job]) -> None:
+    """``push`` for all waiting tasks of these jobs, for a start with very many."""
+    known: RequestClass | None = None
+    for job in jobs:
+        # Jobs that were read together share their request; hashing it again for each would take half of the time.
+        if known is None or job.class_key[0] is not known.request or job.class_key[1] != known.nodes:
+            known = class_of(state, job)
+        for task in job.tasks.values():
+            if task.epoch is None and not task.is_done:
+                known.queue.append((-job.entry.priority, job.seq, job.entry.id, task.index))
+    for each in state.classes.values():
+        heapq.heapify(each.queue)
 
 
 def peek(state: State, request_class: RequestClass) -> QueueEntry | None:

@@ -58,10 +58,7 @@ def rebuild(
             _add_attempt(state, image)
     for worker in state.workers.values():
         attempts_.refresh_free(state, worker)
-    for job in state.jobs.values():
-        for task in job.tasks.values():
-            if task.epoch is None and not task.is_done:
-                queue.push(state, job, task)
+    queue.fill(state, state.jobs.values())
     return state
 
 
@@ -85,19 +82,19 @@ def _worker(state: State, image: WorkerImage, *, is_heard: bool) -> Worker:
 def _job(entry: JobEntry, image: JobImage) -> Job:
     nodes = entry.shape.nodes if isinstance(entry.shape, Gang) else 1
     return Job(
-        entry=entry,
-        seq=image.seq,
-        state=image.state,
-        class_key=(entry.request, nodes),
-        tasks={0: Task(index=0)},
-        reason_code=image.reason_code,
-        reason_message=image.reason_message,
-        stop=image.stop,
-        stop_grace_ms=image.stop_grace_ms,
-        started_wall_ms=image.started_wall_ms,
-        ended_wall_ms=image.ended_wall_ms,
-        outcome=image.outcome,
-        outputs=image.outputs,
+        entry,
+        image.seq,
+        image.state,
+        (entry.request, nodes),
+        {0: Task(0)},
+        image.reason_code,
+        image.reason_message,
+        image.stop,
+        image.stop_grace_ms,
+        image.started_wall_ms,
+        image.ended_wall_ms,
+        image.outcome,
+        image.outputs,
     )
 
 

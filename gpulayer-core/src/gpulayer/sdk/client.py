@@ -152,14 +152,17 @@ def local_job_env(settings: Settings) -> Mapping[str, str]:
 
 
 def plan_batch(jobs: "Iterable[BatchItem | Sequence[str]]", *, base_env: Mapping[str, str]) -> list[JobPlan]:
+    """A plan an item. Neighbours mostly differ in their command alone: then the former's plan is taken over."""
     plans: list[JobPlan] = []
+    known: dict[str, object] | None = None
     for item in jobs:
-        if isinstance(item, Mapping):
-            options = dict(item)
-            command = cast("Sequence[str]", options.pop("command", ()))
-            plans.append(plan_job(command, cast("JobOptions", options), base_env=base_env))
-        else:
-            plans.append(plan_job(item, {}, base_env=base_env))
+        options: dict[str, object] = dict(item) if isinstance(item, Mapping) else {}
+        command = cast("Sequence[str]", options.pop("command", ()) if isinstance(item, Mapping) else item)
+        if options == known:
+            plans.append(plans[-1].with_command(command))
+            continue
+        plans.append(plan_job(command, cast("JobOptions", options), base_env=base_env))
+        known = options
     return plans
 
 

@@ -121,6 +121,11 @@ class JobPlan:
     exclude: tuple[str, ...]
     key: str
 
+    def with_command(self, command: "Sequence[str | os.PathLike[str]] | str") -> "JobPlan":
+        """The same for another command. Raises UsageError."""
+        submission: JobSubmission = {**self.submission, "command": _command(command)}
+        return JobPlan(submission, self.source, self.include, self.exclude, self.key)
+
 
 _JOB_NAMES: Final = frozenset(JobOptions.__annotations__)
 _REQUEST_NAMES: Final = frozenset(RequestOptions.__annotations__)

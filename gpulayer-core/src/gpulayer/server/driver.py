@@ -180,6 +180,13 @@ class Driver:
         self._wake.set()
         return await answer  # type: ignore[return-value] # what ``read`` returned
 
+    def look(self, read: Callable[[State], T]) -> T | None:
+        """What ``read`` says of the state at once, although some of it may not be committed yet; None: not loaded.
+
+        Only for what the caller would also do if that commit failed, and where a wait for it would be felt.
+        """
+        return None if self._state is None else read(self._state)
+
     def poke(self) -> None:
         """Look at the time again; for whoever moves the clock."""
         self._wake.set()

@@ -1,11 +1,13 @@
 """Logs of attempts: one file a node, ``logs/<job>/<epoch>.<node>.log``, written by byte offset.
 
 A piece that is there already is ignored, a piece that would leave a gap is refused with the offset wanted; so a worker
-may send anything twice and in pieces of any size. Everything blocks; nothing holds more than one piece in memory.
+may send anything twice and in pieces of any size. Everything but ``latest`` blocks; a call holds one piece in memory,
+and the last small pieces of a few logs are kept for those who follow them.
 """
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,8 @@ from gpulayer.staging.blobs import storage_error
 __all__ = ["READ_PIECE", "LogFolder"]
 
 READ_PIECE: Final = 256 * 1024
+_KEPT_PIECE: Final = 16 * 1024
+_KEPT: Final = 64
 
 
 class LogFolder:
@@ -27,6 +31,7 @@ class LogFolder:
         self._root = root
         self._guard = threading.Lock()
         self._writing: dict[Path, tuple[threading.Lock, int]] = {}
+        self._latest: OrderedDict[tuple[Epoch, int], tuple[int, bytes]] = OrderedDict()
 
     def append(self, job_id: JobId, epoch: Epoch, node: int, offset: int, piece: bytes, *, is_final: bool) -> int:
         """Keep what is new of ``piece``, which begins at ``offset``; returns how many bytes there are now.
@@ -40,9 +45,12 @@ class LogFolder:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
-                    return _append(descriptor, offset, piece, is_final=is_final)
+                    size = _append(descriptor, offset, piece, is_final=is_final)
                 finally:
                     os.close(descriptor)
+                if piece and size == offset + len(piece):
+                    self._keep(epoch, node, offset, piece)
+                return size
         except OSError as error:
             raise _storage_error(error, path) from error
 
@@ -63,6 +71,20 @@ class LogFolder:
             return b""
         except OSError as error:
             raise _storage_error(error, path) from error
+
+    def latest(self, epoch: Epoch, node: int, offset: int) -> bytes:
+        """The piece that was appended last, if it begins at ``offset``: what a follower wants next, without a read.
+        Does not block; empty where only ``read`` can tell."""
+        start, piece = self._latest.get((epoch, node), (-1, b""))
+        return piece if start == offset else b""
+
+    def _keep(self, epoch: Epoch, node: int, offset: int, piece: bytes) -> None:
+        with self._guard:
+            self._latest.pop((epoch, node), None)
+            if len(piece) <= _KEPT_PIECE:
+                self._latest[epoch, node] = (offset, piece)
+                if len(self._latest) > _KEPT:
+                    self._latest.popitem(last=False)
 
     def path(self, job_id: JobId, epoch: Epoch, node: int) -> Path:
         return self._root / job_id / f"{int(epoch)}.{int(node)}.log"

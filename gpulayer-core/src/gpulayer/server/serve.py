@@ -207,6 +207,8 @@ async def _until_first(waiting: Coroutine[object, object, object], serving: "asy
 def _http_server(app: object, settings: ServeSettings) -> "uvicorn.Server":
     import uvicorn  # noqa: PLC0415 - heavy: see the module
 
+    from gpulayer.server.onewrite import OneWriteProtocol  # noqa: PLC0415
+
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -215,7 +217,7 @@ def _http_server(app: object, settings: ServeSettings) -> "uvicorn.Server":
     config = uvicorn.Config(
         app,  # type: ignore[arg-type] # an ASGI application
         loop="asyncio",
-        http="h11",
+        http=OneWriteProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

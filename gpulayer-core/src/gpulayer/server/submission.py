@@ -20,7 +20,7 @@ from gpulayer.server.store import IdempotencyRow, JobRow, Side, reads
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.staging.limits import DEFAULT_LIMITS
 from gpulayer.staging.trees import TreeTotals, check_tree
-from gpulayer.wire.convert import spec_from_wire
+from gpulayer.wire.convert import SpecReader
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = ["await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
@@ -37,8 +37,8 @@ async def submit_jobs(
     client: str,
     key: str = "",
     body: bytes = b"",
-) -> tuple[list[JobId], bool]:
-    """Submit all of these in one transaction. Returns their ids, and whether they are new.
+) -> tuple[list[JobId], Sequence[JobRow]]:
+    """Submit all of these in one transaction. Returns their ids, and their rows if they are new.
 
     Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here,
     IdempotencyMismatch for a key that came before with another body.
@@ -46,7 +46,7 @@ async def submit_jobs(
     if len(key) > _KEY_LIMIT:
         raise BadRequest(f"Idempotency-Key: {len(key)} characters; the limit is {_KEY_LIMIT}")
     if not key:
-        return await _submit(plane, caller, submissions, client, ()), True
+        return await _submit(plane, caller, submissions, client, ())
     digest = hashlib.sha256(body).hexdigest()
     async with _one_at_a_time(plane, caller.owner, key):
         known = await plane.query(reads.find_idempotency, caller.owner, key)
@@ -57,17 +57,18 @@ async def submit_jobs(
                     hint="use a new key for a new job",
                     details={"job_ids": list(known.job_ids[:20])},
                 )
-            return list(known.job_ids), False
-        return await _submit(plane, caller, submissions, client, (key, digest)), True
+            return list(known.job_ids), ()
+        return await _submit(plane, caller, submissions, client, (key, digest))
 
 
 async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list[JobSpec]:
     """The domain form, a slice at a time. Raises like ``spec_from_wire``, naming the job of a batch."""
     specs: list[JobSpec] = []
+    reader = SpecReader()
     for start in range(0, len(submissions), _SLICE):
         for offset, submission in enumerate(submissions[start : start + _SLICE]):
             try:
-                specs.append(spec_from_wire(submission))
+                specs.append(reader.read(submission))
             except BadRequest as error:
                 if batch:
                     raise BadRequest(f"jobs.{start + offset}.{error.message}", hint=error.hint) from None
@@ -121,7 +122,7 @@ async def _submit(
     submissions: Sequence[JobSubmission],
     client: str,
     idempotency: tuple[()] | tuple[str, str],
-) -> list[JobId]:
+) -> tuple[list[JobId], Sequence[JobRow]]:
     specs = await specs_of(submissions, batch=len(submissions) > 1)
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         await check_uploaded(plane, root, "source")
@@ -143,7 +144,7 @@ async def _submit(
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
     await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))
-    return ids
+    return ids, rows
 
 
 def _job_ids(plane: Plane, count: int) -> list[JobId]:

@@ -195,7 +195,9 @@ class Hold:
         """Until the watch is woken, the client has gone, the plane closes, or the time is over."""
         if not self.is_over:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.watch.wait(), timeout_s)
+                # Not wait_for, which wraps its work in a task: a wake-up would take two turns of the loop more.
+                async with asyncio.timeout(timeout_s):
+                    await self.watch.wait()
 
 
 @asynccontextmanager

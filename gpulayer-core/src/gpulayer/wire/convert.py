@@ -4,7 +4,7 @@
 is checked here is meaning (an unknown accelerator, a specifier that does not parse, ``cpu`` with devices).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -31,6 +31,7 @@ from gpulayer.wire.jobs import JobSubmission, RequestFields, SourceFields, Verdi
 from gpulayer.wire.workers import AssignCommand, DeviceFields, OutcomeFields, WorkerFactsFields
 
 __all__ = [
+    "SpecReader",
     "assignment_from_wire",
     "assignment_to_wire",
     "check_schema",
@@ -191,18 +192,14 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
     kind = _choice(JobKind, submission.get("kind", JobKind.COMMAND), "kind")
     if kind is not JobKind.COMMAND:
         raise NotSupported(f"kind {kind!s} is not supported by this version", hint="submit a command")
-    command = submission["command"]
-    if not command[0]:
-        raise BadRequest("command: the program's name is empty")
-    for argument in command:
-        _check_text(argument, "command")
+    command = _command(submission["command"])
     env = submission.get("env", {})
     for key, value in env.items():
         if not key or "=" in key or "\0" in key:
             raise BadRequest(f"env: {key!r} can't name a variable")
         _check_text(value, f"env.{key}")
     return JobSpec(
-        command=tuple(command),
+        command=command,
         kind=kind,
         request=request_from_wire(submission.get("request", {})),
         name=submission.get("name", ""),
@@ -220,6 +217,25 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         exclusive=submission.get("exclusive", False),
         wait=submission.get("wait", True),
     )
+
+
+class SpecReader:
+    """Reads the submissions of a batch. Most differ from the one before in their command alone: then only that is
+    read, and the rest is shared, in memory too."""
+
+    def __init__(self) -> None:
+        self._rest: dict[str, object] = {}
+        self._spec: JobSpec | None = None
+
+    def read(self, submission: JobSubmission) -> JobSpec:
+        """Raises like ``spec_from_wire``."""
+        rest: dict[str, object] = {**submission}
+        del rest["command"]
+        if self._spec is not None and rest == self._rest:
+            return self._spec.with_command(_command(submission["command"]))
+        self._spec = spec_from_wire(submission)
+        self._rest = rest
+        return self._spec
 
 
 def source_to_wire(source: SourceRef) -> SourceFields:
@@ -404,6 +420,14 @@ def _source_from_wire(fields: SourceFields | None) -> SourceRef | None:
         commit=fields.get("commit", ""),
         dirty=fields.get("dirty", False),
     )
+
+
+def _command(command: Sequence[str]) -> tuple[str, ...]:
+    if not command[0]:
+        raise BadRequest("command: the program's name is empty")
+    for argument in command:
+        _check_text(argument, "command")
+    return tuple(command)
 
 
 def _choice(kind: type[_Choice], text: str, where: str) -> _Choice:

@@ -349,6 +349,7 @@ class Agent:
                     cursor = reply["cursor"]
                 if commands:
                     self._feed(CommandsReceived(asked_ms, commands))
+                    await asyncio.sleep(0)  # what this started goes first: a program, then the next request
                 if not is_heard:  # the same answer would come at once, until a report is answered
                     await asyncio.sleep(self._plane.backoff_s(1))
 

@@ -1,12 +1,14 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.responses import Response
 
 from gpulayer.engine import State
 from gpulayer.engine.events import CancelRequested
+from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, JobId
 from gpulayer.server.plane import Plane
@@ -18,7 +20,7 @@ from gpulayer.server.records import (
     output_records,
     waiting_reason,
 )
-from gpulayer.server.store import StoredJob, reads
+from gpulayer.server.store import JobRow, StoredJob, reads
 from gpulayer.server.submission import await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.web import CLIENT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
@@ -51,20 +53,19 @@ _WAIT_LIMIT_S: Final = 60.0
 async def submit(call: Call) -> Response:
     raw = await call.content()
     (submission,) = await _parse(raw, in_list=False)
-    ids, is_new = await submit_jobs(
+    ids, rows = await submit_jobs(
         call.plane, call.client, [submission], client=_client_of(call), key=_key_of(call), body=raw
     )
-    record = await read_record(call.plane, ids[0])
-    return json_response(record, 201 if is_new else 200)
+    return await _submitted(call.plane, ids[0], rows)
 
 
 async def submit_batch(call: Call) -> Response:
     raw = await call.content()
     submissions = await _parse(raw, in_list=True)
-    ids, is_new = await submit_jobs(
+    ids, rows = await submit_jobs(
         call.plane, call.client, submissions, client=_client_of(call), key=_key_of(call), body=raw
     )
-    return json_response({"ids": ids}, 201 if is_new else 200)
+    return json_response({"ids": ids}, 201 if rows else 200)
 
 
 async def list_jobs(call: Call) -> Response:
@@ -81,9 +82,10 @@ async def list_jobs(call: Call) -> Response:
 
 async def show(call: Call) -> Response:
     wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
+    if not wait_s:
+        return json_response(await _record(call.plane, await call.plane.query(reads.find_job, call.path("ref"))))
     job_id = await find_job(call)
-    if wait_s:
-        await _await_final(call, job_id, wait_s)
+    await _await_final(call, job_id, wait_s)
     return json_response(await read_record(call.plane, job_id))
 
 
@@ -105,7 +107,7 @@ async def retry(call: Call) -> Response:
         raise Conflict(
             f"job {job_id} is {job.image.state}; only a job that has ended runs again", hint="cancel it first"
         )
-    ids, is_new = await submit_jobs(
+    ids, rows = await submit_jobs(
         plane,
         call.client,
         [job.submission],
@@ -113,7 +115,7 @@ async def retry(call: Call) -> Response:
         key=_key_of(call),
         body=f"retry {job_id}".encode(),
     )
-    return json_response(await read_record(plane, ids[0]), 201 if is_new else 200)
+    return await _submitted(plane, ids[0], rows)
 
 
 async def events(call: Call) -> Response:
@@ -142,14 +144,49 @@ async def explain(call: Call) -> Response:
 
 async def find_job(call: Call) -> JobId:
     """The job that the path's ``ref`` names. Raises NotFound."""
+    job_id = JobId(call.path("ref"))  # the whole id of a live job, mostly: no other name comes before an id
+    if call.plane.driver.look(lambda state: job_id in state.jobs):
+        return job_id
     return await call.plane.query(reads.resolve_job, call.path("ref"))
 
 
 async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
     """The whole record of one job: why it waits, and what came home, included."""
-    job = await plane.query(reads.read_job, job_id)
+    return await _record(plane, await plane.query(reads.read_job, job_id))
+
+
+async def _record(plane: Plane, job: StoredJob) -> JobRecord:
     reasons = await _reasons(plane, [job])
-    return job_record(job, reason=reasons.get(job_id), outputs=await _outputs(plane, job.image.outputs))
+    return job_record(job, reason=reasons.get(job.image.id), outputs=await _outputs(plane, job.image.outputs))
+
+
+async def _submitted(plane: Plane, job_id: JobId, rows: Sequence[JobRow]) -> Response:
+    """The record of a job that was just submitted: from memory while its first attempt lives, else as any other."""
+    if not rows:
+        return json_response(await read_record(plane, job_id), 200)
+    job = await plane.driver.read(lambda state: _fresh(state, rows[0]))
+    if job is None:
+        return json_response(await read_record(plane, job_id), 201)
+    reasons = await _reasons(plane, [job])
+    return json_response(job_record(job, reason=reasons.get(job_id)), 201)
+
+
+def _fresh(state: State, row: JobRow) -> StoredJob | None:
+    """None once it has ended or lost an attempt: then the store knows more than the state."""
+    job = state.jobs.get(row.id)
+    if job is None or any(task.attempts > (task.epoch is not None) for task in job.tasks.values()):
+        return None
+    tries = [attempt_image(state.attempts[task.epoch]) for task in job.tasks.values() if task.epoch is not None]
+    return StoredJob(
+        submission=row.submission,
+        owner=row.owner,
+        submitter=row.submitter,
+        client=row.client,
+        submitted_wall_ms=row.submitted_wall_ms,
+        image=job_image(job),
+        verdicts=None,
+        attempts=tuple(tries),
+    )
 
 
 async def _parse(raw: bytes, *, in_list: bool) -> list[JobSubmission]:

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpulayer.engine import State
 from gpulayer.engine.records import AttemptImage
+from gpulayer.engine.turn import attempt_image
 from gpulayer.errors import NotFound
 from gpulayer.ids import Epoch, JobId
 from gpulayer.server.logs import READ_PIECE
@@ -65,19 +66,26 @@ class _LogResponse(Response):
             async with held(self._call, watch) as hold:
                 while not hold.is_over:
                     watch.clear()
-                    is_done = not self._is_following or await _has_ended(plane, ref)
-                    piece = await plane.in_thread(
-                        plane.logs.read, ref.job_id, ref.epoch, ref.node, self._offset, READ_PIECE
-                    )
-                    if piece:
-                        self._offset += len(piece)
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    elif is_done:
+                    # What is there goes out at once; whether more can come is asked when there is nothing, because
+                    # that answer may have to wait for a commit. Bytes may have come since: hence the second look.
+                    if await self._send_piece(send):
+                        continue
+                    if self._is_following and not await _has_ended(plane, ref):
+                        await hold.wait()
+                    elif not await self._send_piece(send):
                         await send({"type": "http.response.body", "body": b"", "more_body": False})
                         return
-                    else:
-                        await hold.wait()
         # Closing: the response stays unfinished on purpose, so that no follower takes it for the log's end.
+
+    async def _send_piece(self, send: Send) -> bool:
+        plane, ref = self._call.plane, self._ref
+        piece = plane.logs.latest(ref.epoch, ref.node, self._offset)
+        if not piece:
+            piece = await plane.in_thread(plane.logs.read, ref.job_id, ref.epoch, ref.node, self._offset, READ_PIECE)
+        if piece:
+            self._offset += len(piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        return bool(piece)
 
 
 async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_following: bool) -> AttemptImage | None:
@@ -88,7 +96,9 @@ async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_followin
         async with held(call, watch) as hold:
             while True:
                 watch.clear()
-                is_live = await plane.driver.read(lambda state: job_id in state.jobs)
+                is_live, current = await plane.driver.read(lambda state: _current(state, job_id))
+                if current is not None and wanted in (None, current.number):
+                    return current
                 tries = (await plane.query(reads.attempts_of, [job_id])).get(job_id, ())
                 found = [attempt for attempt in tries if wanted in (None, attempt.number)]
                 if found:
@@ -98,6 +108,15 @@ async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_followin
                         raise NotFound(f"job {job_id} has no attempt {wanted}; it has had {len(tries)}")
                     return None
                 await hold.wait()
+
+
+def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:
+    """Whether the job lives, and the attempt of it that does: what most followers ask for, without a query."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        return False, None
+    epoch = next((task.epoch for task in job.tasks.values() if task.epoch is not None), None)
+    return True, None if epoch is None else attempt_image(state.attempts[epoch])
 
 
 async def _has_ended(plane: Plane, ref: _LogRef) -> bool:

@@ -231,7 +231,11 @@ def _own_worker(call: Call) -> WorkerId:
 
 
 async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
-    """The attempt that the path names, if this worker holds (that node of) it. Raises StaleAttempt."""
+    """The attempt that the path names, if this worker holds (that node of) it. Raises StaleAttempt.
+
+    A yes needs no commit to wait for: bytes of a job that is lent here are welcome whatever becomes of a change that
+    is on its way, and the first of a log should not wait for the report that its program runs. A no does wait.
+    """
     worker_id, epoch = _own_worker(call), Epoch(call.path_int("epoch"))
 
     def held_job(state: State) -> JobId | None:
@@ -240,7 +244,7 @@ async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
             return None
         return attempt.job_id if node in (None, worker.leases[epoch]) else None
 
-    job_id = await call.plane.driver.read(held_job)
+    job_id = call.plane.driver.look(held_job) or await call.plane.driver.read(held_job)
     if job_id is None:
         raise StaleAttempt(f"attempt {epoch} is not lent to this worker (any more)", hint="end it and forget it")
     return epoch, job_id

@@ -15,7 +15,7 @@ from gpulayer.ids import ID_LENGTH, JobId, WorkerId
 from gpulayer.server.store.codec import attempt_from_text
 from gpulayer.server.store.rows import IdempotencyRow, IdentityRow, StoredEvent, StoredJob, TokenRow
 from gpulayer.server.store.store import job_image
-from gpulayer.server.store.tables import attempts, events, idempotency, identities, jobs, tokens
+from gpulayer.server.store.tables import attempts, events, identities, jobs, tokens
 from gpulayer.spec.job import JobState
 from gpulayer.wire.jobs import JobSubmission
 
@@ -56,6 +56,13 @@ _COLUMNS: Final = (
 )
 _IMAGE_AT: Final = 8
 
+# What every submit, follower and waiting client asks for. As texts: a Core construct takes four times as long, most of
+# it outside the database.
+_JOB_BY_ID: Final = f"SELECT {', '.join(column.name for column in _COLUMNS)} FROM jobs WHERE id = ?"  # noqa: S608
+_EXACT: Final = "SELECT id FROM jobs WHERE id = ?"
+_ATTEMPTS_OF_ONE: Final = "SELECT epoch, job_id, image FROM attempts WHERE job_id = ? ORDER BY epoch"
+_IDEMPOTENCY: Final = "SELECT owner, key, body_digest, job_ids, wall_ms FROM idempotency WHERE owner = ? AND key = ?"
+
 
 def resolve_job(connection: Connection, ref: str) -> JobId:
     """The id that ``ref`` means: an id, else a unique name, else a unique prefix of ids. Raises NotFound."""
@@ -86,7 +93,7 @@ def find_job(connection: Connection, ref: str) -> StoredJob:
 
 
 def read_job(connection: Connection, job_id: JobId) -> StoredJob:
-    row = connection.execute(select(*_COLUMNS).where(jobs.c.id == job_id)).one_or_none()
+    row = connection.exec_driver_sql(_JOB_BY_ID, (job_id,)).one_or_none()
     if row is None:
         raise NotFound(f"no job {job_id}")
     return _job(row, attempts_of(connection, [job_id]).get(job_id, ()))
@@ -114,13 +121,16 @@ def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId,
     """All attempts of these jobs, oldest first."""
     wanted = list(job_ids)
     found: dict[JobId, list[AttemptImage]] = {}
+    if len(wanted) == 1:
+        rows = connection.exec_driver_sql(_ATTEMPTS_OF_ONE, (wanted[0],)).all()
+        return {wanted[0]: tuple(attempt_from_text(*row) for row in rows)} if rows else {}
     for start in range(0, len(wanted), 500):  # SQLite's limit of parameters
-        rows = connection.execute(
+        page = connection.execute(
             select(attempts.c.epoch, attempts.c.job_id, attempts.c.image)
             .where(attempts.c.job_id.in_(wanted[start : start + 500]))
             .order_by(attempts.c.epoch)
         )
-        for epoch, job_id, image in rows:
+        for epoch, job_id, image in page:
             found.setdefault(JobId(job_id), []).append(attempt_from_text(epoch, job_id, image))
     return {job_id: tuple(images) for job_id, images in found.items()}
 
@@ -154,9 +164,7 @@ def job_events(connection: Connection, job_id: JobId, *, after: int, limit: int)
 
 
 def find_idempotency(connection: Connection, owner: str, key: str) -> IdempotencyRow | None:
-    row = connection.execute(
-        select(idempotency).where(idempotency.c.owner == owner, idempotency.c.key == key)
-    ).one_or_none()
+    row = connection.exec_driver_sql(_IDEMPOTENCY, (owner, key)).one_or_none()
     if row is None:
         return None
     return IdempotencyRow(row.owner, row.key, row.body_digest, tuple(map(JobId, json.loads(row.job_ids))), row.wall_ms)
@@ -187,7 +195,7 @@ def read_identities(connection: Connection) -> list[IdentityRow]:
 
 
 def _exact(connection: Connection, ref: str) -> JobId | None:
-    found = connection.execute(select(jobs.c.id).where(jobs.c.id == ref)).scalar_one_or_none()
+    found = connection.exec_driver_sql(_EXACT, (ref,)).scalar_one_or_none()
     return None if found is None else JobId(found)
 
 

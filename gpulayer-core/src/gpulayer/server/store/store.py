@@ -29,6 +29,7 @@ from gpulayer.server.store.codec import (
     facts_to_text,
     outcome_from_text,
     outcome_to_text,
+    submission_to_text,
 )
 from gpulayer.server.store.rows import Batch, IdempotencyRow, IdentityRow, JobRow, Live, TokenRow
 from gpulayer.server.store.schema import ensure_schema
@@ -114,7 +115,7 @@ class Store:
             counters = connection.execute(select(tables.counters)).one()
             facts = connection.execute(select(tables.facts)).all()
             workers = connection.execute(select(tables.workers).order_by(tables.workers.c.id)).all()
-            job_rows = connection.exec_driver_sql(_SELECT_LIVE).all()
+            rows = connection.exec_driver_sql(_SELECT_LIVE).all()
             of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
             task_rows = connection.execute(of_live.order_by(jobs.c.seq, tasks.c.task_index)).all()
             attempt_rows = connection.execute(
@@ -124,9 +125,25 @@ class Store:
             ).all()
         return Live(
             counters=CounterImage(counters.next_epoch, counters.next_seq, counters.now_ms),
+            # Flat, without a call that could be left out: a start waits for this, and there may be 100,000.
             jobs=[
-                (reader.entry(id_, owner, schedule), job_image(id_, seq, image))
-                for id_, owner, schedule, seq, *image in job_rows
+                (
+                    reader.entry(id_, owner, schedule),
+                    JobImage(
+                        id_,
+                        seq,
+                        _STATES[state],
+                        code,
+                        text,
+                        None if stop is None else EndedBy(stop),
+                        grace_ms,
+                        start,
+                        end,
+                        None if outcome is None else outcome_from_text(outcome),
+                        tree,
+                    ),
+                )
+                for id_, owner, schedule, seq, state, _, code, text, stop, grace_ms, start, end, outcome, tree in rows
             ],
             tasks=[
                 TaskImage(
@@ -195,6 +212,12 @@ def _image_columns(image: JobImage) -> Row:
     )
 
 
+def _is_untouched(task: TaskImage) -> bool:
+    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. No task gets back to
+    that: its attempts are counted."""
+    return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
+
+
 class _Split:
     """A batch by table: the last image of each key wins."""
 
@@ -225,6 +248,7 @@ class _Split:
             [
                 (task.job_id, task.index, task.is_done, task.attempts, task.failures, dump(task.avoid))
                 for task in self.tasks.values()
+                if not _is_untouched(task)
             ],
         )
         yield (
@@ -290,7 +314,7 @@ class _Split:
             row.owner,
             row.submitter,
             row.client,
-            dump(row.submission),
+            submission_to_text(row.submission),
             self.schedules.text(row.spec),
             row.submitted_wall_ms,
             self.verdicts.get(job_id),
