@@ -13,6 +13,7 @@ import typer
 from gpulayer.cli.background import plane_command, serve_plane
 from gpulayer.cli.console import print_line, say
 from gpulayer.cli.nouns import command_app
+from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
@@ -63,7 +64,10 @@ def up(
     if detach:
         return _start(argv, folder)
     threading.Thread(target=_announce_when_up, args=(folder,), name="gpulayer-announce", daemon=True).start()
-    return serve_plane(argv)
+    with shown_log(folder / "worker" / "worker.log"):
+        code = serve_plane(argv)
+    say("the control plane has ended")
+    return code
 
 
 def _start(argv: list[str], folder: Path) -> int:
