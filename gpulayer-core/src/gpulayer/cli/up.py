@@ -106,12 +106,16 @@ def _announce(endpoint: "EndpointFound") -> None:
     """How to add machines and how to reach it. The join token works once; the other line holds the user's own."""
     with Transport(endpoint.url, endpoint.token) as transport:
         join = transport.send(calls.create_token())
-    minutes = join["expires_in_s"] // 60
+    minutes, port = join["expires_in_s"] // 60, endpoint.port
     say(f"the control plane serves {endpoint.url}")
     say(f"add a worker (works once, for {minutes} min):")
     print_line(f"  gpulayer join {endpoint.url} --token {join['token']}")
-    say("use it from another account or through a forwarded port:")
+    say("use it from another account:")
     print_line(f"  export GPULAYER_URL={endpoint.url} GPULAYER_TOKEN={endpoint.token}")
+    say(
+        f"other machines reach it only through a forwarded port for now: ssh -R {port}:127.0.0.1:{port} THERE from here,"
+    )
+    say(f"or ssh -L {port}:127.0.0.1:{port} HERE from there; then the same lines hold there")
 
 
 def _check_port(host: str, port: int) -> None:
