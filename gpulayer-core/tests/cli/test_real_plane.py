@@ -122,12 +122,12 @@ def test_up_in_the_foreground_tells_of_its_worker_and_a_removed_worker_leaves(ru
     joined = program("join", words[2], "--token", token, "--name", "second", stdin=subprocess.DEVNULL, stderr=-1)
     until(lambda: '"second"' in run("worker", "list", "--json")[1].decode())
     assert run("submit", "--quiet", "--worker", "second", "--detach", "--retries", "0", "--", "sleep", "60")[0] == 0
-    assert run("submit", "--", "bash", "-c", "exit 5")[0] == 5
     until(lambda: b"running" in run("job", "list", "--state", "running")[1])
     assert run("worker", "remove", "second", "--force")[0] == 0
     _, err = joined.communicate(timeout=60)
     assert joined.returncode == 4
     assert b"it was ended\nerror: this worker is not known to the control plane any more" in err
+    assert run("submit", "--", "bash", "-c", "exit 5")[0] == 5
     plane.send_signal(signal.SIGINT)
     _, err = plane.communicate(timeout=60)
     assert plane.returncode == 0

@@ -112,10 +112,8 @@ def _announce(endpoint: "EndpointFound") -> None:
     print_line(f"  gpulayer join {endpoint.url} --token {join['token']}")
     say("use it from another account:")
     print_line(f"  export GPULAYER_URL={endpoint.url} GPULAYER_TOKEN={endpoint.token}")
-    say(
-        f"other machines reach it only through a forwarded port for now: ssh -R {port}:127.0.0.1:{port} THERE from here,"
-    )
-    say(f"or ssh -L {port}:127.0.0.1:{port} HERE from there; then the same lines hold there")
+    say("other machines reach it only through a forwarded port for now; the same lines hold there after")
+    say(f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there")
 
 
 def _check_port(host: str, port: int) -> None:
