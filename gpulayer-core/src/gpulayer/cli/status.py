@@ -35,6 +35,7 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
         [
             ("control plane", plane["url"]),
             ("mode", mode),
+            ("reached from", "this machine; others through a forwarded port only (ssh -L, ssh -R)"),
             ("version", plane["version"]),
             ("process", str(plane["pid"])),
             ("state", plane["state_dir"]),
