@@ -30,12 +30,16 @@ __all__ = [
     "submit_batch",
 ]
 
+_LATER = ("File", "Folder", "RemoteError", "as_completed", "current", "progress", "remote", "service", "wait")
+
 
 def __getattr__(name: str) -> Any:  # Any: the face hands on whatever the SDK defines
     if name == "GpulayerError":
         from gpulayer.errors import GpulayerError  # noqa: PLC0415 - lazy on purpose
 
         return GpulayerError
+    if name in _LATER:
+        raise AttributeError(f"gl.{name} comes with a later version", name=name)
     if name in __all__:
         from gpulayer import sdk  # noqa: PLC0415 - lazy on purpose
 

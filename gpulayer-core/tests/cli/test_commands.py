@@ -126,6 +126,39 @@ def test_an_ambiguous_reference_lists_what_it_could_be(cli, plane, parts):
     ]
 
 
+def test_several_jobs_of_a_name_are_listed(cli, plane, parts):
+    plane.on("GET", "/v1/jobs/{ref}", parts.error(404, "not_found", "several jobs have the name 'nap'"))
+    jobs = [parts.job(id=f"{number:016x}", state="running" if number else "failed") for number in range(6)]
+    plane.on("GET", "/v1/jobs", {"jobs": jobs, "next": None})
+    for command in (["job", "show"], ["job", "logs"], ["job", "wait"], ["job", "cancel"], ["job", "result"]):
+        said = cli(*command, "nap", plane=plane)
+        assert said.code == 2
+        first, hint, *candidates = said.err.splitlines()
+        assert (first, hint) == ("error: several jobs have the name 'nap'", " hint: say which by its id")
+        assert candidates[0].split()[:3] == ["0000000000000000", "failed", "submitted"]
+        assert len(candidates) == 6
+        assert candidates[-1].strip() == "and older ones: gpulayer job list --name nap"
+
+
+def test_cancelling_what_has_ended_says_so(cli, plane, parts):
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    said = cli("job", "cancel", "7f", plane=plane)
+    assert (said.code, said.out) == (0, b"job 7f3a000000000001 had already ended: succeeded\n")
+    assert not [asked for asked in plane.asked if asked.method == "POST"]
+
+
+def test_events_are_plain_words(cli, plane, parts):
+    details = {
+        "attempt": 1, "nodes": ["a", "b"], "reason": None, "evidence": "first\nsecond", "note": "", "empty": [],
+        "is_stub": False, "change": {"from": "x", "to": None},
+    }  # fmt: skip
+    event = {"seq": 1, "at": "2026-11-30T05:00:00.000Z", "event": "ended", "details": details}
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    plane.on("GET", "/v1/jobs/{ref}/events", [{"events": [event], "next": 1}, {"events": [], "next": 1}])
+    line = cli("job", "events", "7f", plane=plane).out.decode().splitlines()[1]
+    assert line.endswith("ended  attempt 1, nodes a b, evidence first, is stub no, change from=x")
+
+
 def test_wait_exits_like_the_first_job_that_failed(cli, plane, parts):
     plane.on("GET", "/v1/jobs/good", parts.job())
     plane.on("GET", "/v1/jobs/bad", parts.job(state="failed", exit_code=9))

@@ -1,5 +1,6 @@
 """The program as a process: signals, pipes, terminals, start-up."""
 
+import json
 import os
 import pty
 import select
@@ -138,6 +139,7 @@ def test_ctrl_c_on_a_terminal_asks_and_d_detaches(terminal, job):
     screen.expect(b"detach or cancel? [d/C] ")
     screen.type(b"d\n")
     screen.expect(b"job 7f3a000000000001 goes on: gpulayer job logs --follow 7f3a000000000001")
+    screen.expect(b"gpulayer job result --download 7f3a000000000001")
     assert screen.wait() == 0
     assert job.cancels == 0
 
@@ -153,6 +155,87 @@ def test_ctrl_c_on_a_terminal_asks_and_all_else_cancels(terminal, job, answer):
     screen.expect(b"cancelling job")
     assert screen.wait() == 7
     assert job.cancels == 1
+
+
+def test_an_answer_that_is_neither_is_asked_for_again(terminal, job):
+    screen = terminal("submit", "--", "sleep")
+    screen.expect(b"first line")
+    assert job.following.wait(10)
+    screen.type(b"\x03")
+    screen.expect(b"detach or cancel? [d/C] ")
+    screen.type(b"what?\n")
+    screen.expect(b"detach or cancel? [d/C] ")
+    assert job.cancels == 0
+    screen.type(b"detach\n")
+    screen.expect(b"goes on")
+    assert screen.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (None, b"is starting"),
+        ({"tree": "a" * 64, "files": 1, "size_bytes": 2_000}, b"the worker gets the source (2 kB"),
+    ],
+)
+def test_a_job_that_starts_says_what_takes_long_until_it_runs(terminal, plane, job, parts, source, words):
+    job.record = parts.job(state="staging", source=source, attempts=[], ended_at=None)
+    plane.on("GET", "/v1/jobs/{ref}/logs", lambda asked: job.over.wait(20) and parts.Answer(body=b""))
+    screen = terminal("submit", "--", "sleep")
+    screen.expect(words)
+    job.finish()
+    screen.expect(b"succeeded")
+    assert screen.wait() == 0
+
+
+@pytest.fixture
+def own_plane(plane, parts, away):
+    """The scripted control plane as this machine's own, with a worker that has two jobs; ended when told to."""
+    state = away.parent / "state"
+    (state / "worker").mkdir(parents=True)
+    (state / "worker" / "identity.json").write_text(json.dumps({"worker_id": "b" * 16}))
+    sleeper = subprocess.Popen(["sleep", "60"])
+    plane.pid = sleeper.pid
+    document = {"schema": 1, "url": plane.url, "token": plane.token, "pid": sleeper.pid, "version": "0.1.0"}
+    (state / "endpoint.json").write_text(json.dumps({**document, "embedded": False}))
+    plane.on("GET", "/v1/workers/{ref}", lambda asked: parts.worker(leases=[4, 7]))
+
+    def end(asked):
+        sleeper.kill()
+        sleeper.wait()
+        (state / "endpoint.json").unlink()
+        return {}
+
+    plane.on("POST", "/v1/plane:shutdown", end)
+    yield plane
+    sleeper.kill()
+    sleeper.wait()
+
+
+ENDED = b"2 running jobs were ended; they run again when a control plane is back"
+
+
+@pytest.mark.parametrize("answer", [b"\n", b"n\n", b"y\n"])
+def test_down_asks_before_it_ends_jobs(own_plane, away, answer):
+    env = {name: value for name, value in os.environ.items() if name != "GPULAYER_URL"}
+    screen = Terminal(["down"], {**env, "TERM": "xterm"})
+    try:
+        screen.expect(b"2 jobs are running here; end them? [y/N] ")
+        screen.type(answer)
+        is_yes = answer == b"y\n"
+        screen.expect(ENDED if is_yes else b"the control plane goes on")
+        assert screen.wait() == (0 if is_yes else 1)
+    finally:
+        screen.close()
+    assert len(own_plane.of("POST", "/v1/plane:shutdown")) == is_yes
+
+
+@pytest.mark.parametrize("flags", [[], ["--yes"], ["--state", "../state"]])
+def test_down_off_a_terminal_goes_on_and_says_what_it_ended(program, own_plane, flags):
+    process = program("down", *flags, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 0, err
+    assert ENDED in err
 
 
 def test_a_queued_job_says_why_it_waits(terminal, plane, job, parts):

@@ -108,3 +108,30 @@ def test_up_takes_over_under_a_running_job_and_others_join(run, program, away):
     assert "on second" in err
     _, err = joined.communicate(timeout=60)
     assert joined.returncode == 0, err
+    first, started, ended = err.decode().splitlines()
+    assert first.startswith(f"joined http://127.0.0.1:{port} as second (")
+    assert started.endswith(" attempt 1 started: echo here")
+    assert " attempt 1 ended: exit code 0 after " in ended
+
+
+def test_up_in_the_foreground_tells_of_its_worker_and_a_removed_worker_leaves(run, program, away):
+    port = free_port()
+    plane = program("up", "--port", str(port), stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    words = plane.stdout.readline().decode().split()
+    token = words[words.index("--token") + 1]
+    joined = program("join", words[2], "--token", token, "--name", "second", stdin=subprocess.DEVNULL, stderr=-1)
+    until(lambda: '"second"' in run("worker", "list", "--json")[1].decode())
+    assert run("submit", "--quiet", "--worker", "second", "--detach", "--retries", "0", "--", "sleep", "60")[0] == 0
+    until(lambda: b"running" in run("job", "list", "--state", "running")[1])
+    assert run("worker", "remove", "second", "--force")[0] == 0
+    _, err = joined.communicate(timeout=60)
+    assert joined.returncode == 4
+    assert b"it was ended\nerror: this worker is not known to the control plane any more" in err
+    assert run("submit", "--", "bash", "-c", "exit 5")[0] == 5
+    plane.send_signal(signal.SIGINT)
+    _, err = plane.communicate(timeout=60)
+    assert plane.returncode == 0
+    lines = err.decode().splitlines()
+    assert any(line.startswith(f"joined http://127.0.0.1:{port} as ") for line in lines)
+    assert any(line.endswith(" started: bash -c 'exit 5'") for line in lines)
+    assert lines[-2:] == ["stopping", "the control plane has ended"]

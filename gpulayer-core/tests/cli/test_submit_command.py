@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpulayer.cli.command import check_command, default_source, read_env
+from gpulayer.cli.command import check_command, default_source, left_behind, read_env
 from gpulayer.errors import UsageError
 
 
@@ -116,6 +116,7 @@ def test_a_job_that_is_rejected_prints_the_table_and_exits_with_3_also_when_deta
             "no worker fits: 2 × cuda, 40 GB each, torch>=2.4\n"
             "  gpu-box-2     device memory    largest is 24 GB     fits with --device-memory 24GB\n"
             "  mac-studio    accelerator      has mps, not cuda\n"
+            "job 7f3a000000000001 was rejected; gpulayer job show 7f3a000000000001\n"
         )
     job_plane.record = parts.job(state="rejected", attempts=[], verdicts=verdicts, exit_code=None, ended_by=None)
     said = cli(*arguments, "--no-wait", "--", "true", plane=job_plane)
@@ -247,6 +248,10 @@ def test_options_after_the_command_are_the_commands(cli, job_plane):
         (["submit", "--", ""], "name is empty", "quotes"),
         (["submit", "--", "echo hi there"], "one word with spaces", "bash -c 'echo hi there'"),
         (["submit", "--sorce", "x", "--", "true"], "no such option: --sorce", "--help"),
+        (["submit", "--gpus", "2", "--", "true"], "no such option: --gpus", "--devices N"),
+        (["submit", "--gpu", "2", "--", "true"], "no such option: --gpu", "--devices N"),
+        (["explain", "--num-gpus", "2"], "no such option: --num-gpus", "--devices N"),
+        (["submit", "--dry-run", "--", "true"], "no such option: --dry-run", "gpulayer explain"),
         (["submit", "--devices", "two", "--", "true"], "'--devices'", "--help"),
         (["submit", "--devices"], "--devices", "--help"),
         (["submit", "--source", "nowhere", "--", "true"], "source folder nowhere does not exist", "--source"),
@@ -352,3 +357,51 @@ def test_a_program_with_a_space_in_its_name_is_a_program():
 def test_flags_win_over_the_file_and_a_bare_name_hands_the_own_value_on():
     text = "export A=1\nB=2 # kept\n"
     assert read_env(["B=3", "HOME"], text, environment={"HOME": "/me"}) == {"A": "1", "B": "3", "HOME": "/me"}
+
+
+NOTHING_SHIPS = "{} is here, but no folder ships with this command; --source . sends this one"
+
+
+@pytest.mark.parametrize(
+    ("command", "folder", "note"),
+    [
+        ("./run.sh", None, NOTHING_SHIPS.format("run.sh")),
+        ("bash run.sh", None, NOTHING_SHIPS.format("run.sh")),
+        ("python -m tool --config=conf/a.yaml", None, NOTHING_SHIPS.format("conf/a.yaml")),
+        ("run.sh", None, ""),  # a program on the path
+        ("bash missing.sh", None, ""),
+        ("cat /etc/hosts", None, ""),
+        ("cat ../up", None, ""),
+        ("echo -n --flag= ''", None, ""),
+        (
+            "python scripts/t.py conf/a.yaml",
+            "scripts",
+            "conf/a.yaml is outside the folder that ships (scripts/); --source . sends this one",
+        ),
+        (
+            "python scripts/t.py scripts/t.py",
+            "scripts",
+            "the job starts in scripts/ and so does not find scripts/t.py; --source . keeps paths as they are here",
+        ),
+        ("python scripts/t.py", "scripts", ""),
+        ("python t.py conf/a.yaml", ".", ""),
+        ("python /abs/t.py conf/a.yaml", "/abs", ""),
+    ],
+)
+def test_a_file_that_stays_behind_is_noted(command, folder, note):
+    files = {"run.sh", "./run.sh", "conf/a.yaml", "scripts/t.py", "t.py", "/etc/hosts", "../up", "/abs/t.py"}
+    assert left_behind(command.split(), folder, is_file=files.__contains__) == note
+
+
+def test_the_note_comes_before_the_job_and_quiet_leaves_it_out(cli, job_plane, away):
+    (away / "run.sh").write_text("true")
+    said = cli("submit", "--", "bash", "run.sh", plane=job_plane)
+    assert said.err.splitlines()[0] == f"note: {NOTHING_SHIPS.format('run.sh')}"
+    assert cli("submit", "--quiet", "--", "bash", "run.sh", plane=job_plane).err == ""
+    assert "note" not in cli("submit", "--source", ".", "--quiet", "--", "bash", "run.sh", plane=job_plane).err
+
+
+def test_a_death_by_signal_is_said_once(cli, job_plane, parts):
+    job_plane.record = parts.job(state="failed", exit_code=None, signal=9, ended_by="signal")
+    said = cli("submit", "--", "true", plane=job_plane)
+    assert said.err == "job 7f3a000000000001 failed (signal 9) in 2.4 s on laptop\n"

@@ -39,6 +39,15 @@ def test_the_face_shows_what_it_lists():
         gl.nothing_of_the_kind  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["remote", "service", "File", "Folder", "current", "progress", "wait", "as_completed", "RemoteError"],
+)
+def test_what_comes_later_is_named(name):
+    with pytest.raises(AttributeError, match=rf"^gl\.{name} comes with a later version$"):
+        getattr(gl, name)
+
+
 def settings_of(plane):
     return Settings(Configured(plane.url, plane.token), {}, "0.1.0", "gpulayer/test")
 

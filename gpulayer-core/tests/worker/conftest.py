@@ -56,6 +56,7 @@ class ScriptedPlane:
         self.tokens = set()
         self.unacknowledged = set()
         self.refuse_commands = False
+        self.is_removed = False
         self.changed = asyncio.Event()
         self.port = 0
         self._server = None
@@ -145,6 +146,8 @@ class ScriptedPlane:
                 return self._session(worker, json.loads(body))
         if token not in self.tokens:
             return _error(401, "unauthenticated", "no such session")
+        if self.is_removed and parts[2:] in (["reports"], ["commands"]):
+            return _error(404, "not_found", "worker was removed")
         match method, parts:
             case "POST", ["workers", _, "reports"]:
                 return self._report(json.loads(body))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 
@@ -363,5 +364,73 @@ def test_an_idle_worker_is_light(scene):
             rss_kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
         assert rss_kib < 80 * 1024
         await worker.stop()
+
+    scene(main)
+
+
+@pytest.mark.parametrize("answer", ["404 on reports", "401 on sessions"])
+def test_a_worker_that_is_removed_ends_its_jobs_says_so_and_leaves(scene, answer):
+    async def main(plane, worker):
+        worker.start()
+        await plane.until(lambda: plane.reports)
+        await worker.stop()
+        worker.start(token="")
+        plane.assign(1, "sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done")
+        await plane.until(lambda: bytes(plane.logs.get(1, b"")).endswith(b"\n"))
+        pid = int(bytes(plane.logs[1]))
+        if answer.startswith("404"):
+            plane.is_removed = True
+        else:
+            plane.enrolled.clear()
+            plane.tokens.clear()
+        assert await worker.ended() == 1
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert "does not know this worker any more" in worker.said
+        assert "job job1 attempt 1 is not this worker's any more: it was ended" in worker.said
+        assert worker.attempts() == []
+        assert not (worker.folder / "spawner" / "spawner.sock").exists()
+
+    scene(main)
+
+
+def test_a_removed_worker_with_a_token_joins_again(scene):
+    async def main(plane, worker):
+        worker.start()
+        await plane.until(lambda: plane.reports)
+        first = plane.reports[-1]["boot"]
+        plane.enrolled.clear()
+        plane.tokens.clear()
+        await plane.until(lambda: plane.reports[-1]["boot"] > first)
+        plane.assign(7, "true")
+        assert outcome(await plane.end_of(7)) == ("program", 0, None)
+        await worker.stop()
+
+    scene(main)
+
+
+def test_a_worker_tells_of_its_jobs_its_connection_and_its_end(scene):
+    async def main(plane, worker):
+        worker.start(name="box")
+        plane.assign(1, "sh", "-c", "exit 3")
+        plane.assign(2, "sh", "-c", "echo ready; exec sleep 600")
+        await plane.end_of(1)
+        await plane.until(lambda: bytes(plane.logs.get(2, b"")) == b"ready\n")
+        await plane.down()
+        await plane.until(lambda: "connection lost: " in worker.said)
+        await plane.up()
+        await plane.until(lambda: "the connection is back" in worker.said)
+        await worker.stop()
+        wanted = [
+            rf"joined {plane.url} as box \(\d+ cpus?, [\d.]+ GB, (no device|\d+ × .*)\)",
+            r"job job1 attempt 1 started: sh -c 'exit 3'",
+            r"job job1 attempt 1 ended: exit code 3 after [\d.]+ m?s",
+            r"connection lost: .*; 1 job goes on; trying again",
+            "the connection is back",
+            "stopping; 1 job ends",
+            r"job job2 attempt 1 ended: worker stopped after [\d.]+ m?s",
+        ]
+        for line in wanted:
+            assert len(re.findall(line, worker.said)) == 1, line
 
     scene(main)

@@ -37,6 +37,14 @@ COMMANDS: Final = {
 }
 
 
+# What other programs call it.
+_MEANT: Final = {
+    "--gpus": "did you mean --devices N?",
+    "--gpu": "did you mean --devices N?",
+    "--num-gpus": "did you mean --devices N?",
+    "--dry-run": "gpulayer explain, with the same needs, says where a job would run",
+}
+
 COMPLETE_VARIABLE: Final = "_GPULAYER_COMPLETE"  # the shell's script of `gpulayer completion` sets it
 
 
@@ -136,6 +144,10 @@ def _report_usage(error: TyperException) -> int:
         later = later_flag(path.removeprefix("gpulayer").strip(), option)
         if later is not None:
             print_error(later)
+            return Exit.USAGE
+        meant = _MEANT.get(option)
+        if meant is not None:
+            print_error(UsageError(f"no such option: {option}", hint=meant))
             return Exit.USAGE
     message = error.format_message().rstrip(".")
     print_error(UsageError(message[:1].lower() + message[1:], hint=f"see {path} --help"))

@@ -93,8 +93,8 @@ def serve_plane(argv: Sequence[str]) -> int:
     )
 
 
-def run_worker(argv: Sequence[str]) -> int:
-    """Work until told to end. Blocks."""
+def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
+    """Work until told to end. Blocks. What it does is told on stderr, which is its log unless ``is_foreground``."""
     parser = argparse.ArgumentParser(prog="gpulayer-worker", allow_abbrev=False)
     parser.add_argument("--work-dir", type=Path, required=True)
     where = parser.add_mutually_exclusive_group(required=True)
@@ -107,8 +107,13 @@ def run_worker(argv: Sequence[str]) -> int:
     parser.add_argument("--label", action="append", default=[])
     parser.add_argument("--once", action="store_true")
     given = parser.parse_args(argv)
+    from gpulayer.cli.worker_log import tell_in_log, tell_plainly  # noqa: PLC0415 - not for a control plane
     from gpulayer.worker import WorkerSettings, run  # noqa: PLC0415 - loads the whole worker
 
+    if is_foreground:
+        tell_plainly()
+    else:
+        tell_in_log()
     return run(
         WorkerSettings(
             work_dir=given.work_dir,

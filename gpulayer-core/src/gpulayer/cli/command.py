@@ -8,7 +8,7 @@ from typing import Final
 
 from gpulayer.errors import UsageError
 
-__all__ = ["check_command", "default_source", "read_env"]
+__all__ = ["check_command", "default_source", "left_behind", "read_env"]
 
 _PYTHON: Final = re.compile(r"(python|pypy)[\d.]*(\.exe)?", re.IGNORECASE)
 _WITH_VALUE: Final = ("-W", "-X", "--check-hash-based-pycs")
@@ -41,6 +41,30 @@ def default_source(command: Sequence[str], *, is_file: Callable[[str], bool]) ->
         return None
     folder, name = os.path.split(command[index])
     return folder or ".", [*command[:index], name, *command[index + 1 :]]
+
+
+def left_behind(command: Sequence[str], folder: str | None, *, is_file: Callable[[str], bool]) -> str:
+    """A note on the first word of the command as it was typed that names a file here which the job will not find, or
+    nothing. ``folder``: what ships by default, None for no folder. Absolute paths and those that climb are passed over.
+    """
+    if folder is not None and (os.path.isabs(folder) or os.path.normpath(folder) == os.curdir):
+        return ""
+    home = os.path.normpath(folder or os.curdir)
+    is_script_passed = folder is None
+    for word in command if os.path.dirname(command[0]) else command[1:]:
+        value = word.partition("=")[2] if word.startswith("-") else word
+        path = os.path.normpath(value) if value else ""
+        if not path or os.path.isabs(path) or path.split(os.sep)[0] == os.pardir or not is_file(value):
+            continue
+        if folder is None:
+            return f"{path} is here, but no folder ships with this command; --source . sends this one"
+        if not is_script_passed:
+            is_script_passed = True  # the first file is the script that the folder ships for
+        elif path.startswith(home + os.sep):
+            return f"the job starts in {home}/ and so does not find {path}; --source . keeps paths as they are here"
+        else:
+            return f"{path} is outside the folder that ships ({home}/); --source . sends this one"
+    return ""
 
 
 def read_env(

@@ -1,12 +1,19 @@
 """``gpulayer down``: the control plane of this machine and its own worker end; joined workers go on and wait."""
 
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from gpulayer.cli.console import say
-from gpulayer.cli.nouns import TargetOption, command_app, settings_for
+from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, wait_until_gone
 from gpulayer.client.location import Configured, Local
 from gpulayer.client.transport import Transport
-from gpulayer.errors import TimedOut
+from gpulayer.errors import GpulayerError, TimedOut
 
 app = command_app()
 
@@ -14,9 +21,14 @@ _DEADLINE_S = 45.0
 
 
 @app.command()
-def down(*, target: TargetOption = "") -> None:
+def down(
+    *,
+    target: TargetOption = "",
+    state: StateOption = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, although jobs run on its own worker.")] = False,
+) -> int:
     """End the control plane and its own worker. Queued jobs stay in its state; joined workers go on and wait."""
-    settings = settings_for(target)
+    settings = settings_for(target, state=state)
     match settings.where:
         case Configured(url, token):
             with Transport(url, token, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
@@ -25,9 +37,13 @@ def down(*, target: TargetOption = "") -> None:
         case Local(state_dir):
             endpoint = find_plane(state_dir)
             if endpoint is None:
-                say("no control plane runs here")
-                return
+                say(f"no control plane runs here (state in {state_dir})")
+                return 0
             with Transport(endpoint.url, endpoint.token, client=settings.client) as transport:
+                running = _jobs_here(transport, state_dir)
+                if running and not yes and not _may_end(running):
+                    say("the control plane goes on")
+                    return 1
                 transport.send(calls.shutdown_plane())
             if not wait_until_gone(endpoint, state_dir, deadline_s=_DEADLINE_S):
                 raise TimedOut(
@@ -35,3 +51,34 @@ def down(*, target: TargetOption = "") -> None:
                     hint=f"see {state_dir / 'plane.log'}",
                 )
             say("the control plane has ended")
+            if running:
+                say(_ended(running))
+    return 0
+
+
+def _jobs_here(transport: Transport, state_dir: Path) -> int:
+    """How many jobs its own worker has. 0 where that can't be told: it must not keep anyone from ending it."""
+    try:
+        own = json.loads((state_dir / "worker" / "identity.json").read_bytes())["worker_id"]
+        return len(transport.send(calls.get_worker(own))["leases"])
+    except (OSError, ValueError, KeyError, GpulayerError):
+        return 0
+
+
+def _may_end(running: int) -> bool:
+    """Off a terminal nobody can be asked: who says down there means it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    question = "1 job is running here; end it?" if running == 1 else f"{running} jobs are running here; end them?"
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _ended(running: int) -> str:
+    if running == 1:
+        return "1 running job was ended; it runs again when a control plane is back, unless it has no retries left"
+    return (
+        f"{running} running jobs were ended; they run again when a control plane is back,"
+        " but those that have no retries left"
+    )

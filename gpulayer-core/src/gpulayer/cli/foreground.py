@@ -111,6 +111,7 @@ class Foreground:
 
             for line in rejection_lines(record):
                 say(line)
+            say(f"job {self._id} was rejected; gpulayer job show {self._id}")
         elif not self._is_quiet:
             say(ending_line(record, landed))
         if self._as_json:
@@ -129,6 +130,8 @@ class Foreground:
             is_detached = False
         if is_detached:
             say(f"job {self._id} goes on: gpulayer job logs --follow {self._id}")
+            if self._brings_outputs:
+                say(f"its files, once it has ended: gpulayer job result --download {self._id}")
             return Exit.OK
         self._is_cancelling = True
         say(f"cancelling job {self._id}")
@@ -139,10 +142,16 @@ class Foreground:
         return None
 
     def _wants_detach(self) -> bool:
-        """An end of input and anything but d mean: cancel. So does a second Ctrl-C, by its exception."""
-        sys.stderr.write("\ndetach or cancel? [d/C] ")
-        sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in ("d", "detach")
+        """Enter and an end of input mean: cancel, and so does a second Ctrl-C, by its exception."""
+        sys.stderr.write("\n")
+        while True:
+            sys.stderr.write("detach or cancel? [d/C] ")
+            sys.stderr.flush()
+            match sys.stdin.readline().strip().lower():
+                case "d" | "detach":
+                    return True
+                case "" | "c" | "cancel":
+                    return False
 
     def _announce_attempt(self, record: "JobRecord", number: int) -> None:
         attempt = record["attempts"][number - 1]

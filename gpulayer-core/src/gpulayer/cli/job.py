@@ -3,7 +3,7 @@
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,13 +12,17 @@ from gpulayer.cli.exits import Exit, exit_for_job
 from gpulayer.cli.foreground import RawOutput
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import transfer_progress
-from gpulayer.cli.records import age, command_text, ending_line, job_fields, when, workers_of
+from gpulayer.cli.records import age, command_text, details_text, ending_line, job_fields, when, workers_of
+from gpulayer.cli.references import find_job
 from gpulayer.client.following import FINAL_STATES, LogCursor, follow_logs
 from gpulayer.client.tail import read_tail
 from gpulayer.errors import Conflict, UsageError
 from gpulayer.ids import Digest
 from gpulayer.sdk.job import RUNS_FOLDER
 from gpulayer.spec.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import JobRecord
 
 app = command_app(help="List, show, follow, wait for, cancel and retry jobs; get results.", no_args_is_help=True)
 
@@ -60,7 +64,7 @@ def list_jobs(
 def show(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
     """Everything known of one job."""
     with open_client(target) as client:
-        record = client.job(job).record()
+        record = find_job(client, job).record()
     if json:
         print_json(record)
         return
@@ -86,7 +90,7 @@ def logs(
         raise UsageError("--follow goes over all attempts to the last", hint="leave out --attempt, or --follow")
     output = RawOutput(sys.stdout)
     with open_client(target) as client:
-        found = client.job(job)
+        found = find_job(client, job)
         if tail is None and not follow:
             for piece in found.logs(attempt=attempt):
                 output.write(piece, LogCursor())
@@ -117,7 +121,7 @@ def wait(
     started = datetime.now(UTC)
     records = []
     with open_client(target) as client:
-        for found in [client.job(ref) for ref in jobs]:
+        for found in [find_job(client, ref) for ref in jobs]:
             spent = (datetime.now(UTC) - started).total_seconds()
             records.append(found.wait(timeout=None if limit_s is None else max(0.0, limit_s - spent)))
     if json:
@@ -138,25 +142,31 @@ def cancel(
 ) -> None:
     """Ask for their end and return; what has ended already stays as it is."""
     grace_s = parse_duration_ms(grace, what="--grace") / 1000 if grace else None
-    records = []
+    records, lines = [], []
     with open_client(target) as client:
-        for found in [client.job(ref) for ref in jobs]:
-            try:
-                records.append(found.cancel(grace=grace_s))
-            except Conflict:
-                records.append(found.record())
+        for found in [find_job(client, ref) for ref in jobs]:
+            record = found.record()
+            if record["state"] in FINAL_STATES:
+                lines.append(f"job {record['id']} had already ended: {_state(record)}")
+            else:
+                try:
+                    record = found.cancel(grace=grace_s)
+                except Conflict:  # it ended between the two
+                    record = found.record()
+                lines.append(f"job {record['id']} {_state(record)}")
+            records.append(record)
     if json:
         print_json(records[0] if len(records) == 1 else {"jobs": records})
         return
-    for record in records:
-        print_line(f"job {record['id']} {record['state'].replace('_', ' ')}")
+    for line in lines:
+        print_line(line)
 
 
 @app.command()
 def retry(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
     """Submit the same again, as a new job; prints its id."""
     with open_client(target) as client:
-        again = client.job(job).retry()
+        again = find_job(client, job).retry()
         if json:
             print_json(again.record())
         else:
@@ -174,7 +184,7 @@ def result(
 ) -> int:
     """How it ended and what it made; exits like the job. Does not wait."""
     with open_client(target) as client:
-        found = client.job(job)
+        found = find_job(client, job)
         record = found.record()
         if record["state"] not in FINAL_STATES:
             raise Conflict(
@@ -205,17 +215,13 @@ def result(
 def events(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
     """What happened to it, in order."""
     with open_client(target) as client:
-        found = client.job(job).events()
+        found = find_job(client, job).events()
     if json:
         print_json({"events": found})
         return
-    rows = [
-        [
-            str(event["seq"]),
-            when(event["at"]),
-            event["event"],
-            ", ".join(f"{k}={v}" for k, v in event["details"].items()),
-        ]
-        for event in found
-    ]
+    rows = [[str(event["seq"]), when(event["at"]), event["event"], details_text(event["details"])] for event in found]
     print_table(["seq", "at", "event", "details"], rows, empty="no events")
+
+
+def _state(record: "JobRecord") -> str:
+    return record["state"].replace("_", " ")

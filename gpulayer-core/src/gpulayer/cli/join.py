@@ -52,7 +52,7 @@ def join(
         argv += ["--label", text]
     if once:
         argv.append("--once")
-    return run_worker(argv)
+    return run_worker(argv, is_foreground=True)
 
 
 def _default_folder(about: str) -> Path:

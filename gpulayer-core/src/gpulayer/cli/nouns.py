@@ -9,16 +9,20 @@ from gpulayer.cli.console import say
 from gpulayer.cli.later import later_command
 from gpulayer.cli.quick import QuickGroup, QuickTyper
 from gpulayer.client.connect import Settings
-from gpulayer.client.location import parse_target
+from gpulayer.client.location import Target, parse_target
 from gpulayer.errors import UsageError
 from gpulayer.sdk.client import Client
 from gpulayer.sdk.settings import resolve_settings
 
-__all__ = ["JsonFlag", "TargetOption", "command_app", "open_client", "settings_for"]
+__all__ = ["JsonFlag", "StateOption", "TargetOption", "command_app", "open_client", "settings_for"]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 TargetOption = Annotated[
     str, typer.Option("--target", metavar="local|remote", help="This machine's control plane, or the configured one.")
+]
+
+StateOption = Annotated[
+    str, typer.Option("--state", metavar="DIR", help="The state folder, where `up` was given another one.")
 ]
 
 
@@ -42,8 +46,12 @@ def command_app(**options: Any) -> typer.Typer:  # Any: handed on to typer
 RETRY_FOR_S = 3.0  # a command that somebody waits for says soon that nothing answers
 
 
-def settings_for(target: str = "") -> Settings:
-    return resolve_settings(target=parse_target(target), retry_for_s=RETRY_FOR_S)
+def settings_for(target: str = "", *, state: str = "") -> Settings:
+    """``state``: a state folder of this machine, which is meant then whatever is configured."""
+    where = parse_target(target)
+    if state and where is Target.REMOTE:
+        raise UsageError("--state names a folder of this machine, --target remote does not", hint="give one of them")
+    return resolve_settings(target=Target.LOCAL if state else where, state_dir=state, retry_for_s=RETRY_FOR_S)
 
 
 def open_client(target: str = "") -> Client:

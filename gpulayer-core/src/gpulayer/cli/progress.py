@@ -22,6 +22,7 @@ __all__ = ["QueueWatch", "transfer_progress"]
 
 _PATIENCE_S: Final = 0.7
 _LOOK_S: Final = 1.0
+_LOOK_AT_START_S: Final = 0.1  # the line goes as soon as the job runs
 
 
 @contextmanager
@@ -91,7 +92,10 @@ class QueueWatch:
             if record["state"] in FINAL_STATES or record["state"] == "running":
                 self.stop()
                 return
-            self._show(_why(record))
+            if record["state"] == "staging":
+                wait_s = _LOOK_AT_START_S
+            if record["state"] != "staging" or record["source"] or is_fancy(sys.stderr):
+                self._show(_why(record))
 
     def _show(self, text: str) -> None:
         with self._lock:
@@ -115,7 +119,8 @@ def _why(record: "JobRecord") -> str:
     match record["state"]:
         case "staging":
             source = record["source"]
-            what = f" ({format_bytes(source['size_bytes'])})" if source else ""
-            return f"job {record['id']}: the worker gets the source{what}"
+            if not source:
+                return f"job {record['id']} is starting"
+            return f"job {record['id']}: the worker gets the source ({format_bytes(source['size_bytes'])})"
         case state:
             return f"job {record['id']} is {state}" + (f": {reason['message']}" if reason and reason["message"] else "")

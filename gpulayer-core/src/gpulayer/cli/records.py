@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Final
 from gpulayer.spec.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpulayer.wire.jobs import AttemptRecord, JobRecord
     from gpulayer.wire.workers import DeviceFields, WorkerRecord
 
 __all__ = [
     "age",
     "command_text",
+    "details_text",
     "devices_text",
     "duration_text",
     "ending_line",
@@ -20,7 +23,6 @@ __all__ = [
     "worker_fields",
     "workers_of",
 ]
-
 
 _EVIDENCE_LINES: Final = 5
 
@@ -42,7 +44,7 @@ def ending_line(record: "JobRecord", landed: str) -> str:
         parts.append(f"on {where}")
     line = " ".join(parts)
     evidence = record["attempts"][-1]["evidence"] if record["attempts"] else ""
-    if record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program"):
+    if record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program", "signal"):
         reason = record["reason"]
         why, evidence = evidence or (reason["message"] if reason else ""), ""
         line += f": {str(record['ended_by']).replace('_', ' ')}" + (f" ({why})" if why else "")
@@ -132,6 +134,12 @@ def command_text(command: list[str], *, limit: int = 0) -> str:
     return text if not limit or len(text) <= limit else text[: limit - 1] + "…"
 
 
+def details_text(details: "Mapping[str, object]") -> str:
+    """An event's details on one line: what is empty is left out, and of a text the first line stands for it."""
+    shown = ((key.replace("_", " "), _plain(value)) for key, value in details.items())
+    return ", ".join(f"{key} {text}" for key, text in shown if text)
+
+
 def duration_text(started: str | None, ended: str | None) -> str:
     if started is None or ended is None:
         return ""
@@ -188,6 +196,21 @@ def _device(device: "DeviceFields") -> str:
             device["uuid"],
         ]
     )
+
+
+def _plain(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case dict():
+            inner = ((key, _plain(item)) for key, item in value.items())
+            return " ".join(f"{key}={text}" for key, text in inner if text)
+        case list() | tuple():
+            return " ".join(filter(None, map(_plain, value)))
+        case _:
+            return next((line for line in str(value).splitlines() if line.strip()), "")
 
 
 def _value(value: object) -> str:

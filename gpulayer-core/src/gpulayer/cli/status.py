@@ -1,7 +1,7 @@
 """``gpulayer status``: which control plane commands go to, and how it is. Starts nothing."""
 
 from gpulayer.cli.console import print_fields, print_json, print_line
-from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, settings_for
+from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.records import when
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane
@@ -12,9 +12,9 @@ app = command_app()
 
 
 @app.command()
-def status(*, target: TargetOption = "", json: JsonFlag = False) -> None:
+def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag = False) -> None:
     """Which control plane commands go to, and how it is. Exits with 5 when a configured one does not answer."""
-    settings = settings_for(target)
+    settings = settings_for(target, state=state)
     where = settings.where
     if isinstance(where, Local):
         endpoint = find_plane(where.state_dir)
@@ -35,6 +35,7 @@ def status(*, target: TargetOption = "", json: JsonFlag = False) -> None:
         [
             ("control plane", plane["url"]),
             ("mode", mode),
+            ("reached from", "this machine; others through a forwarded port only (ssh -L, ssh -R)"),
             ("version", plane["version"]),
             ("process", str(plane["pid"])),
             ("state", plane["state_dir"]),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from gpulayer.cli import needs
-from gpulayer.cli.command import check_command, default_source, read_env
+from gpulayer.cli.command import check_command, default_source, left_behind, read_env
 from gpulayer.cli.console import print_json, print_line, say
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.foreground import Foreground
@@ -125,15 +125,19 @@ def submit(
         options["grace"] = grace
     if keep_for:
         options["keep_for"] = keep_for
+    note = ""
     if source:
         _check_folder(source)
         options["source"] = source
     else:
         shipped = default_source(words, is_file=os.path.isfile)
+        note = left_behind(words, None if shipped is None else shipped[0], is_file=os.path.isfile)
         if shipped is not None:
             options["source"], words = shipped
         elif include or exclude:
             raise UsageError("--include and --exclude choose from a source, and there is none", hint="add --source DIR")
+    if note and not quiet:
+        say(f"note: {note}")
 
     with open_client(target) as client:
         plan = plan_job(words, options, base_env=local_job_env(client.settings))

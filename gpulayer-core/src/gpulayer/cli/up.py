@@ -13,6 +13,7 @@ import typer
 from gpulayer.cli.background import plane_command, serve_plane
 from gpulayer.cli.console import print_line, say
 from gpulayer.cli.nouns import command_app
+from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
@@ -63,7 +64,10 @@ def up(
     if detach:
         return _start(argv, folder)
     threading.Thread(target=_announce_when_up, args=(folder,), name="gpulayer-announce", daemon=True).start()
-    return serve_plane(argv)
+    with shown_log(folder / "worker" / "worker.log"):
+        code = serve_plane(argv)
+    say("the control plane has ended")
+    return code
 
 
 def _start(argv: list[str], folder: Path) -> int:
@@ -102,12 +106,14 @@ def _announce(endpoint: "EndpointFound") -> None:
     """How to add machines and how to reach it. The join token works once; the other line holds the user's own."""
     with Transport(endpoint.url, endpoint.token) as transport:
         join = transport.send(calls.create_token())
-    minutes = join["expires_in_s"] // 60
+    minutes, port = join["expires_in_s"] // 60, endpoint.port
     say(f"the control plane serves {endpoint.url}")
     say(f"add a worker (works once, for {minutes} min):")
     print_line(f"  gpulayer join {endpoint.url} --token {join['token']}")
-    say("use it from another account or through a forwarded port:")
+    say("use it from another account:")
     print_line(f"  export GPULAYER_URL={endpoint.url} GPULAYER_TOKEN={endpoint.token}")
+    say("other machines reach it only through a forwarded port for now; the same lines hold there after")
+    say(f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there")
 
 
 def _check_port(host: str, port: int) -> None:

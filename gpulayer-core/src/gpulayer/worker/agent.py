@@ -16,7 +16,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, assert_never
 
 from gpulayer.clock import Clock
-from gpulayer.errors import BadRequest, Blame, Conflict, DiskFull, GpulayerError, NotFound, StaleAttempt, TooLarge
+from gpulayer.errors import (
+    BadRequest,
+    Blame,
+    Conflict,
+    DiskFull,
+    GpulayerError,
+    NotFound,
+    StaleAttempt,
+    TimedOut,
+    TooLarge,
+    Unreachable,
+)
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts import Launcher, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
@@ -35,7 +46,6 @@ from gpulayer.protocol.messages import (
     FollowLog,
     Forget,
     Input,
-    Item,
     Journal,
     KillTree,
     LogDrained,
@@ -43,6 +53,7 @@ from gpulayer.protocol.messages import (
     OutputsFailed,
     Phase,
     ProcessLost,
+    Progress,
     Recovered,
     RecoveredNode,
     ReportAnswered,
@@ -58,7 +69,6 @@ from gpulayer.protocol.messages import (
     Stage,
     Staged,
     StagingFailed,
-    Stop,
     StopAllRequested,
     Ticked,
     TreeSignalled,
@@ -68,17 +78,19 @@ from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire import SCHEMA_VERSION
-from gpulayer.wire.convert import assignment_from_wire, facts_to_wire, outcome_to_wire
-from gpulayer.wire.workers import CommandsReply, ReportBody, ReportItem, ReportReply, SessionReply
+from gpulayer.wire.convert import facts_to_wire
+from gpulayer.wire.workers import CommandsReply, ReportBody, ReportReply, SessionReply
 from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.launching import SpawnerStarter, end_of
 from gpulayer.worker.logs import LogUploader
 from gpulayer.worker.outputs import deliver_outputs
-from gpulayer.worker.session import Plane
+from gpulayer.worker.session import NotKnown, Plane
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
 from gpulayer.worker.stage import Stager
+from gpulayer.worker.story import Story
+from gpulayer.worker.translating import command_from_wire, item_to_wire
 
 __all__ = ["Agent"]
 
@@ -86,7 +98,7 @@ _log: Final = logging.getLogger(__name__)
 _REPORT_TIMEOUT_S: Final = 10.0
 _HOLD_S: Final = 25
 _LOOK_EVERY_S: Final = 60.0
-_EVIDENCE_LIMIT: Final = 60_000  # characters; the wire allows 65,536
+_LEAVE_AGAIN_MS: Final = 50
 
 
 class Agent:
@@ -126,18 +138,25 @@ class Agent:
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
         self._is_stop_wanted = False
+        self._story = Story()
+        self.removed: NotFound | NotKnown | None = None
 
     def session_opened(self, session: SessionReply) -> None:
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
     def stop(self) -> None:
         """End all jobs, say so, and leave. May be repeated, and called before ``run``."""
+        if not self._is_stop_wanted:
+            self._story.stopping(jobs=len(self._state.held))
         self._is_stop_wanted = True
         if self._state.boot:
             self._feed_from_outside(StopAllRequested())
 
     async def run(self) -> None:
-        """Raises what makes a worker unable to go on: the loss of its spawner link to another agent, a full disk."""
+        """Raises what makes a worker unable to go on: the loss of its spawner link to another agent, a full disk.
+
+        Where the control plane has forgotten this worker, its jobs are killed, and ``removed`` says how it was told.
+        """
         events = self._link.events()
         attached = await anext(events)
         assert isinstance(attached, Attached)
@@ -243,7 +262,8 @@ class Agent:
             case _:
                 assert_never(action)
 
-    def _write_progress(self, key: NodeKey, progress: Any) -> None:  # Any: Progress; named by the machine's messages
+    def _write_progress(self, key: NodeKey, progress: Progress) -> None:
+        self._story.progressed(self._state.held[key].assignment, progress, now_ms=self._clock.monotonic_ms())
         try:
             self._folders.write(key, progress)
         except FileNotFoundError:
@@ -276,6 +296,7 @@ class Agent:
         for key, row in rows.items():  # its folder is gone: nobody wants it any more
             self._start(self._clear(key, is_running=row.exit is None), f"clearing {key}")
         for node in nodes:
+            self._story.found(node.assignment, node.progress.phase)
             if node.progress.phase is not Phase.STAGING and node.progress.phase is not Phase.ENDED:
                 self._follow_log(node.assignment.key, is_resumed=True)
         self._feed(Recovered(self._boot, tuple(nodes), self._folders.contact_ms()))
@@ -335,11 +356,13 @@ class Agent:
             asked_ms = self._clock.monotonic_ms()
             try:
                 reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
-                heard = [_command(fields) for fields in reply["commands"]]
+                heard = [command_from_wire(fields) for fields in reply["commands"]]
                 commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:
                 tries += 1
-                if tries == 1:
+                self._hear_of_removal(error)
+                # Of a lost connection the reports tell.
+                if tries == 1 and self.removed is None and not isinstance(error, Unreachable | TimedOut):
                     _log.warning("no commands: %s", error.message)
                 await asyncio.sleep(self._plane.backoff_s(tries))
             else:
@@ -373,7 +396,7 @@ class Agent:
             "seq": plan.seq,
             "sent_ms": plan.sent_ms,
             "holding": list(plan.holding),
-            "items": [_item(item) for item in plan.items],
+            "items": [item_to_wire(item) for item in plan.items],
         }
         if plan.recovered is not None:
             body["recovered"] = list(plan.recovered)
@@ -386,13 +409,31 @@ class Agent:
             reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
         except GpulayerError as error:
             self._report_tries += 1
-            if self._report_tries == 1:
-                _log.warning("report not delivered: %s; jobs go on", error.message)
-            retry_in_ms = int(self._plane.backoff_s(self._report_tries) * 1000)
+            self._hear_of_removal(error)
+            if self.removed is None:
+                self._story.lost(error.message, jobs=len(self._state.held))
+                retry_in_ms = int(self._plane.backoff_s(self._report_tries) * 1000)
+            else:
+                retry_in_ms = _LEAVE_AGAIN_MS  # nobody hears it; it only ends the machine once nothing is held
             self._feed(ReportFailed(plan.seq, retry_in_ms))
         else:
             self._report_tries = 0
+            self._story.back()
             self._feed(ReportAnswered(plan.seq, tuple(Epoch(epoch) for epoch in reply["void"])))
+
+    def _hear_of_removal(self, error: GpulayerError) -> None:
+        """Removed, its jobs are lost to the control plane, which may have started them elsewhere: none goes on here.
+
+        401 on one route alone is no removal: a control plane that was started again knows no sessions.
+        """
+        if self.removed is not None or not isinstance(error, NotFound | NotKnown):
+            return
+        self.removed = error
+        self._is_stop_wanted = True
+        held = list(self._state.held.values())
+        _log.warning("the control plane does not know this worker any more: %s", error.message)
+        self._feed(AttemptsVoided(tuple({node.key.epoch for node in held})))
+        self._feed(StopAllRequested())
 
     async def _stage(self, assignment: Assignment) -> None:
         key = assignment.key
@@ -502,6 +543,7 @@ class Agent:
             _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
 
     def _forget(self, key: NodeKey) -> None:
+        self._story.forgotten(key)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
         current = asyncio.current_task()
@@ -525,32 +567,6 @@ class Agent:
             await self._link.shutdown()
         except GpulayerError as error:
             _log.warning("the spawner stays: %s", error.message)
-
-
-def _command(fields: Any) -> Assignment | Stop | None:  # Any: a JSON document of wire.workers.Command
-    """None for what this version does not understand: one odd command must not keep the others from being heard."""
-    try:
-        match fields["type"]:
-            case "assign":
-                return assignment_from_wire(fields)
-            case "stop":
-                return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
-            case unknown:
-                _log.warning("a command of type %r is not known to this version", unknown)
-    except (KeyError, ValueError, TypeError, BadRequest) as error:
-        _log.warning("a command can't be read: %r", error)
-    return None
-
-
-def _item(item: Item) -> ReportItem:
-    fields: ReportItem = {"epoch": item.key.epoch, "node": item.key.node, "state": item.state.value}
-    if item.outcome is not None:
-        outcome = outcome_to_wire(item.outcome)
-        outcome["evidence"] = outcome["evidence"][:_EVIDENCE_LIMIT]
-        fields["outcome"] = outcome
-    if item.outputs is not None:
-        fields["outputs"] = item.outputs
-    return fields
 
 
 def _key_of(text: str) -> NodeKey:

@@ -60,6 +60,11 @@ class IdentityStore:
         self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter))
         self._unused.unlink(missing_ok=True)
 
+    def forget_enrolment(self) -> None:
+        """As before it joined, with the same key: for a worker that was removed and may be joined again."""
+        self._keep(replace(self.identity, worker_id="", name="", counter=0))
+        self._path.unlink(missing_ok=True)
+
     def next_boot(self) -> int:
         self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot

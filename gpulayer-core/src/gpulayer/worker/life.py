@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.clock import SystemClock
-from gpulayer.errors import Conflict, GpulayerError, NotFound, Unauthenticated, Unreachable, UsageError
+from gpulayer.errors import Conflict, GpulayerError, Unauthenticated, Unreachable, UsageError
 from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
@@ -25,18 +25,21 @@ from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
-from gpulayer.worker.session import Endpoints, Plane, is_passing
+from gpulayer.worker.session import Endpoints, NotKnown, Plane, is_passing
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.stage import Stager
+from gpulayer.worker.story import machine_text
 
 __all__ = ["live"]
 
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
+_JOIN_HINT: Final = "join it again with a new token: gpulayer join URL --token TOKEN"
 
 # The only worker of a control plane on the same machine, which may be starting: somebody waits for their first job.
 _LOCAL_BACKOFF: Final = Backoff(base_ms=50, cap_ms=250)
+_LOCAL_PATIENCE: Final = 30  # tries until it is worth a word that the control plane is not there yet
 
 
 def live(settings: WorkerSettings) -> int:
@@ -47,29 +50,52 @@ def live(settings: WorkerSettings) -> int:
     return 0
 
 
+class _Present:
+    """What signals and sessions are told to: the agent of now, if there is one. ``stop`` is set for good."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.session: SessionReply | None = None
+        self._agent: Agent | None = None
+
+    def told_to_stop(self) -> None:
+        self.stop.set()
+        if self._agent is not None:
+            self._agent.stop()
+
+    def session_opened(self, session: SessionReply) -> None:
+        self.session = session
+        if self._agent is not None:
+            self._agent.session_opened(session)
+
+    async def run(self, agent: Agent) -> None:
+        self._agent = agent
+        if self.session is not None:
+            agent.session_opened(self.session)
+        if self.stop.is_set():
+            agent.stop()
+        try:
+            await agent.run()
+        finally:
+            self._agent = self.session = None
+
+
 async def _live(settings: WorkerSettings) -> None:
     identities = IdentityStore(settings.work_dir)
     boot = identities.next_boot()
     clock, registry = SystemClock(), builtin_registry()
     site = ProbeSite(settings.work_dir, settings.environment)
     facts = await gather_facts(registry.probes, site, version=settings.version, labels=settings.labels)
-    stop = asyncio.Event()
-    agents: list[Agent] = []
-    sessions: list[SessionReply] = []
-
-    def told_to_stop() -> None:
-        stop.set()
-        for agent in agents:
-            agent.stop()
+    present = _Present()
 
     def on_session(session: SessionReply) -> None:
-        sessions[:] = [session]
-        for agent in agents:
-            agent.session_opened(session)
+        if present.session is None:
+            _log.info("joined %s as %s (%s)", plane.where, identities.identity.name, machine_text(facts))
+        present.session_opened(session)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told_to_stop)
+        loop.add_signal_handler(number, present.told_to_stop)
     async with HttpClient() as http:
         plane = Plane(
             http,
@@ -80,34 +106,48 @@ async def _live(settings: WorkerSettings) -> None:
             on_session=on_session,
             backoff=DEFAULT_BACKOFF if settings.endpoint_file is None else _LOCAL_BACKOFF,
         )
-        if not identities.is_enrolled and not await _unless(stop, _enrol(settings, plane, facts)):
+        if not identities.is_enrolled and not await _unless(present.stop, _enrol(settings, plane, facts)):
             return
         await _greet(settings, plane, facts)
         _drop_token(settings)
         environment = {name: settings.environment[name] for name in _SPAWNER_VARIABLES if name in settings.environment}
-        async with await SpawnerLink.connect_or_start(
-            settings.work_dir / "spawner", python=settings.python, environment=environment
-        ) as link:
-            cache = BlobFolder(settings.work_dir / "blobs", durable=False)
-            await asyncio.to_thread(cache.sweep_temporaries)
-            agent = Agent(
-                settings,
-                plane=plane,
-                link=link,
-                folders=Journal(settings.work_dir, boot_id=_boot_id()),
-                stager=Stager(plane, cache),
-                registry=registry,
-                facts=facts,
-                clock=clock,
-                boot=boot,
-            )
-            agents.append(agent)
-            for session in sessions:
-                agent.session_opened(session)
-            if stop.is_set():
-                agent.stop()
-            _log.info("worker %s starts for the %dth time", identities.identity.name, boot)
-            await agent.run()
+        cache = BlobFolder(settings.work_dir / "blobs", durable=False)
+        await asyncio.to_thread(cache.sweep_temporaries)
+        while True:
+            async with await SpawnerLink.connect_or_start(
+                settings.work_dir / "spawner", python=settings.python, environment=environment
+            ) as link:
+                agent = Agent(
+                    settings,
+                    plane=plane,
+                    link=link,
+                    folders=Journal(settings.work_dir, boot_id=_boot_id()),
+                    stager=Stager(plane, cache),
+                    registry=registry,
+                    facts=facts,
+                    clock=clock,
+                    boot=boot,
+                )
+                await present.run(agent)
+            if agent.removed is None or present.stop.is_set():
+                return
+            if not await _unless(present.stop, _join_again(settings, plane, facts, identities, agent.removed)):
+                return
+            boot = identities.next_boot()
+
+
+async def _join_again(
+    settings: WorkerSettings, plane: Plane, facts: WorkerFacts, identities: IdentityStore, why: GpulayerError
+) -> None:
+    """A worker that was removed while it ran: its jobs have ended. Raises NotKnown where it has no token."""
+    if not _has_token(settings):
+        if settings.endpoint_file is not None:
+            identities.forget_enrolment()  # the control plane's next start gives a token to a worker that has none
+        raise NotKnown(f"this worker is not known to the control plane any more: {why.message}", hint=_JOIN_HINT)
+    try:
+        await _enrol(settings, plane, facts)
+    except Unauthenticated as error:
+        raise NotKnown(f"{why.message}, and its token joins it no more: {error.message}", hint=_JOIN_HINT) from None
 
 
 async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
@@ -125,8 +165,8 @@ async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
             if not is_passing(error) or isinstance(error, Unauthenticated):
                 raise
             tries += 1
-            if tries == 1:
-                _log.warning("not enrolled yet: %s", error.message)
+            if tries == (1 if settings.endpoint_file is None else _LOCAL_PATIENCE):
+                _log.warning("waiting for the control plane: %s", error.message)
         else:
             return
         await asyncio.sleep(plane.backoff_s(tries))
@@ -134,21 +174,19 @@ async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
 
 async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
     """Is this worker still known? With a join token it joins again; without one, and with nothing to look after, it
-    raises Unauthenticated. Silence is no answer: jobs may be running here, and the agent waits for it anyway."""
+    raises NotKnown. Silence is no answer: jobs may be running here, and the agent waits for it anyway."""
     try:
         await plane.open_session()
-    except (Unauthenticated, NotFound) as error:
-        if settings.token or (settings.token_file is not None and settings.token_file.exists()):
+    except NotKnown as error:
+        if _has_token(settings):
             await _enrol(settings, plane, facts)
         elif not Journal(settings.work_dir, boot_id=_boot_id()).load():
-            raise Unauthenticated(
-                f"the control plane does not know this worker any more: {error.message}",
-                hint=f"join again with a new token (what it knew lies in {settings.work_dir})",
+            raise NotKnown(
+                f"the control plane does not know this worker any more: {error.message}", hint=_JOIN_HINT
             ) from None
-        else:
-            _log.warning("the control plane does not know this worker any more: %s", error.message)
+        # else: the agent hears the same, and ends what is left here
     except GpulayerError as error:
-        _log.warning("no session yet: %s", error.message)
+        _log.warning("waiting for the control plane: %s", error.message)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -164,6 +202,10 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         task.cancel()
         stopped.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def _has_token(settings: WorkerSettings) -> bool:
+    return bool(settings.token) or (settings.token_file is not None and settings.token_file.exists())
 
 
 def _join_token(settings: WorkerSettings) -> str:

@@ -20,6 +20,7 @@ from gpulayer.errors import (
     Forbidden,
     GpulayerError,
     InternalError,
+    NotFound,
     ProtocolError,
     StorageUnavailable,
     TimedOut,
@@ -34,7 +35,7 @@ from gpulayer.wire.workers import EnrolBody, EnrolReply, SessionBody, SessionRep
 from gpulayer.worker.http import Address, Body, HttpClient, Incoming, parse_url
 from gpulayer.worker.identity import IdentityStore
 
-__all__ = ["Endpoints", "Plane", "is_passing"]
+__all__ = ["Endpoints", "NotKnown", "Plane", "is_passing"]
 
 _log: Final = logging.getLogger(__name__)
 _PASSING: Final = (
@@ -48,6 +49,10 @@ _PASSING: Final = (
     Forbidden,
 )
 _Result = TypeVar("_Result")
+
+
+class NotKnown(Unauthenticated):
+    """The control plane has no worker with this worker's key: it was removed, or that is another control plane."""
 
 
 def is_passing(error: GpulayerError) -> bool:
@@ -71,6 +76,12 @@ class Endpoints:
         if self._known is None:
             self._known = self._read(self._file)
         return self._known
+
+    def shown(self) -> str:
+        try:
+            return str(self.current())
+        except Unreachable:
+            return str(self._file)
 
     def failed(self) -> None:
         """The current address did not answer: the next call tries the next one, or reads the file again."""
@@ -113,6 +124,11 @@ class Plane:
         self._renew_at_ms = 0
 
     @property
+    def where(self) -> str:
+        """The address that is used now, for people."""
+        return self._endpoints.shown()
+
+    @property
     def worker_path(self) -> str:
         return f"/v1/workers/{self._identities.identity.worker_id}"
 
@@ -136,8 +152,7 @@ class Plane:
                 return
 
     async def open_session(self) -> None:
-        """Mint a session now. Raises Unauthenticated or NotFound where this worker is not known (any more), and
-        Unreachable."""
+        """Mint a session now. Raises NotKnown where this worker is not known (any more), and Unreachable."""
         await self._mint(self._token)
 
     async def call(
@@ -149,7 +164,8 @@ class Plane:
         content: bytes = b"",
         timeout_s: float = 30.0,
     ) -> Any:  # Any: a JSON document, as the route says
-        """One exchange under this worker's session. Raises the error that the answer describes, or Unreachable."""
+        """One exchange under this worker's session. Raises the error that the answer describes, NotKnown, or
+        Unreachable."""
         body = content if document is None else json.dumps(document).encode()
         token = await self._session()
         try:
@@ -211,7 +227,10 @@ class Plane:
             counter, signature = self._identities.next_signature()
             body: SessionBody = {"schema": SCHEMA_VERSION, "counter": counter, "signature": signature}
             path = f"{self.worker_path}/sessions"
-            reply: SessionReply = await self._exchange("POST", path, "", json.dumps(body).encode(), timeout_s=10)
+            try:
+                reply: SessionReply = await self._exchange("POST", path, "", json.dumps(body).encode(), timeout_s=10)
+            except (Unauthenticated, NotFound) as error:
+                raise NotKnown(error.message, hint=error.hint) from None
             self._token = reply["token"]
             self._renew_at_ms = self._clock.monotonic_ms() + reply["expires_in_s"] * 1000 * 2 // 3
         self._on_session(reply)
