@@ -109,7 +109,12 @@ class _Collector:
         def unreadable(path: Path, error: OSError) -> None:
             self.problems.append(f"skipped folder {shown(path) or '.'}: {error.strerror}")
 
-        with Beneath(root) as beneath:
+        try:
+            opened = Beneath(root, follow=False)  # the job may have put a link to anywhere in its place
+        except OSError as error:
+            self.problems.append(f"nothing of the job's {root.name} folder: it is gone or was replaced ({error.strerror})")
+            return nodes
+        with opened as beneath:
             for found in beneath.walk(enter=enter, unreadable=unreadable):
                 path = found.path
                 if path == skip or (patterns is not None and patterns.is_excluded(path[-1])):
