@@ -112,7 +112,9 @@ class _Collector:
         try:
             opened = Beneath(root, follow=False)  # the job may have put a link to anywhere in its place
         except OSError as error:
-            self.problems.append(f"nothing of the job's {root.name} folder: it is gone or was replaced ({error.strerror})")
+            self.problems.append(
+                f"nothing of the job's {root.name} folder: it is gone or was replaced ({error.strerror})"
+            )
             return nodes
         with opened as beneath:
             for found in beneath.walk(enter=enter, unreadable=unreadable):
