@@ -1,6 +1,9 @@
 """The other commands against a scripted control plane, and what belongs to later versions."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -240,6 +243,18 @@ def test_a_fault_of_ours_becomes_a_line_a_file_and_70(cli, away, plane, monkeypa
     assert "Traceback" in log.read_text()
     monkeypatch.setenv("GPULAYER_DEBUG", "1")
     assert "Traceback" in cli("worker", "list", plane=plane).err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("redirection", "code"), [("> /dev/full", 6), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("> /dev/null", 0)]
+)
+def test_standard_streams_that_are_closed_or_full_are_no_fault_of_ours(redirection, code):
+    command = f'"{sys.executable}" -m gpulayer.cli --version {redirection}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=30, check=False)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+    assert b"internal" not in done.stderr
 
 
 def test_completion_prints_a_script_and_completes_commands(cli, monkeypatch):

@@ -317,6 +317,14 @@ def test_an_attempt_that_runs_again_is_announced(cli, job_plane, parts):
     )
 
 
+def test_outputs_that_did_not_come_home_are_told_beside_the_programs_own_end(cli, job_plane, parts):
+    lost = "outputs could not be brought home: the output has 100,001 files"
+    job_plane.record = parts.job(attempts=[parts.attempt(evidence=f"{lost}\nsecond")])
+    said = cli("submit", "--", "true", plane=job_plane)
+    assert said.code == 0
+    assert f"note: {lost}\nnote: second\n" in said.err
+
+
 def test_control_characters_of_others_do_not_reach_the_terminal(cli, plane, parts):
     plane.on("POST", "/v1/jobs", parts.error(400, "bad_request", "evil \x1b[2J\x07 name", "hint\u202e"))
     said = cli("submit", "--", "true", plane=plane)

@@ -123,6 +123,14 @@ def test_one_that_does_not_start_shows_the_end_of_its_log(tmp_path):
     assert str(tmp_path / "state" / "plane.log") in caught.value.hint
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_state_folder_that_can_not_be_used_is_the_users_to_change(tmp_path, place):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match=r"state folder .*file.* can't be used") as caught:
+        ensure_plane(EmbeddedPlane(tmp_path / place, "0.1.0", {}))
+    assert "GPULAYER_STATE_DIR" in caught.value.hint
+
+
 def test_one_that_hangs_is_ended_after_the_deadline(tmp_path):
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\nexec sleep 60\n")

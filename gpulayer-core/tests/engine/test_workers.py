@@ -15,7 +15,7 @@ from gpulayer.engine.events import (
     WorkerWentSilent,
 )
 from gpulayer.spec.job import Gang, JobState
-from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
@@ -162,6 +162,23 @@ def test_a_worker_that_leaves_loses_nothing_that_may_run_again(plane):
     assert plane.state.workers["w1"].state is WorkerState.SILENT
     plane.join("w2")
     assert plane.job().state is JobState.STAGING
+
+
+def test_a_stopping_worker_is_lent_nothing_before_it_has_left(plane):
+    """It used to get back, at once, what it had just ended, and each time a try was spent."""
+    plane.join("w1")
+    plane.submit("j1")
+    epoch = plane.run("w1")
+    stopped = NodeReport(epoch, 0, NodePhase.ENDED, Outcome(EndedBy.WORKER_STOPPED))
+    plane.report("w1", stopped)
+    assert plane.job("j1").state is JobState.QUEUED
+    assert plane.state.workers["w1"].state is WorkerState.DRAINING
+    plane.report("w1", leaving=True)
+    assert plane.job("j1").state is JobState.QUEUED
+    assert plane.state.jobs["j1"].tasks[0].failures == 1
+    plane.report("w1", boot=plane.state.workers["w1"].boot + 1, recovered=())
+    assert plane.state.workers["w1"].state is WorkerState.READY
+    assert plane.job("j1").state is JobState.STAGING
 
 
 def test_a_draining_worker_ends_its_work_and_takes_no_more(plane):

@@ -2,8 +2,10 @@
 
 import pytest
 
+from gpulayer.client.connect import Settings
+from gpulayer.client.location import Local
 from gpulayer.errors import GpulayerError, NotSupported, UsageError
-from gpulayer.sdk.client import plan_batch
+from gpulayer.sdk.client import local_job_env, plan_batch
 from gpulayer.sdk.options import LATER_OPTIONS, plan_job, plan_request
 
 
@@ -80,6 +82,9 @@ def test_a_keyword_of_a_later_version_is_refused_by_name(name):
         {"timeout": 0},
         {"timeout": "soon"},
         {"retries": -1},
+        {"idempotency_key": "a\nb"},
+        {"idempotency_key": "\N{SNOWMAN}"},
+        {"idempotency_key": " padded "},
     ],
 )
 def test_a_value_that_can_not_be_meant_is_refused(options):
@@ -108,3 +113,27 @@ def test_a_batch_is_planned_as_its_items_one_by_one():
         plan_job(command, given, base_env={"PATH": "/bin"}).submission
         for command, given in zip(commands, options, strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "where"),
+    [
+        (("cat", "caf\udce9.txt"), {}, "command"),
+        (("true",), {"env": {"A": "\udcff"}}, "env.A"),
+        (("true",), {"env": {"\udcff": "A"}}, "env"),
+        (("true",), {"name": "\udcff"}, "name"),
+        (("true",), {"tags": {"k": "\udcff"}}, "tags.k"),
+        (("true",), {"outputs": ["\udcff*"]}, "outputs"),
+        (("true",), {"labels": {"k": "\udcff"}}, "request.labels.k"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_place(command, options, where):
+    with pytest.raises(UsageError, match=f"^{where}: .* is not UTF-8 text"):
+        planned(command, **options)
+
+
+def test_a_folder_on_the_path_that_is_no_text_keeps_no_job_from_being_sent(tmp_path):
+    environment = {"PATH": "/caf\udce9:/usr/bin", "VIRTUAL_ENV": "/\udce9"}
+    sent = local_job_env(Settings(Local(tmp_path), environment, "0.1.0", "test"))
+    assert sent == {"PATH": "/usr/bin"}
+    planned(base_env=sent)

@@ -164,6 +164,47 @@ def test_an_embedded_plane_ends_when_idle_but_not_with_a_live_job(serving) -> No
     assert served.wait() == (0, "")
 
 
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "deleted"])
+def test_a_damaged_endpoint_file_is_mended_so_that_the_plane_is_found(serving, damage) -> None:
+    served = serving(idle_exit_s=0.05).ready()
+    path = served.state / "endpoint.json"
+    before = path.read_bytes()
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    _until(lambda: path.exists() and path.read_bytes() == before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    served.process.send_signal(signal.SIGTERM)
+    assert served.wait() == (0, "")
+    assert not path.exists()
+
+
+def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(serving) -> None:
+    command = (sys.executable, "-c", _WORKER)
+    first = serving(idle_exit_s=0.05, worker_command=command).ready()
+    _until((first.state / "worker" / "agent.lock").exists)
+    job = first.http.post("/v1/jobs", json={"schema": 1, "command": ["true"]}).json()
+    first.state.rename(first.state.with_name("away"))
+    second = serving(worker_command=command).ready()
+    _until((second.state / "worker" / "agent.lock").exists)
+    endpoint = second.endpoint()
+    assert first.http.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"  # what it took in, it ends first
+    first.http.post(f"/v1/jobs/{job['id']}:cancel")
+    code, said = first.wait()
+    assert code == 0
+    assert "was removed or replaced" in said
+    assert second.endpoint() == endpoint
+    os.kill(int((second.state / "worker" / "agent.lock").read_text()), 0)
+
+
+def test_a_state_folder_that_can_not_be_used_is_said_in_one_line(tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="can't be used"):
+            serve(ServeSettings(folder, port=0))
+
+
 def test_shutdown_ends_the_own_worker_first(serving) -> None:
     served = serving(worker_command=(sys.executable, "-c", _WORKER)).ready()
     folder = served.state / "worker"

@@ -27,6 +27,16 @@ os.wait()
 print("ready", flush=True)
 """
 
+# Each process of the chain outlives its child's start by nothing: one is always between death and its parent's look.
+CHAIN = """
+import os, sys, time
+for _ in range(int(sys.argv[1])):
+    if os.fork():
+        os._exit(3)
+    os.setsid()
+time.sleep(600)
+"""
+
 
 @pytest.mark.parametrize("code", [0, 1, 2, 126, 127, 128, 200, 255])
 def test_an_exit_code_passes_through(spawner, agent, code):
@@ -253,3 +263,13 @@ def test_extending_an_unknown_job_is_an_error(agent):
     reply = agent.ask(lambda number: m.Extend(number, "9.9", 0))
     assert isinstance(reply, m.Failed)
     assert reply.code == "not_found"
+
+
+def test_a_chain_of_forks_whose_parents_end_at_once_is_ended_with_its_job(spawner, agent):
+    """A dead child that is reaped may have left a child that was not in the list of children yet."""
+    other = agent.spawn("other", "sleep", "600")
+    for number in range(40):
+        record = agent.run(f"{number}.0", sys.executable, "-I", "-S", "-c", CHAIN, str(1 + number % 8))
+        assert record.exit_code == 3
+        assert record.tree_clean
+        assert spawner.running() == {other.pid}

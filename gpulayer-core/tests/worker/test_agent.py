@@ -62,6 +62,7 @@ def test_exit_codes_and_signals_pass_through(scene):
         plane.assign(11, "sh", "-c", "kill -15 $$")
         plane.assign(12, "no-such-program-here")
         plane.assign(13, "./not-executable", source=not_executable(plane))
+        plane.assign(14, "true", "x" * 200_000)
         for epoch, code in enumerate(codes, 1):
             assert outcome(await plane.end_of(epoch)) == ("program", code, None)
         assert outcome(await plane.end_of(10)) == ("signal", None, 9)
@@ -72,6 +73,10 @@ def test_exit_codes_and_signals_pass_through(scene):
         assert missing["outcome"]["blame"] == "user"
         assert "no-such-program-here" in missing["outcome"]["evidence"]
         assert "chmod +x" in refused["outcome"]["evidence"]
+        too_long = await plane.end_of(14)
+        assert outcome(too_long) == ("program", 126, None)
+        assert "Argument list too long" in too_long["outcome"]["evidence"]
+        assert "chmod" not in too_long["outcome"]["evidence"]
         await worker.stop()
 
     def not_executable(plane):

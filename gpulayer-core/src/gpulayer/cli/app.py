@@ -1,5 +1,6 @@
 """The program: which command is which module, and how every failure becomes a line and an exit code."""
 
+import errno
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from gpulayer.cli.console import print_error, print_line, say
 from gpulayer.cli.exits import Exit, exit_for_error
 from gpulayer.cli.later import later_command, later_flag
 from gpulayer.cli.quick import QuickGroup, QuickTyper
-from gpulayer.errors import GpulayerError, UsageError
+from gpulayer.errors import GpulayerError, StorageUnavailable, UsageError
 
 __all__ = ["run"]
 
@@ -44,7 +45,7 @@ _MEANT: Final = {
     "--num-gpus": "did you mean --devices N?",
     "--dry-run": "gpulayer explain, with the same needs, says where a job would run",
 }
-
+_DISK_TROUBLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 COMPLETE_VARIABLE: Final = "_GPULAYER_COMPLETE"  # the shell's script of `gpulayer completion` sets it
 
 
@@ -100,6 +101,7 @@ def _root(
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_what_is_closed()
     command = typer.main.get_command(app)
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init  # noqa: PLC0415 - only when a shell asks
@@ -128,6 +130,12 @@ def run(argv: Sequence[str] | None = None) -> int:
         return Exit.PIPE_CLOSED
     except (KeyboardInterrupt, Abort):
         return Exit.INTERRUPTED
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            return _report_bug()
+        _let_go_of_stdout()
+        print_error(StorageUnavailable(f"the output can't be written: {error.strerror}", hint="free space, then retry"))
+        return Exit.INFRASTRUCTURE
     except Exception:
         return _report_bug()
 
@@ -177,6 +185,13 @@ def _report_bug() -> int:
     except OSError:
         say(" hint: GPULAYER_DEBUG=1 shows where; please report it")
     return Exit.BUG
+
+
+def _open_what_is_closed() -> None:
+    """Where a standard stream was closed by the caller (``>&-``), the next file opened would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 def _let_go_of_stdout() -> None:

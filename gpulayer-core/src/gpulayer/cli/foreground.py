@@ -4,6 +4,7 @@ The program's bytes pass untouched. An interrupt never loses or doubles a byte: 
 and what was written is counted.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, TextIO
 from gpulayer.cli.console import print_json, say
 from gpulayer.cli.exits import Exit, exit_for_job
 from gpulayer.cli.progress import QueueWatch, transfer_progress
-from gpulayer.cli.records import ending_line
+from gpulayer.cli.records import ending_line, notes_on
 from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, Unreachable
+from gpulayer.errors import Conflict, Unreachable, UsageError
 from gpulayer.ids import Digest
 from gpulayer.sdk.job import RUNS_FOLDER
 
@@ -100,12 +101,12 @@ class Foreground:
             from gpulayer.spec.tree import EMPTY_TREE  # noqa: PLC0415
 
             if record["output_tree"] != EMPTY_TREE:
-                destination = Path(RUNS_FOLDER, self._id)
+                destination = Path(_working_folder(self._id), RUNS_FOLDER, self._id)
                 with transfer_progress(is_quiet=self._is_quiet) as progress:
                     home = bring_home(self._transport, Digest(record["output_tree"]), destination, progress=progress)
                 for warning in home.warnings:
                     say(f"note: {warning}")
-                landed = str(destination)
+                landed = str(Path(RUNS_FOLDER, self._id))
         if record["state"] == "rejected":
             from gpulayer.cli.verdicts import rejection_lines  # noqa: PLC0415 - only after a rejection
 
@@ -113,6 +114,8 @@ class Foreground:
                 say(line)
             say(f"job {self._id} was rejected; gpulayer job show {self._id}")
         elif not self._is_quiet:
+            for line in notes_on(record):
+                say(f"note: {line}")
             say(ending_line(record, landed))
         if self._as_json:
             print_json(record)
@@ -164,6 +167,16 @@ class Foreground:
 
     def _announce_gap(self, dropped: int) -> None:
         say(f"note: {dropped:,} bytes of the log were dropped by its limit")
+
+
+def _working_folder(job_id: str) -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the folder in which this command was started is gone: outputs can't come home to it",
+            hint=f"gpulayer job result {job_id} --download --dest DIR",
+        ) from None
 
 
 class RawOutput:

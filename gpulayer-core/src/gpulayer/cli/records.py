@@ -19,6 +19,7 @@ __all__ = [
     "duration_text",
     "ending_line",
     "job_fields",
+    "notes_on",
     "when",
     "worker_fields",
     "workers_of",
@@ -54,6 +55,13 @@ def ending_line(record: "JobRecord", landed: str) -> str:
         files = f" ({count:,} file{'' if count == 1 else 's'}, {format_bytes(size)})" if count else ""
         line += f"; outputs in {landed}/{files}"
     return "\n  ".join([line, *evidence.splitlines()[:_EVIDENCE_LINES]])
+
+
+def notes_on(record: "JobRecord") -> list[str]:
+    """What is to be said beside the program's own end: outputs that did not come home, why it could not start."""
+    if record["ended_by"] not in ("program", "signal") or not record["attempts"]:
+        return []
+    return record["attempts"][-1]["evidence"].splitlines()
 
 
 def job_fields(record: "JobRecord") -> list[tuple[str, str]]:

@@ -59,7 +59,6 @@ def up(
     _check_port(host, port)
     if running is not None:
         _take_over(running, folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     argv = plane_command(state=folder, mode="standing", host=host, port=port, has_worker=not no_worker)
     if detach:
         return _start(argv, folder)

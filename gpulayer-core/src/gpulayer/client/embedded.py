@@ -89,7 +89,6 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
         if kept is not None:
             return Running(kept, is_new=False)
     say("starting the background control plane")
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     process = start_detached(plane_argv(settings), log=settings.state_dir / PLANE_LOG, environment=settings.environment)
     endpoint = _await_endpoint(settings, process)
     return Running(endpoint, is_new=True)
@@ -106,8 +105,17 @@ def plane_argv(settings: EmbeddedPlane) -> tuple[str, ...]:
 
 
 def start_detached(argv: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own that outlives this one; its output is appended to ``log`` (0600)."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Start a process in a session of its own that outlives this one; its output is appended to ``log`` (0600).
+
+    The log's folder is made where it is missing. Raises UsageError where it can't be used."""
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"state folder {log.parent} can't be used: {error.strerror}",
+            hint="set GPULAYER_STATE_DIR to a folder that can be written",
+        ) from None
     try:
         return subprocess.Popen(
             argv,

@@ -11,6 +11,7 @@ from gpulayer.engine.events import (
     KeepForPassed,
     LeaseExpired,
     NodePhase,
+    NodeReport,
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
@@ -62,6 +63,8 @@ def reported(turn: Turn, event: WorkerReported) -> None:
         for item in event.items:
             attempt = _lent_to(state, worker, item.epoch)
             if attempt is not None and worker.leases.get(item.epoch) == item.node:
+                if _is_stopping(attempt, item):
+                    _stops(turn, worker)
                 attempts.node_reported(turn, attempt, item.node, item)
         if event.leaving:
             _left(turn, worker)
@@ -134,7 +137,7 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     if not worker.is_heard:
         worker.is_heard = True
         schedule.workers_changed(turn.state)
-    if worker.state in (WorkerState.JOINING, WorkerState.SILENT):
+    if is_new_boot or worker.state in (WorkerState.JOINING, WorkerState.SILENT):
         worker.state = _present_state(worker)
         turn.workers[worker.id] = worker
         schedule.workers_changed(turn.state)
@@ -155,6 +158,20 @@ def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> N
         if attempt is None or epoch in recovered or attempt.nodes[index].phase is NodePhase.ASSIGNED:
             continue
         _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
+
+
+def _is_stopping(attempt: Attempt, item: NodeReport) -> bool:
+    """Whether the agent ended this because it stops itself: nobody here had asked for it."""
+    is_asked = attempt.stop is not None or attempt.first_failure is not None
+    return item.outcome is not None and item.outcome.ended_by is EndedBy.WORKER_STOPPED and not is_asked
+
+
+def _stops(turn: Turn, worker: Worker) -> None:
+    """It takes nothing more until it has started anew; what it was lent now would only be ended again."""
+    if worker.state is WorkerState.READY:
+        worker.state = WorkerState.DRAINING
+        turn.workers[worker.id] = worker
+        schedule.workers_changed(turn.state)
 
 
 def _left(turn: Turn, worker: Worker) -> None:

@@ -148,7 +148,14 @@ def local_job_env(settings: Settings) -> Mapping[str, str]:
     """What a job of this machine's own control plane gets, so that ``python`` is the submitter's."""
     if not is_local(settings):
         return {}
-    return {name: settings.environment[name] for name in ("PATH", "VIRTUAL_ENV") if settings.environment.get(name)}
+    found = {name: settings.environment.get(name, "") for name in ("PATH", "VIRTUAL_ENV")}
+    # A folder whose name is no text can't be sent; the others still can.
+    found["PATH"] = ":".join(folder for folder in found["PATH"].split(":") if _is_text(folder))
+    return {name: value for name, value in found.items() if value and _is_text(value)}
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def plan_batch(jobs: "Iterable[BatchItem | Sequence[str]]", *, base_env: Mapping[str, str]) -> list[JobPlan]:

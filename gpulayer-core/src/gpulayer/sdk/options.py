@@ -169,13 +169,14 @@ def plan_job(
         submission["exclusive"] = True
     if not options.get("wait", True):
         submission["wait"] = False
+    _check_text(submission)
     source = options.get("source")
     return JobPlan(
         submission,
         None if source is None else os.fspath(source),
         tuple(options.get("include", ())),
         tuple(options.get("exclude", ())),
-        options.get("idempotency_key") or secrets.token_hex(16),
+        _key(options.get("idempotency_key", "")),
     )
 
 
@@ -229,6 +230,35 @@ def check_submission(submission: "JobSubmission") -> None:
     from gpulayer.wire.convert import spec_from_wire  # noqa: PLC0415 - only worth its import beside a transfer
 
     spec_from_wire(submission)
+
+
+def _check_text(value: object, where: str = "") -> None:
+    """Arguments and names of files can be bytes that no text stands for; JSON carries text. Raises UsageError."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                _check_text(key, where)
+                _check_text(item, f"{where}.{key}" if where else str(key))
+        case list():
+            for item in value:
+                _check_text(item, where)
+        case str() if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            raise UsageError(
+                f"{where}: {value[:60]!a} is not UTF-8 text",
+                hint="rename what it names; or ship it with --source, and let a script there say it",
+            )
+
+
+def _key(text: str) -> str:
+    """It travels as a header."""
+    if not text:
+        return secrets.token_hex(16)
+    if not text.isascii() or not text.isprintable() or text != text.strip():
+        raise UsageError(
+            f"idempotency_key: {text[:60]!a} may hold printable ASCII characters only, and no space at its ends",
+            hint="a hash or a UUID of what makes the job the same job is a good key",
+        )
+    return text
 
 
 def _check_names(options: Mapping[str, object], known: frozenset[str], function: str) -> None:

@@ -28,6 +28,7 @@ class LocalWorker:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
+        self._has_folder = True
         self._wait_s = _RESTART_FIRST_S
         self._restart_at = 0.0
 
@@ -79,6 +80,10 @@ class LocalWorker:
             except ProcessLookupError:
                 pass
 
+    def leave_folder(self) -> None:
+        """The folder was taken away: who works there now is somebody else's; only the process started here counts."""
+        self._has_folder = False
+
     def forget(self) -> None:
         """Leave it running for the plane that comes next."""
         self._is_stopping = True
@@ -98,6 +103,8 @@ class LocalWorker:
             return None
 
     def _is_locked(self) -> bool:
+        if not self._has_folder:
+            return False
         try:
             descriptor = os.open(self._folder / "agent.lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:

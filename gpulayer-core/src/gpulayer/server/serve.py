@@ -55,18 +55,23 @@ def serve(settings: ServeSettings) -> int:
             hint="leave --host away, or use 127.0.0.1",
         )
     layout = Layout(settings.state_dir)
-    layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(layout), _listening(settings) as listener:
+    try:
+        layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"state folder {layout.root} can't be used: {error.strerror}", hint="choose another with --state DIR"
+        ) from None
+    with _locked(layout) as lock, _listening(settings) as listener:
         layout.endpoint.unlink(missing_ok=True)  # of a plane that was killed; our worker must not follow it
         worker, join_token = _start_worker(settings, layout)
         try:
-            asyncio.run(_serve(_Served(settings, layout, listener, worker, join_token)))
+            asyncio.run(_serve(_Served(settings, layout, lock, listener, worker, join_token)))
         except BaseException:
             if worker is not None:
                 worker.stop()
             raise
         finally:
-            layout.endpoint.unlink(missing_ok=True)
+            _remove_endpoint(layout, lock)
     return 0
 
 
@@ -74,6 +79,7 @@ def serve(settings: ServeSettings) -> int:
 class _Served:
     settings: ServeSettings
     layout: Layout
+    lock: int
     listener: socket.socket
     worker: LocalWorker | None
     join_token: str | None
@@ -126,12 +132,13 @@ async def _serve(served: _Served) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, plane, server)
-        _write_endpoint(served, token)
+        document = _endpoint(served, token)
+        _write_private(served.layout.endpoint, document)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[served.listener]))
-            looking = group.create_task(_look_after(plane, served))
+            looking = group.create_task(_look_after(plane, served, document))
             await _until_first(plane.shutdown_asked.wait(), serving)
-            served.layout.endpoint.unlink(missing_ok=True)
+            _remove_endpoint(served.layout, served.lock)
             looking.cancel()
             if served.worker is not None:
                 await _end_worker(plane, served.worker)
@@ -162,19 +169,28 @@ async def _own_tokens(plane: "Plane", join_token: str | None) -> str:
     return token
 
 
-async def _look_after(plane: "Plane", served: _Served) -> None:
-    """Keep the worker going; end an embedded plane that nobody has needed for a while."""
+async def _look_after(plane: "Plane", served: _Served, endpoint: bytes) -> None:
+    """Keep the worker and the endpoint file going; end an embedded plane that nobody has needed for a while, and any
+    whose folder was taken away: nobody finds it any more, and what it writes is lost."""
     settings = served.settings
     idle_ms = settings.idle_exit_s * 1000
     while True:
         await asyncio.sleep(min(_LOOK_S, max(settings.idle_exit_s / 4, 0.01)))
+        is_orphaned = not _is_ours(served.layout, served.lock)
+        if not is_orphaned:
+            _mend_endpoint(served.layout, endpoint)
         if served.worker is not None:
-            served.worker.look_after()
-        if settings.mode != "embedded" or plane.clients_now:
+            if is_orphaned:
+                served.worker.leave_folder()
+            else:
+                served.worker.look_after()
+        if (settings.mode != "embedded" and not is_orphaned) or plane.clients_now:
             continue
-        if plane.clock.monotonic_ms() - plane.last_client_ms < idle_ms:
+        if plane.clock.monotonic_ms() - plane.last_client_ms < idle_ms and not is_orphaned:
             continue
         if not await plane.driver.read(lambda state: bool(state.jobs)):
+            if is_orphaned:
+                _log.warning("the state folder %s was removed or replaced; ending", served.layout.root)
             plane.ask_shutdown(keep_worker=False)
             return
 
@@ -239,8 +255,8 @@ def _on_signal(plane: "Plane", server: "uvicorn.Server") -> None:
 
 
 @contextmanager
-def _locked(layout: Layout) -> Iterator[None]:
-    """One plane a state folder; the lock goes with the process, however it ends."""
+def _locked(layout: Layout) -> Iterator[int]:
+    """One plane a state folder; the lock goes with the process, however it ends. Gives its descriptor."""
     descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -254,7 +270,7 @@ def _locked(layout: Layout) -> Iterator[None]:
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -276,7 +292,15 @@ def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
         yield listener
 
 
-def _write_endpoint(served: _Served, token: str) -> None:
+def _is_ours(layout: Layout, lock: int) -> bool:
+    """Whether the folder is still the one that was locked."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.stat(layout.lock))
+    except OSError:
+        return False
+
+
+def _endpoint(served: _Served, token: str) -> bytes:
     document: EndpointFile = {
         "schema": 1,
         "url": served.url,
@@ -285,7 +309,25 @@ def _write_endpoint(served: _Served, token: str) -> None:
         "version": __version__,
         "embedded": served.settings.mode == "embedded",
     }
-    _write_private(served.layout.endpoint, json.dumps(document).encode())
+    return json.dumps(document).encode()
+
+
+def _mend_endpoint(layout: Layout, content: bytes) -> None:
+    """Whoever lost or damaged the file could neither use this plane nor end it, nor start another."""
+    try:
+        if layout.endpoint.read_bytes() == content:
+            return
+    except OSError:
+        pass
+    try:
+        _write_private(layout.endpoint, content)
+    except OSError as error:
+        _log.warning("%s can't be written: %s", layout.endpoint, error.strerror)
+
+
+def _remove_endpoint(layout: Layout, lock: int) -> None:
+    if _is_ours(layout, lock):
+        layout.endpoint.unlink(missing_ok=True)
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -99,6 +99,7 @@ class Jobs:
         self._jobs: dict[str, _Job] = {}
         self._live: dict[int, _Job] = {}  # by PID; RUNNING and ENDING, so not reaped
         self._owners: dict[int, str] = {}  # orphan PID -> key; true until the orphan is reaped
+        self._is_all = True  # _live_orphans, the last time, missed none
 
     @property
     def unfinished(self) -> int:
@@ -359,8 +360,11 @@ class Jobs:
     def _end_tree(self, job: _Job) -> None:
         if job.phase is not _Phase.ENDING:
             return
-        left = self._survivors(job)
-        if left and self._reactor.now() < job.give_up_at:
+        orphans = self._orphans_of(job)
+        # Empty is what has no orphan, not what has no member: one that died just now may have left children.
+        is_empty = not orphans and self._is_all
+        left = [] if is_empty else self._members(job, {job.entry.pid, *orphans})
+        if not is_empty and self._reactor.now() < job.give_up_at:
             tree.send_signal(left, signal.SIGKILL)
             if not job.is_waiting:  # each death wakes this too: one timer is enough
                 job.is_waiting = True
@@ -455,13 +459,12 @@ class Jobs:
         roots = {pid, *(orphan for orphan in self._live_orphans() if self._owner_of(orphan) == job.entry.key)}
         return tree.send_signal(self._members(job, roots), signum)
 
-    def _survivors(self, job: _Job) -> list[tree.Process]:
-        """What is left of a tree whose main process has ended (see ``tree`` for why this is all)."""
+    def _orphans_of(self, job: _Job) -> set[int]:
+        """What is left of a tree whose main process has ended hangs below these (see ``tree``)."""
         orphans = self._live_orphans()
-        mine = {orphan for orphan in orphans if self._owner_of(orphan) == job.entry.key}
         if len(self._live) == 1:
-            mine = set(orphans)  # also those that shed every sign of whose they are: there is no other job
-        return self._members(job, {job.entry.pid, *mine}) if mine else []
+            return set(orphans)  # also those that shed every sign of whose they are: there is no other job
+        return {orphan for orphan in orphans if self._owner_of(orphan) == job.entry.key}
 
     def _members(self, job: _Job, roots: set[int]) -> list[tree.Process]:
         seen = tree.processes()
@@ -472,11 +475,13 @@ class Jobs:
     def _live_orphans(self) -> list[int]:
         """Children that are no job's main process: what jobs left behind. Dead ones are reaped on the way."""
         alive = []
+        self._is_all = True
         for pid in tree.children() or ():
             if pid in self._live:
                 continue
             if os.waitpid(pid, os.WNOHANG)[0] == pid:
                 self._owners.pop(pid, None)
+                self._is_all = False  # what it had forked became ours at its death, perhaps after the list was read
             else:
                 alive.append(pid)
         return alive

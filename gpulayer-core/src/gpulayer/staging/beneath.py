@@ -56,11 +56,13 @@ def shown(path: Path) -> str:
 
 
 class Beneath:
-    """A folder as the root of everything that is opened. ``root`` itself may be reached through links."""
+    """A folder as the root of everything that is opened. ``root`` may be reached through links, and be one itself
+    unless ``follow`` is False: then it raises OSError."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, follow: bool = True) -> None:
         self._root = os.fspath(root)
-        self._descriptors = [os.open(self._root, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))]
+        flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+        self._descriptors = [os.open(self._root, flags if follow else _DIRECTORY)]
         self._path: Path = ()
 
     def __enter__(self) -> Self:

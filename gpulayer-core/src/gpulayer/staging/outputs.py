@@ -6,7 +6,6 @@ nowhere, sockets, files that can't be read) is named in the warnings and fails n
 """
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from typing import Final
 
 from gpulayer.errors import BadRequest, UsageError
 from gpulayer.ids import Digest
+from gpulayer.spec.globs import Glob
 from gpulayer.spec.tree import Entry, EntryKind, check_symlink
 from gpulayer.spec.units import format_bytes
 from gpulayer.staging.beneath import Beneath, Found, Path, shown
@@ -40,23 +40,18 @@ NOT_OUTPUTS: Final = (
 
 
 class OutputPatterns:
-    """``--output`` globs, relative to the work folder: ``*`` within a name, ``**`` over folders.
+    """``--output`` patterns and what never comes home. Without patterns everything matches.
 
-    A pattern that names a folder brings all below it. Without patterns everything matches. Raises UsageError for a
-    pattern that is absolute or climbs.
+    Raises UsageError for a pattern that is absolute or climbs.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = [_components(pattern) for pattern in patterns]
-        try:
-            self._regexes = [re.compile(_regex(parts), re.DOTALL) for parts in self._patterns]
-        except re.error as error:
-            raise UsageError(f"--output {', '.join(patterns)}: not a pattern ({error})") from None
-        asked_for = {part for parts in self._patterns for part in parts}
+        self._globs = [Glob(pattern) for pattern in patterns]
+        asked_for = {name for glob in self._globs for name in glob.names}
         self._excluded = tuple(name for name in NOT_OUTPUTS if name not in asked_for)
 
     def match(self, path: Path) -> bool:
-        return not self._regexes or any(regex.fullmatch("/".join(path)) for regex in self._regexes)
+        return not self._globs or any(glob.match(path) for glob in self._globs)
 
     def is_excluded(self, name: str) -> bool:
         """Tool caches, unless a pattern names them."""
@@ -114,7 +109,14 @@ class _Collector:
         def unreadable(path: Path, error: OSError) -> None:
             self.problems.append(f"skipped folder {shown(path) or '.'}: {error.strerror}")
 
-        with Beneath(root) as beneath:
+        try:
+            opened = Beneath(root, follow=False)  # the job may have put a link to anywhere in its place
+        except OSError as error:
+            self.problems.append(
+                f"nothing of the job's {root.name} folder: it is gone or was replaced ({error.strerror})"
+            )
+            return nodes
+        with opened as beneath:
             for found in beneath.walk(enter=enter, unreadable=unreadable):
                 path = found.path
                 if path == skip or (patterns is not None and patterns.is_excluded(path[-1])):
@@ -208,48 +210,3 @@ def _position_below(work: FilePath, output_dir: FilePath | None) -> Path | None:
         return output_dir.absolute().relative_to(work.absolute()).parts or None
     except ValueError:
         return None
-
-
-def _components(pattern: str) -> list[str]:
-    parts = [part for part in pattern.split("/") if part not in ("", ".")]
-    if pattern.startswith("/") or ".." in parts or "\0" in pattern:
-        raise UsageError(
-            f"--output {pattern!r} must be relative to the work folder and stay inside it",
-            hint="write results below the work folder, or to $GPULAYER_OUTPUT_DIR",
-        )
-    return parts or ["**"]
-
-
-def _regex(parts: list[str]) -> str:
-    """A regular expression for the joined path; what lies below a match matches too."""
-    pieces: list[str] = []
-    for index, part in enumerate(parts):
-        is_last = index == len(parts) - 1
-        if part == "**":
-            pieces.append(".+" if is_last else "(?:[^/]+/)*")
-        else:
-            pieces.append(_component_regex(part) + ("(?:/.*)?" if is_last else "/"))
-    return "".join(pieces)
-
-
-def _component_regex(part: str) -> str:
-    made, position = "", 0
-    while position < len(part):
-        character = part[position]
-        position += 1
-        if character == "*":
-            made += "[^/]*"
-        elif character == "?":
-            made += "[^/]"
-        elif (
-            character == "["
-            and (end := part.find("]", position + 2 if part[position : position + 1] == "!" else position + 1)) > 0
-        ):
-            inner = part[position:end]
-            negated = inner.startswith("!")
-            body = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner[1:] if negated else inner)
-            made += f"(?!/)[{'^' if negated else ''}{body}]"
-            position = end + 1
-        else:
-            made += re.escape(character)
-    return made

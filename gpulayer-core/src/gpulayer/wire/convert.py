@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from gpulayer.clock import iso_utc
-from gpulayer.errors import BadRequest, Blame, NotSupported
+from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
 from gpulayer.ids import Digest, Epoch, JobId, is_digest
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.globs import Glob
 from gpulayer.spec.job import (
     DEFAULT_GRACE_MS,
     DEFAULT_KEEP_FOR_MS,
@@ -198,6 +199,8 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         if not key or "=" in key or "\0" in key:
             raise BadRequest(f"env: {key!r} can't name a variable")
         _check_text(value, f"env.{key}")
+    for pattern in submission.get("outputs", ()):
+        _check_glob(pattern)  # now: a worker finds out when the work is done and its results are to be fetched
     return JobSpec(
         command=command,
         kind=kind,
@@ -447,6 +450,13 @@ def _check_specifier(text: str, where: str) -> None:
         SpecifierSet(text)
     except InvalidSpecifier:
         raise BadRequest(f"{where}: {text!r} is not a version range", hint='write it like ">=8.0"') from None
+
+
+def _check_glob(pattern: str) -> None:
+    try:
+        Glob(pattern)
+    except UsageError as error:
+        raise BadRequest(f"outputs: {error.message.removeprefix('--output ')}", hint=error.hint) from None
 
 
 def _check_text(text: str, where: str) -> None:

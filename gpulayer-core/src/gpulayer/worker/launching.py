@@ -1,5 +1,7 @@
 """What the spawner says, in the words of launchers and of the agent's machine."""
 
+import errno
+
 from gpulayer.plugins.contracts import Launched, LaunchPlan, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
 from gpulayer.spawner.messages import ExitRecord
@@ -29,14 +31,16 @@ class SpawnerStarter:
             kill_by_ms=self._kill_by_ms,
         )
         if isinstance(reply, NotSpawned):
-            return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0]))
+            return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0], reply.errno))
         if reply.exit is not None and reply.exit.reason == "spawn_failed":
             return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))
         self.ended = reply.exit
         return Launched(reply.pid)
 
 
-def _hint(exit_code: int | None, program: str) -> str:
+def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
+    if number == errno.E2BIG:
+        return "one argument or variable may have 128 KiB, all together 2 MiB: put what is longer into a file"
     if exit_code == 126:
         return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
     if exit_code == 127:
