@@ -200,6 +200,16 @@ def test_two_workers_can_not_have_one_name(story):
     assert f"another worker has the name {held['name']!r}" in ended.err
 
 
+@pytest.mark.parametrize("lost", ["store.db", "worker/identity.json"])
+def test_the_own_worker_comes_back_when_the_store_or_its_identity_is_lost(story, lost):
+    assert story.run("submit", "--", "true").code == 0
+    assert story.run("down").code == 0
+    for path in story.state.glob("store.db*" if lost == "store.db" else lost):
+        path.write_bytes(b"" if lost == "store.db" else b"{garbage")
+    ended = story.run("submit", "--", "echo", "back")
+    assert (ended.code, ended.out) == (0, b"back\n"), ended.err
+
+
 def test_no_worker_fits_is_a_table_and_exit_code_3(shared):
     ended = shared.run("submit", "--accelerator", "cuda", "--devices", "2", "--", "true")
     assert ended.code == 3

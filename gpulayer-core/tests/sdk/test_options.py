@@ -85,6 +85,7 @@ def test_a_keyword_of_a_later_version_is_refused_by_name(name):
         {"idempotency_key": "a\nb"},
         {"idempotency_key": "\N{SNOWMAN}"},
         {"idempotency_key": " padded "},
+        {"idempotency_key": ""},
     ],
 )
 def test_a_value_that_can_not_be_meant_is_refused(options):

@@ -79,8 +79,8 @@ def submit(
     no_outputs: Annotated[bool, typer.Option("--no-outputs", help="Bring no files home.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the program's output, and errors.")] = False,
     idempotency_key: Annotated[
-        str, typer.Option("--idempotency-key", metavar="KEY", help="The same key is the same job, for 7 days.")
-    ] = "",
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help="The same key is the same job, for 7 days.")
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
     """Run a command where it fits, stream its output, bring its files home, and exit with its exit code."""
@@ -98,7 +98,7 @@ def submit(
         "outputs": output or (),
         "env": read_env(env or (), _read(env_file), environment=os.environ, file_name=env_file),
         "tags": needs.pairs(tag or (), "--tag"),
-        "idempotency_key": idempotency_key,
+        **({} if idempotency_key is None else {"idempotency_key": idempotency_key}),
     }
     request = needs.request_options(
         accelerator=accelerator,

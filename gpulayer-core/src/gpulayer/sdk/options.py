@@ -176,7 +176,7 @@ def plan_job(
         None if source is None else os.fspath(source),
         tuple(options.get("include", ())),
         tuple(options.get("exclude", ())),
-        _key(options.get("idempotency_key", "")),
+        _key(options.get("idempotency_key")),
     )
 
 
@@ -249,13 +249,13 @@ def _check_text(value: object, where: str = "") -> None:
             )
 
 
-def _key(text: str) -> str:
-    """It travels as a header."""
-    if not text:
+def _key(text: str | None) -> str:
+    """It travels as a header. An empty one was meant to be something (a variable that is not set), so it is refused."""
+    if text is None:
         return secrets.token_hex(16)
-    if not text.isascii() or not text.isprintable() or text != text.strip():
+    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
         raise UsageError(
-            f"idempotency_key: {text[:60]!a} may hold printable ASCII characters only, and no space at its ends",
+            f"idempotency_key: {text[:60]!a} must be printable ASCII, not empty, with no space at its ends",
             hint="a hash or a UUID of what makes the job the same job is a good key",
         )
     return text

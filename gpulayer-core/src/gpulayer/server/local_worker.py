@@ -6,6 +6,7 @@ its time to start, too.
 """
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -32,9 +33,19 @@ class LocalWorker:
         self._wait_s = _RESTART_FIRST_S
         self._restart_at = 0.0
 
-    @property
     def needs_join_token(self) -> bool:
-        return not (self._folder / "identity.json").exists()
+        """It has not joined yet, or can't say who it is any more (then what is left of that is put aside)."""
+        path = self._folder / "identity.json"
+        try:
+            is_whole = bool(json.loads(path.read_bytes())["private_key"])
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError, KeyError, TypeError):
+            is_whole = False
+        if not is_whole and not self.is_running():
+            path.replace(path.with_name("identity.damaged.json"))
+            return True
+        return False
 
     def start(self) -> None:
         """Start it, unless one is there already. Raises OSError where the command can't be run."""

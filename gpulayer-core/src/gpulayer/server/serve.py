@@ -95,7 +95,7 @@ def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker 
         return None, None
     worker = LocalWorker(settings.worker_command, layout.worker)
     join_token = None
-    if worker.needs_join_token and not worker.is_running():
+    if worker.needs_join_token() and not worker.is_running():
         # It becomes valid when the store knows it, which is before the worker learns where to show it.
         join_token = make_token(TokenKind.JOIN)
         layout.worker.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ async def _serve(served: _Served) -> None:
     )
     try:
         await plane.start()
-        token = await _own_tokens(plane, served.join_token)
+        token = await _own_tokens(plane, served)
         server = _http_server(create_app(plane), settings)
         gc.freeze()
         gc.set_threshold(*_COLLECT)
@@ -149,12 +149,16 @@ async def _serve(served: _Served) -> None:
         await plane.close()
 
 
-async def _own_tokens(plane: "Plane", join_token: str | None) -> str:
+async def _own_tokens(plane: "Plane", served: _Served) -> str:
     """Make the token of this machine's user, in place of the last run's, and make the worker's join token valid."""
     from gpulayer.server.store import Side  # noqa: PLC0415 - heavy: see the module
 
+    join_token = served.join_token
     token, row = plane.auth.new_token(TokenKind.CLIENT, name="local", life_s=None, is_local=True)
     rows = [row]
+    is_stranger = served.worker is not None and join_token is None and not plane.auth.has_local_worker()
+    if is_stranger:  # the worker has an identity that this store does not know: the store was lost, or is another
+        join_token = make_token(TokenKind.JOIN)
     if join_token is not None:
         life_s = plane.settings.join_token_life_s
         _, joining = plane.auth.new_token(
@@ -166,6 +170,8 @@ async def _own_tokens(plane: "Plane", join_token: str | None) -> str:
     plane.auth.forget_tokens(stale)
     for made in rows:
         plane.auth.keep_token(made)
+    if is_stranger and join_token is not None:
+        _write_private(served.layout.worker / "join-token", join_token.encode())
     return token
 
 
