@@ -175,7 +175,7 @@ def test_a_stopping_worker_is_lent_nothing_before_it_has_left(plane):
     assert plane.state.workers["w1"].state is WorkerState.DRAINING
     plane.report("w1", leaving=True)
     assert plane.job("j1").state is JobState.QUEUED
-    assert plane.state.jobs["j1"].tasks[0].failures == 1
+    assert plane.state.jobs["j1"].tasks[0].attempts == 1
     plane.report("w1", boot=plane.state.workers["w1"].boot + 1, recovered=())
     assert plane.state.workers["w1"].state is WorkerState.READY
     assert plane.job("j1").state is JobState.STAGING
