@@ -17,6 +17,8 @@ _SIGKILL = 9
 
 
 class Exit(IntEnum):
+    """GPUlayer's own codes. A job's program may end with the same number, which is then passed on as it is."""
+
     OK = 0
     USAGE = 2
     NO_WORKER = 3

@@ -42,6 +42,7 @@ class Settings:
 
 
 def is_local(settings: Settings) -> bool:
+    """Whether the control plane meant is this machine's own, which may be started when it is not there."""
     return isinstance(settings.where, Local)
 
 

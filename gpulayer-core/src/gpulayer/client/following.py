@@ -172,6 +172,7 @@ async def follow_logs_async(
 
 
 def broken_again_and_again(url: str, why: StreamBroken) -> Unreachable:
+    """The error after ``FRUITLESS`` connections in a row that broke before a byte came."""
     return Unreachable(f"{url} broke {FRUITLESS} connections in a row: {why}", hint="see its log")
 
 

@@ -85,6 +85,7 @@ class Held:
 
 
 def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
+    """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
         ended_by = held.stop or EndedBy.WORKER_LOST
         return Outcome(ended_by, evidence=event.evidence, blame=blame_for(ended_by))
@@ -104,6 +105,7 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
 
 
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
+    """Without an exit code the machine is at fault and the task may be retried; with 126 or 127 the command is."""
     if held.stop is not None:
         return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
     if event.exit_code is None:
@@ -112,6 +114,7 @@ def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
 
 
 def add_evidence(held: Held, *lines: str) -> None:
+    """Lines for people below what is there; empty ones are left out. Only once there is an outcome."""
     assert held.outcome is not None
     text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
     outcome = held.outcome

@@ -126,6 +126,7 @@ class Job:
 
 
 def still_runs(record: "JobRecord", timeout: float) -> TimedOut:
+    """The error of a wait that ran out after ``timeout`` seconds; the job goes on."""
     return TimedOut(
         f"job {record['id']} is still {record['state']} after {format_duration(int(timeout * 1000))}",
         hint="it goes on; wait again, or cancel it",
@@ -134,6 +135,7 @@ def still_runs(record: "JobRecord", timeout: float) -> TimedOut:
 
 
 def raise_unless_succeeded(record: "JobRecord") -> "JobRecord":
+    """The record again where the job succeeded. Raises NoWorkerFits when it was rejected, else JobEnded."""
     state = record["state"]
     if state == "succeeded":
         return record
