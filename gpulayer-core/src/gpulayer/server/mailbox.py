@@ -37,6 +37,8 @@ class AssignOrder:
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
+    """End the worker's nodes of this attempt. ``ended_by``: what it is to give as the cause."""
+
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int

@@ -232,6 +232,7 @@ def adapter(schema: Any) -> TypeAdapter[Any]:  # Any: as above
 
 
 def check_json(schema: type[T], raw: bytes) -> T:
+    """Strict: no text is taken for a number. Raises BadRequest that names the field."""
     try:
         return cast("T", adapter(schema).validate_json(raw, strict=True))
     except ValidationError as error:
@@ -248,6 +249,7 @@ def check_slice(schema: Any, items: Sequence[object], first: int | None) -> Any:
 
 
 def json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``document`` holds plain JSON values only."""
     # ASCII: names of files may hold surrogate escapes, which no UTF-8 text can carry.
     content = json.dumps(document, separators=(",", ":")).encode("ascii")
     return Response(content, status, headers=dict(headers or {}), media_type="application/json")

@@ -49,6 +49,7 @@ def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
 
 
 def end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+    """A reason that is not known here counts as lost: nobody can then say how the program ended."""
     match record.reason:
         case "exited":
             return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))

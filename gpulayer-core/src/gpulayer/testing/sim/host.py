@@ -41,6 +41,8 @@ class Process:
 
 @dataclass(slots=True)
 class SimHost:
+    """``staging_failure``: probability that a source does not come. ``agent`` is None while it is down."""
+
     id: WorkerId
     facts: WorkerFacts
     facts_digest: Digest

@@ -73,6 +73,8 @@ class _Waiting:
 
 @dataclass(slots=True)
 class SimPlane:
+    """``commit_failure``: probability that a commit fails. ``state`` is None while the plane is down."""
+
     clock: Clockwork
     commit_failure: float = 0.01
     disk: Disk = field(default_factory=Disk)
