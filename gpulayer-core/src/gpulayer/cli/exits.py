@@ -48,6 +48,7 @@ def exit_for_job(record: "JobRecord") -> int:
 
 
 def exit_for_error(error: GpulayerError) -> int:
+    """By what the error is where it has a code of its own, else by whom it blames."""
     match error:
         case Unauthenticated() | Forbidden():
             return Exit.NOT_AUTHORISED

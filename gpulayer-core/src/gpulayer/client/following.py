@@ -48,6 +48,7 @@ class LogCursor:
     offset: int = 0
 
     def call(self, ref: str) -> Call[bytes]:
+        """Follows from the next byte on; to be made anew for each try."""
         return calls.read_logs(ref, offset=self.offset, attempt=self.attempt, follow=True)
 
     def opened(self, start: int) -> int:

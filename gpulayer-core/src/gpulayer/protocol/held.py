@@ -50,6 +50,7 @@ class Held:
 
     @property
     def progress(self) -> Progress:
+        """What must outlive the agent, as of now."""
         return Progress(
             phase=self.phase,
             started_ms=self.started_ms,
@@ -62,6 +63,7 @@ class Held:
 
     @property
     def reported_state(self) -> ReportedState:
+        """Coarser than the phase: the control plane does not know of spawning and draining."""
         match self.phase:
             case Phase.STAGING | Phase.SPAWNING:
                 return ReportedState.STAGING
@@ -76,10 +78,12 @@ class Held:
 
     @property
     def is_news(self) -> bool:
+        """Whether the control plane has acknowledged less than this. Never for a void attempt."""
         return not self.is_void and (self.acked is None or _ORDER[self.reported_state] > _ORDER[self.acked])
 
     @property
     def news_due_ms(self) -> int:
+        """When to tell it: at once that it runs or has ended, else a little later, to go along with more."""
         is_urgent = self.reported_state in (ReportedState.RUNNING, ReportedState.ENDED)
         return self.changed_ms if is_urgent else self.changed_ms + LINGER_MS
 

@@ -39,6 +39,7 @@ class Job:
         return self.record()["state"]
 
     def record(self) -> "JobRecord":
+        """Asked for anew each time."""
         return self._transport.send(calls.get_job(self._id))
 
     def wait(self, *, timeout: float | None = None) -> "JobRecord":
@@ -101,6 +102,7 @@ class Job:
         return Job(self._transport, self._transport.send(calls.retry_job(self._id, key=secrets.token_hex(16))))
 
     def outputs(self) -> "list[OutputRecord]":
+        """Paths, sizes and digests of what has come home; empty until then."""
         return self._transport.send(calls.list_outputs(self._id))["outputs"]
 
     def download(self, dest: "str | os.PathLike[str] | None" = None) -> Path:

@@ -74,6 +74,7 @@ class Beneath:
         self.close()
 
     def close(self) -> None:
+        """Closes all descriptors. May be repeated."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 

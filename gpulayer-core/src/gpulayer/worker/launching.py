@@ -21,6 +21,7 @@ class SpawnerStarter:
         self.ended: ExitRecord | None = None
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
+        """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
         reply = await self._link.spawn(
             key=plan.key,
             argv=plan.argv,

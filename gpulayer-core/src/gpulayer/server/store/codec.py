@@ -137,6 +137,7 @@ class ScheduleWriter:
         self._last_text = ""
 
     def text(self, spec: JobSpec) -> str:
+        """Equal parts of specs give the same text object: there is one a job, and most are alike."""
         key = (
             spec.request,
             spec.shape,
@@ -165,6 +166,7 @@ class EntryReader:
         self._known: dict[str, JobEntry] = {}
 
     def entry(self, job_id: str, owner: str, text: str) -> JobEntry:
+        """Entries of equal text share their request, which speeds up a start with many jobs."""
         known = self._known.get(text)
         if known is None:
             known = self._known[text] = _entry(text)
