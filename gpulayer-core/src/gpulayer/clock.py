@@ -58,6 +58,7 @@ class ManualClock:
         return self.now_ms + self.wall_offset_ms
 
     def advance(self, ms: int) -> None:
+        """Raises ValueError for a step back."""
         if ms < 0:
             raise ValueError("a monotonic clock can't go back")
         self.now_ms += ms

@@ -41,10 +41,12 @@ def new_id(random_bytes: RandomBytes = secrets.token_bytes, length: int = ID_LEN
 
 
 def new_job_id(random_bytes: RandomBytes = secrets.token_bytes) -> JobId:
+    """Opaque and never used before."""
     return JobId(new_id(random_bytes))
 
 
 def new_worker_id(random_bytes: RandomBytes = secrets.token_bytes) -> WorkerId:
+    """Opaque and never used before."""
     return WorkerId(new_id(random_bytes))
 
 

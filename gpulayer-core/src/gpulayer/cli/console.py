@@ -50,6 +50,7 @@ def print_error(error: GpulayerError) -> None:
 
 
 def print_line(text: str) -> None:
+    """To stdout, flushed at once. Control characters other than line ends are replaced: names come from elsewhere."""
     print(_safe(text), flush=True)
 
 

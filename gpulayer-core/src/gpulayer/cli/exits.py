@@ -17,6 +17,8 @@ _SIGKILL = 9
 
 
 class Exit(IntEnum):
+    """GPUlayer's own codes. A job's program may end with the same number, which is then passed on as it is."""
+
     OK = 0
     USAGE = 2
     NO_WORKER = 3
@@ -46,6 +48,7 @@ def exit_for_job(record: "JobRecord") -> int:
 
 
 def exit_for_error(error: GpulayerError) -> int:
+    """By what the error is where it has a code of its own, else by whom it blames."""
     match error:
         case Unauthenticated() | Forbidden():
             return Exit.NOT_AUTHORISED

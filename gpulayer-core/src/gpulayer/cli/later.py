@@ -54,6 +54,7 @@ def later_flag(command: str, flag: str) -> NotSupported | None:
 
 
 def later_command(command: str) -> NotSupported | None:
+    """The error to raise for a command of a later version; None for any other word."""
     if command not in LATER_COMMANDS:
         return None
     return NotSupported(

@@ -65,6 +65,7 @@ def notes_on(record: "JobRecord") -> list[str]:
 
 
 def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
+    """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
     reason = record["reason"]
     source = record["source"]
     request = ", ".join(f"{key} {_value(value)}" for key, value in record["request"].items())
@@ -90,6 +91,7 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
 
 
 def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
+    """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
     place = [f"{key.replace('_', ' ')} {value}" for key, value in record["locality"].items() if value]
     return [
         ("worker", record["name"]),
@@ -136,6 +138,7 @@ def workers_of(record: "JobRecord") -> str:
 
 
 def command_text(command: list[str], *, limit: int = 0) -> str:
+    """Quoted for a shell, on one line. limit: characters at most, the last of them ``…``; 0 for no limit."""
     import shlex  # noqa: PLC0415 - listings only
 
     text = " ".join(shlex.join(command).split())
@@ -149,6 +152,7 @@ def details_text(details: "Mapping[str, object]") -> str:
 
 
 def duration_text(started: str | None, ended: str | None) -> str:
+    """Between two ISO times; empty while either is not known, and never negative."""
     if started is None or ended is None:
         return ""
     took = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
@@ -161,6 +165,7 @@ def when(time: str | None) -> str:
 
 
 def age(time: str | None, now: datetime) -> str:
+    """Whole seconds before ``now``, as text; empty for None. A time in the future counts as now."""
     if time is None:
         return ""
     return format_duration(max(0, int((now - datetime.fromisoformat(time)).total_seconds()) * 1000)) + " ago"

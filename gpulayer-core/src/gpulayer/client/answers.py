@@ -35,6 +35,8 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    """``host`` and ``port`` are those of ``url``, taken apart once."""
+
     url: str
     host: str
     port: int
@@ -58,6 +60,7 @@ def parse_url(url: str) -> Address:
 
 
 def request_headers(call: Call[object], *, token: str, client: str) -> dict[str, str]:
+    """Without a length: that is the shell's. The key of a call goes with every try of it."""
     headers = {"Authorization": f"Bearer {token}", "User-Agent": client, "Accept": "application/json"}
     if call.content_type:
         headers["Content-Type"] = call.content_type
@@ -106,6 +109,7 @@ def error_from_answer(call: Call[object], status: int, body: bytes) -> GpulayerE
 
 
 def parse_json(call: Call[object], body: bytes) -> Any:  # Any: the reply's schema is stated by the call
+    """None for an empty body. Raises ProtocolError where it is not JSON; its schema is not checked here."""
     if not body:
         return None
     try:
@@ -118,6 +122,7 @@ def parse_json(call: Call[object], body: bytes) -> Any:  # Any: the reply's sche
 
 
 def unreachable(url: str, why: BaseException | str) -> Unreachable:
+    """The error for a try that got no answer; ``why`` is told as it is, or by its type where it has no text."""
     return Unreachable(
         f"no control plane answers at {url}: {why or type(why).__name__}",
         hint="see `gpulayer status`; `gpulayer up` starts one on this machine",

@@ -74,6 +74,8 @@ class AsyncTransport:
         return self._address.url
 
     async def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
+        """Repeated within ``retry_for_s`` as the call allows it. Raises the control plane's error, or Unreachable."""
+
         async def once() -> _Reply:
             response = await self._exchange(call)
             try:
@@ -88,6 +90,8 @@ class AsyncTransport:
 
     @asynccontextmanager
     async def stream(self, call: Call[bytes], *, retry_for_s: float | None = None) -> AsyncIterator[AsyncByteStream]:
+        """As ``send`` until the answer begins; after that nothing is repeated, and a break is StreamBroken."""
+
         async def once() -> httpx.Response:
             response = await self._exchange(call)
             if response.status_code not in call.endpoint.statuses:
@@ -109,6 +113,7 @@ class AsyncTransport:
             await response.aclose()
 
     async def close(self) -> None:
+        """Give connections back. May be repeated."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

@@ -83,26 +83,32 @@ class Call(Generic[Reply_co]):
 
 
 def get_plane() -> "Call[PlaneRecord]":
+    """The record of the control plane itself: version, mode, counts of workers and jobs."""
     return _call("get_plane")
 
 
 def shutdown_plane(*, keep_worker: bool = False) -> "Call[None]":
+    """End the control plane. keep_worker: its own worker goes on, for another plane on the same state."""
     return _call("shutdown_plane", json_body={"keep_worker": True} if keep_worker else {})
 
 
 def create_token(*, name: str = "") -> "Call[TokenReply]":
+    """A join token, shown in the reply and never again. Not to be repeated: each answer is another token."""
     return _call("create_token", json_body={"kind": "join", **({"name": name} if name else {})})
 
 
 def submit_job(submission: "JobSubmission", *, key: str) -> "Call[JobRecord]":
+    """Accepted durably when it is answered. The same key with another body is a Conflict."""
     return _call("submit_job", json_body=submission, key=key)
 
 
 def submit_batch(submissions: "Sequence[JobSubmission]", *, key: str) -> "Call[BatchReply]":
+    """All accepted or none; the reply has the ids in this order. One key for the whole batch."""
     return _call("submit_batch", json_body={"schema": _SCHEMA, "jobs": list(submissions)}, key=key)
 
 
 def list_jobs(*, state: str = "", name: str = "", limit: int | None = None, cursor: str = "") -> "Call[JobPage]":
+    """One page, newest first. state: names, comma-separated. cursor: ``next`` of the page before."""
     return _call("list_jobs", query={"state": state, "name": name, "limit": limit, "cursor": cursor})
 
 
@@ -113,10 +119,12 @@ def get_job(ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":
 
 
 def cancel_job(ref: str, *, grace_ms: int | None = None) -> "Call[JobRecord]":
+    """Ask for its end; a job that has ended is left as it is. grace_ms: overrides the job's own."""
     return _call("cancel_job", path={"ref": ref}, json_body={} if grace_ms is None else {"grace_ms": grace_ms})
 
 
 def retry_job(ref: str, *, key: str) -> "Call[JobRecord]":
+    """Submit the same again, as a new job. Answered with Conflict while the old one lives."""
     return _call("retry_job", path={"ref": ref}, key=key)
 
 
@@ -129,6 +137,10 @@ def read_logs(
     follow: bool = False,
     tail_bytes: int | None = None,
 ) -> "Call[bytes]":
+    """Bytes of one node's log. attempt: None for the latest. tail_bytes: only the last so many.
+
+    follow: the answer goes on until the attempt has ended, for as long as that takes; else it ends with what there is.
+    """
     query = {
         "offset": offset or None,
         "attempt": attempt,
@@ -140,54 +152,67 @@ def read_logs(
 
 
 def list_events(ref: str, *, after: int = 0, limit: int | None = None) -> "Call[EventPage]":
+    """What happened to a job, in order, after event ``after``; the reply's ``next`` is the following ``after``."""
     return _call("list_events", path={"ref": ref}, query={"after": after or None, "limit": limit})
 
 
 def list_outputs(ref: str) -> "Call[OutputsReply]":
+    """Paths, sizes and digests; the content is fetched by digest."""
     return _call("list_outputs", path={"ref": ref})
 
 
 def explain(request: "RequestFields") -> "Call[ExplainReply]":
+    """Every worker's verdict for a request, and which would get it now. Nothing is reserved by asking."""
     return _call("explain", json_body={"request": request})
 
 
 def find_missing(digests: Sequence[str]) -> "Call[MissingReply]":
+    """Which of these blobs the control plane does not have, so that only they need be sent."""
     return _call("find_missing", json_body={"digests": list(digests)})
 
 
 def put_blob(digest: str, body: bytes | FileBody) -> "Call[None]":
+    """One blob under its digest; refused when the body does not have it."""
     return _call("put_blob", path={"digest": digest}, raw=body)
 
 
 def get_blob(digest: str) -> "Call[bytes]":
+    """One blob, streamed. A blob damaged over there ends short of its length."""
     return _call("get_blob", path={"digest": digest})
 
 
 def put_pack(pack: bytes) -> "Call[PackReply]":
+    """Many small blobs in one body, framed as ``wire.packs`` does it."""
     return _call("put_pack", raw=pack)
 
 
 def fetch_blobs(digests: Sequence[str]) -> "Call[bytes]":
+    """Many small blobs in one body of frames. Refused as a whole when one is missing or too large to pack."""
     return _call("fetch_blobs", json_body={"digests": list(digests)})
 
 
 def list_workers() -> "Call[WorkerPage]":
+    """All workers, by name; there is one page."""
     return _call("list_workers")
 
 
 def get_worker(ref: str) -> "Call[WorkerRecord]":
+    """By id, a unique beginning of one, or name."""
     return _call("get_worker", path={"ref": ref})
 
 
 def drain_worker(ref: str) -> "Call[WorkerRecord]":
+    """It finishes what it runs and gets nothing new, until it is resumed."""
     return _call("drain_worker", path={"ref": ref})
 
 
 def resume_worker(ref: str) -> "Call[WorkerRecord]":
+    """The end of draining; nothing happens to a worker that does not drain."""
     return _call("resume_worker", path={"ref": ref})
 
 
 def remove_worker(ref: str, *, force: bool = False) -> "Call[WorkerRecord]":
+    """Forget a worker. Answered with Conflict while it is there and works, unless forced."""
     return _call("remove_worker", path={"ref": ref}, query={"force": 1 if force else None})
 
 

@@ -35,6 +35,7 @@ class Settings:
     retry_for_s: float = 5.0
 
     def plane(self, state_dir: Path) -> EmbeddedPlane:
+        """This machine's own control plane in that folder. It does not inherit where commands are to go."""
         kept = {
             name: value for name, value in self.environment.items() if name not in ("GPULAYER_URL", "GPULAYER_TOKEN")
         }
@@ -42,6 +43,7 @@ class Settings:
 
 
 def is_local(settings: Settings) -> bool:
+    """Whether the control plane meant is this machine's own, which may be started when it is not there."""
     return isinstance(settings.where, Local)
 
 

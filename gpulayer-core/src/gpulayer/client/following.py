@@ -48,6 +48,7 @@ class LogCursor:
     offset: int = 0
 
     def call(self, ref: str) -> Call[bytes]:
+        """Follows from the next byte on; to be made anew for each try."""
         return calls.read_logs(ref, offset=self.offset, attempt=self.attempt, follow=True)
 
     def opened(self, start: int) -> int:
@@ -172,6 +173,7 @@ async def follow_logs_async(
 
 
 def broken_again_and_again(url: str, why: StreamBroken) -> Unreachable:
+    """The error after ``FRUITLESS`` connections in a row that broke before a byte came."""
     return Unreachable(f"{url} broke {FRUITLESS} connections in a row: {why}", hint="see its log")
 
 

@@ -119,6 +119,7 @@ class Transport:
             self._release(connection, response)
 
     def close(self) -> None:
+        """Closes what is idle; a connection in use is its user's. May be repeated."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

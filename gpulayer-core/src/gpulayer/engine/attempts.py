@@ -77,6 +77,7 @@ def end_task(turn: Turn, job: Job, task: Task, outcome: Outcome, outputs: Digest
 
 
 def cancelled_outcome(evidence: str = "cancelled before it started") -> Outcome:
+    """The end of work that was cancelled and has no exit code of its own: blamed on the user, so not retried."""
     return Outcome(EndedBy.CANCEL, evidence=evidence, blame=Blame.USER)
 
 

@@ -54,12 +54,16 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
+    """A job that has been checked and whose id is new."""
+
     at: Instant
     job: JobEntry
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
+    """Somebody asked for the end of a job. grace_ms: None for the job's own."""
+
     at: Instant
     job_id: JobId
     grace_ms: int | None = None
@@ -120,12 +124,16 @@ class KeepForPassed:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
+    """The worker is to finish what it runs and gets nothing new."""
+
     at: Instant
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerResumed:
+    """The worker may take work again; nothing where it does not drain."""
+
     at: Instant
     worker: WorkerId
 

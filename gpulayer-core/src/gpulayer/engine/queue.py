@@ -13,6 +13,7 @@ __all__ = ["class_of", "fill", "forget", "peek", "pop", "push"]
 
 
 def class_of(state: State, job: Job) -> RequestClass:
+    """The job's class, made if this is the first job that waits for such a request."""
     known = state.classes.get(job.class_key)
     if known is None:
         request, nodes = job.class_key
@@ -54,6 +55,7 @@ def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
 
 
 def pop(request_class: RequestClass) -> QueueEntry:
+    """Take the head, waiting or not: ``peek`` first, which says whether there is one."""
     return heapq.heappop(request_class.queue)
 
 

@@ -50,6 +50,8 @@ class TaskImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeImage:
+    """What of the worker is lent to it until ``outcome`` is there. outputs: root digest of its output tree."""
+
     worker: WorkerId
     worker_name: str
     devices: tuple[str, ...]
@@ -62,6 +64,9 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptImage:
+    """``number`` counts from 1 within the task. first_failure: index of the node that decides how the attempt ends.
+    is_unreachable: its worker has been silent for longer than the lease, and no retry is left."""
+
     epoch: Epoch
     job_id: JobId
     task_index: int
@@ -79,6 +84,8 @@ class AttemptImage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerImage:
+    """``boot`` is of the last report that counted; one of an earlier boot is stale."""
+
     id: WorkerId
     name: str
     state: WorkerState
@@ -90,6 +97,8 @@ class WorkerImage:
 
 @dataclass(frozen=True, slots=True)
 class FactsImage:
+    """Stored once and shared by all workers with equal facts."""
+
     digest: Digest
     facts: WorkerFacts
 

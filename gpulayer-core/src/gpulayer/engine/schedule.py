@@ -43,6 +43,7 @@ def run(turn: Turn) -> None:
 
 
 def takes_work(worker: Worker) -> bool:
+    """Ready, and heard of since this control plane started."""
     return worker.state is WorkerState.READY and worker.is_heard
 
 

@@ -42,6 +42,7 @@ class Policy:
     expiry_percent: int = 110
 
     def expiry_ms(self, duration_ms: int) -> int:
+        """How long the control plane waits where the worker waits ``duration_ms``."""
         return duration_ms * self.expiry_percent // 100
 
 
@@ -59,6 +60,8 @@ class Task:
 
 @dataclass(slots=True)
 class Job:
+    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what."""
+
     entry: JobEntry
     seq: int
     state: JobState
@@ -153,6 +156,8 @@ class Capacity:
 
 @dataclass(slots=True)
 class State:
+    """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart."""
+
     policy: Policy = field(default_factory=Policy)
     now_ms: int = 0
     next_epoch: int = 1

@@ -50,6 +50,7 @@ class Turn:
 
 
 def job_image(job: Job) -> JobImage:
+    """The immutable entry is not in it: the store has that from the submission."""
     return JobImage(
         id=job.entry.id,
         seq=job.seq,
@@ -66,10 +67,12 @@ def job_image(job: Job) -> JobImage:
 
 
 def task_image(job_id: JobId, task: Task) -> TaskImage:
+    """``avoid`` is sorted, so that equal tasks give equal images."""
     return TaskImage(job_id, task.index, task.is_done, task.attempts, task.failures, tuple(sorted(task.avoid)))
 
 
 def attempt_image(attempt: Attempt) -> AttemptImage:
+    """All nodes with it: the row of an attempt is replaced as a whole."""
     return AttemptImage(
         epoch=attempt.epoch,
         job_id=attempt.job_id,
@@ -100,6 +103,7 @@ def attempt_image(attempt: Attempt) -> AttemptImage:
 
 
 def worker_image(worker: Worker) -> WorkerImage:
+    """Facts by digest alone; see ``FactsImage``. What it has free follows from its leases."""
     return WorkerImage(
         id=worker.id,
         name=worker.name,

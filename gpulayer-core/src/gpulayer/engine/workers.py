@@ -74,6 +74,7 @@ def reported(turn: Turn, event: WorkerReported) -> None:
 
 
 def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
+    """Shown as silent and lent nothing; its attempts stand until their leases expire."""
     worker = turn.state.workers.get(event.worker)
     if worker is not None and worker.state is not WorkerState.SILENT:
         worker.state = WorkerState.SILENT
@@ -118,6 +119,7 @@ def set_draining(turn: Turn, worker_id: WorkerId, *, draining: bool) -> None:
 
 
 def removed(turn: Turn, event: WorkerRemoved) -> None:
+    """All that it holds is lost at once, and it is forgotten. Unknown workers are no error."""
     worker = turn.state.workers.get(event.worker)
     if worker is None:
         return

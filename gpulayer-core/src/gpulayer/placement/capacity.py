@@ -29,6 +29,7 @@ class Free:
     devices: frozenset[str]
 
     def less(self, allocation: Allocation) -> "Free":
+        """A new value, not checked: what does not fit shows as a negative number."""
         return Free(
             self.cpus - allocation.cpus,
             self.memory_bytes - allocation.memory_bytes,

@@ -45,6 +45,7 @@ class Rank:
 
 
 def rank(request: Request, candidate: Candidate, *, avoid: frozenset[WorkerId] = frozenset()) -> Rank:
+    """Smaller is better. ``candidate`` must fit: its allocation is taken from its facts and what is free."""
     preference = 0
     if candidate.allocation.devices and len(request.accelerators) > 1:
         first = candidate.allocation.devices[0]

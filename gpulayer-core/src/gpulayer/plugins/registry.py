@@ -19,5 +19,6 @@ class Registry:
 
 
 def builtin_registry() -> Registry:
+    """New objects at each call; the launchers by the name that each gives itself."""
     launcher = ProcessLauncher()
     return Registry(probes=(HostProbe(),), launchers={launcher.name: launcher})

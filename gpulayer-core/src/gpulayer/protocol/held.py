@@ -50,6 +50,7 @@ class Held:
 
     @property
     def progress(self) -> Progress:
+        """What must outlive the agent, as of now."""
         return Progress(
             phase=self.phase,
             started_ms=self.started_ms,
@@ -62,6 +63,7 @@ class Held:
 
     @property
     def reported_state(self) -> ReportedState:
+        """Coarser than the phase: the control plane does not know of spawning and draining."""
         match self.phase:
             case Phase.STAGING | Phase.SPAWNING:
                 return ReportedState.STAGING
@@ -76,15 +78,18 @@ class Held:
 
     @property
     def is_news(self) -> bool:
+        """Whether the control plane has acknowledged less than this. Never for a void attempt."""
         return not self.is_void and (self.acked is None or _ORDER[self.reported_state] > _ORDER[self.acked])
 
     @property
     def news_due_ms(self) -> int:
+        """When to tell it: at once that it runs or has ended, else a little later, to go along with more."""
         is_urgent = self.reported_state in (ReportedState.RUNNING, ReportedState.ENDED)
         return self.changed_ms if is_urgent else self.changed_ms + LINGER_MS
 
 
 def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
+    """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
         ended_by = held.stop or EndedBy.WORKER_LOST
         return Outcome(ended_by, evidence=event.evidence, blame=blame_for(ended_by))
@@ -104,6 +109,7 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
 
 
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
+    """Without an exit code the machine is at fault and the task may be retried; with 126 or 127 the command is."""
     if held.stop is not None:
         return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
     if event.exit_code is None:
@@ -112,6 +118,7 @@ def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
 
 
 def add_evidence(held: Held, *lines: str) -> None:
+    """Lines for people below what is there; empty ones are left out. Only once there is an outcome."""
     assert held.outcome is not None
     text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
     outcome = held.outcome

@@ -49,6 +49,10 @@ def keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
 
 
 def kill_by_ms(state: AgentState, held: Held) -> int | None:
+    """When the spawner is to end an exclusive attempt by itself: its keep time and grace time after the last contact.
+
+    On the agent's monotonic clock. None for an attempt that may outlive its lease.
+    """
     if not held.assignment.exclusive:
         return None
     return state.contact_ms + sum(keep_for(state, held.assignment))

@@ -100,6 +100,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """A command: SIGTERM now, SIGKILL ``grace_ms`` later. An epoch that is not known yet will then never begin."""
+
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
@@ -148,6 +150,8 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
+    """The control plane knows this worker: how often it wants a report, and for how long a lease stands without one."""
+
     heartbeat_ms: int
     lease_ttl_ms: int
 
@@ -162,11 +166,15 @@ class CommandsReceived:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
+    """The source lies in the work folder."""
+
     key: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
 class StagingFailed:
+    """The source will not come, or does not fit; an outage is no reason for that."""
+
     key: NodeKey
     evidence: str
     ended_by: EndedBy = EndedBy.STAGING
@@ -175,6 +183,8 @@ class StagingFailed:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
+    """The program runs, or ran: its end is told separately."""
+
     key: NodeKey
 
 
@@ -189,6 +199,8 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class TreeSignalled:
+    """SIGTERM has been sent to the whole tree."""
+
     key: NodeKey
 
 
@@ -231,6 +243,8 @@ class FactsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReportAnswered:
+    """Report ``seq`` was taken in, durably. void: epochs that are not this worker's any more."""
+
     seq: int
     void: tuple[Epoch, ...] = ()
 
@@ -290,6 +304,8 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
+    """Keep the node's progress on disk, in place of what was kept of it before."""
+
     key: NodeKey
     progress: Progress
 

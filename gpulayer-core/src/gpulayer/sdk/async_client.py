@@ -64,6 +64,7 @@ class AsyncClient:
         return AsyncJob(transport, await transport.send(calls.submit_job(submission, key=plan.key)), self._settings)
 
     async def submit_batch(self, jobs: "Iterable[BatchItem | Sequence[str]]") -> "list[AsyncJob]":
+        """As ``Client.submit_batch``: all accepted or none, in one round trip."""
         plans = plan_batch(jobs, base_env=local_job_env(self._settings))
         if not plans:
             return []
@@ -73,13 +74,16 @@ class AsyncClient:
         return [AsyncJob(transport, job_id, self._settings) for job_id in reply["ids"]]
 
     async def explain(self, **options: Unpack[RequestOptions]) -> "ExplainReply":
+        """Every worker's verdict for a request, and which would get it now."""
         return await (await self.transport).send(calls.explain(plan_request(options)))
 
     async def job(self, ref: str) -> "AsyncJob":
+        """By id, a unique beginning of one, or a unique name. Raises NotFound, Conflict (several match)."""
         transport = await self.transport
         return AsyncJob(transport, await transport.send(calls.get_job(ref)), self._settings)
 
     async def jobs(self, *, state: str = "", name: str = "", limit: int = 100) -> "list[JobRecord]":
+        """The newest ``limit`` jobs, newest first; in several pages where need be."""
         transport = await self.transport
         found: list[JobRecord] = []
         cursor = ""
@@ -96,21 +100,26 @@ class AsyncClient:
         return (await (await self.transport).send(calls.list_workers()))["workers"]
 
     async def worker(self, ref: str) -> "WorkerRecord":
+        """By id, a unique beginning of one, or name. Raises NotFound."""
         return await (await self.transport).send(calls.get_worker(ref))
 
     async def drain_worker(self, ref: str) -> "WorkerRecord":
+        """It finishes what it runs and gets nothing new."""
         return await (await self.transport).send(calls.drain_worker(ref))
 
     async def resume_worker(self, ref: str) -> "WorkerRecord":
+        """It may take work again; nothing happens where it does not drain."""
         return await (await self.transport).send(calls.resume_worker(ref))
 
     async def remove_worker(self, ref: str, *, force: bool = False) -> "WorkerRecord":
+        """Forget a worker. Raises Conflict while it is there and works, unless forced."""
         return await (await self.transport).send(calls.remove_worker(ref, force=force))
 
     async def plane(self) -> "PlaneRecord":
         return await (await self.transport).send(calls.get_plane())
 
     async def close(self) -> None:
+        """Give connections back. The control plane and the jobs go on. May be repeated."""
         if self._opened is not None:
             await self._opened.close()
             self._opened = None
@@ -159,9 +168,11 @@ class AsyncJob:
         return self._state()
 
     async def record(self) -> "JobRecord":
+        """Asked for anew each time."""
         return await self._transport.send(calls.get_job(self._id))
 
     async def wait(self, *, timeout: float | None = None) -> "JobRecord":  # noqa: ASYNC109 - the twin's own keyword
+        """Until the job has ended, whatever its end. Raises TimedOut after ``timeout`` s; the job goes on."""
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
             left = calls.HOLD_LIMIT_S if ends is None else ends - time.monotonic()
@@ -173,9 +184,11 @@ class AsyncJob:
                 raise still_runs(record, timeout or 0.0)
 
     async def result(self, *, timeout: float | None = None) -> "JobRecord":  # noqa: ASYNC109 - the twin's own keyword
+        """Like ``wait``, but raises JobEnded (NoWorkerFits when rejected) unless the job succeeded."""
         return raise_unless_succeeded(await self.wait(timeout=timeout))
 
     async def logs(self, *, follow: bool = False, attempt: int | None = None) -> AsyncIterator[bytes]:
+        """The output in pieces, as ``Job.logs``. follow: over all attempts until the job has ended."""
         if follow:
             async for piece in follow_logs_async(self._transport, self._id):
                 if isinstance(piece, bytes):
@@ -197,6 +210,7 @@ class AsyncJob:
                     raise broken_again_and_again(self._transport.url, broken) from None
 
     async def events(self) -> "list[EventRecord]":
+        """What happened to the job, in order."""
         found: list[EventRecord] = []
         after = 0
         while True:
@@ -207,17 +221,22 @@ class AsyncJob:
             after = page["next"]
 
     async def cancel(self, *, grace: float | None = None) -> "JobRecord":
+        """Ask for its end; does not wait for it. May be repeated. grace: seconds between SIGTERM and SIGKILL."""
         call = calls.cancel_job(self._id, grace_ms=None if grace is None else int(grace * 1000))
         return await self._transport.send(call)
 
     async def retry(self) -> "AsyncJob":
+        """Submit the same again, as a new job. Raises Conflict while this one lives."""
         record = await self._transport.send(calls.retry_job(self._id, key=secrets.token_hex(16)))
         return AsyncJob(self._transport, record, self._settings)
 
     async def outputs(self) -> "list[OutputRecord]":
+        """Paths, sizes and digests of what has come home; empty until then."""
         return (await self._transport.send(calls.list_outputs(self._id)))["outputs"]
 
     async def download(self, dest: "str | os.PathLike[str] | None" = None) -> Path:
+        """As ``Job.download``, in a thread. May be repeated."""
+
         def bring() -> Path:
             with self._sync() as sync:
                 return Job(sync, self._id).download(dest)

@@ -120,6 +120,7 @@ class Client:
         return self.transport.send(calls.drain_worker(ref))
 
     def resume_worker(self, ref: str) -> "WorkerRecord":
+        """It may take work again; nothing happens where it does not drain."""
         return self.transport.send(calls.resume_worker(ref))
 
     def remove_worker(self, ref: str, *, force: bool = False) -> "WorkerRecord":

@@ -39,6 +39,7 @@ class Job:
         return self.record()["state"]
 
     def record(self) -> "JobRecord":
+        """Asked for anew each time."""
         return self._transport.send(calls.get_job(self._id))
 
     def wait(self, *, timeout: float | None = None) -> "JobRecord":
@@ -101,6 +102,7 @@ class Job:
         return Job(self._transport, self._transport.send(calls.retry_job(self._id, key=secrets.token_hex(16))))
 
     def outputs(self) -> "list[OutputRecord]":
+        """Paths, sizes and digests of what has come home; empty until then."""
         return self._transport.send(calls.list_outputs(self._id))["outputs"]
 
     def download(self, dest: "str | os.PathLike[str] | None" = None) -> Path:
@@ -126,6 +128,7 @@ class Job:
 
 
 def still_runs(record: "JobRecord", timeout: float) -> TimedOut:
+    """The error of a wait that ran out after ``timeout`` seconds; the job goes on."""
     return TimedOut(
         f"job {record['id']} is still {record['state']} after {format_duration(int(timeout * 1000))}",
         hint="it goes on; wait again, or cancel it",
@@ -134,6 +137,7 @@ def still_runs(record: "JobRecord", timeout: float) -> TimedOut:
 
 
 def raise_unless_succeeded(record: "JobRecord") -> "JobRecord":
+    """The record again where the job succeeded. Raises NoWorkerFits when it was rejected, else JobEnded."""
     state = record["state"]
     if state == "succeeded":
         return record

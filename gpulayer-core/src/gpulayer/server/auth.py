@@ -112,6 +112,7 @@ class Auth:
             self._tokens.pop(id_, None)
 
     def token(self, id_: str) -> TokenRow | None:
+        """None for an id that is not known; revoked and expired ones are found too."""
         return self._tokens.get(id_)
 
     def stale_tokens(self) -> list[str]:
@@ -142,9 +143,11 @@ class Auth:
         return self._identities.get(worker)
 
     def identity_of_key(self, public_key: str) -> IdentityRow | None:
+        """None where no worker has enrolled with it."""
         return next((row for row in self._identities.values() if row.public_key == public_key), None)
 
     def is_local(self, worker: WorkerId) -> bool:
+        """Whether it joined with this plane's own token; False for an unknown worker."""
         row = self._identities.get(worker)
         return row is not None and row.is_local
 
@@ -152,6 +155,7 @@ class Auth:
         return any(row.is_local for row in self._identities.values())
 
     def keep_identity(self, row: IdentityRow) -> None:
+        """In memory; call it once the row is durable."""
         self._identities[row.worker] = row
 
     def forget_worker(self, worker: WorkerId) -> None:

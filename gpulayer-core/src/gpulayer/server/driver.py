@@ -123,6 +123,7 @@ class Driver:
 
     @property
     def is_read_only(self) -> bool:
+        """True after a commit that failed, until the store can be written again."""
         return self._failure is not None
 
     def now(self) -> Instant:

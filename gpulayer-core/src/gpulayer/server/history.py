@@ -48,6 +48,7 @@ class History:
         self._states: dict[JobId, JobState] = {}
 
     def restart(self, jobs: Iterable[JobImage], attempts: Iterable[AttemptImage]) -> None:
+        """Begin from what the store holds, so that nothing of it is told as new."""
         self._states = {image.id: image.state for image in jobs}
         self._phases = {image.epoch: (image.phase, image.is_unreachable) for image in attempts}
 

@@ -17,9 +17,11 @@ class Watch:
         self._event = asyncio.Event()
 
     def clear(self) -> None:
+        """Before looking at what is waited for, so that no wake is missed."""
         self._event.clear()
 
     async def wait(self) -> None:
+        """Until woken; at once if it was since ``clear``."""
         await self._event.wait()
 
     def wake(self) -> None:
@@ -34,6 +36,7 @@ class Hub:
 
     @contextmanager
     def watching(self, *keys: Hashable) -> Iterator[Watch]:
+        """A watch that any of the keys wakes, for as long as the context is open."""
         watch = Watch()
         for key in keys:
             self._watches.setdefault(key, set()).add(watch)
@@ -47,9 +50,11 @@ class Hub:
                     del self._watches[key]
 
     def wake(self, keys: Iterable[Hashable]) -> None:
+        """Keys that nobody watches cost nothing."""
         for key in keys:
             for watch in self._watches.get(key, ()):
                 watch.wake()
 
     def wake_all(self) -> None:
+        """For the end: every watch looks again."""
         self.wake(list(self._watches))

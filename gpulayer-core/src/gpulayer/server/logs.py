@@ -55,6 +55,7 @@ class LogFolder:
             raise _storage_error(error, path) from error
 
     def size(self, job_id: JobId, epoch: Epoch, node: int) -> int:
+        """Bytes held; 0 for a log that has not begun."""
         try:
             return os.stat(self.path(job_id, epoch, node)).st_size
         except FileNotFoundError:

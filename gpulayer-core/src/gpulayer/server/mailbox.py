@@ -37,6 +37,8 @@ class AssignOrder:
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
+    """End the worker's nodes of this attempt. ``ended_by``: what it is to give as the cause."""
+
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
@@ -86,6 +88,7 @@ class Mailboxes:
         return changed
 
     def knows(self, worker: WorkerId, cursor: str) -> bool:
+        """Whether the cursor was given out by this incarnation."""
         return worker in self._boxes and self._number(worker, cursor) is not None
 
     def reset(self, worker: WorkerId, orders: Iterable[Order]) -> None:
@@ -111,6 +114,7 @@ class Mailboxes:
         return f"{self._incarnation}.{last}", [order for _, order in picked]
 
     def forget(self, worker: WorkerId) -> None:
+        """Drop all that waits for it. Unknown workers are no error."""
         self._boxes.pop(worker, None)
 
     def _number(self, worker: WorkerId, cursor: str) -> int | None:

@@ -159,6 +159,7 @@ class Plane:
         return found
 
     def remember(self, submissions: dict[JobId, JobSubmission]) -> None:
+        """Keeps the newest submissions, to spare the store a read; the oldest are dropped."""
         self._specs.update(submissions)
         while len(self._specs) > _SPECS_KEPT:
             self._specs.popitem(last=False)
@@ -173,9 +174,11 @@ class Plane:
         return tree in self._accepted
 
     def known_outputs(self, tree: Digest) -> list[OutputRecord] | None:
+        """None where they are not remembered: the tree must be read."""
         return self._outputs.get(tree)
 
     def remember_outputs(self, tree: Digest, outputs: list[OutputRecord]) -> None:
+        """Lists of more than 1000 are not kept, and only those of the newest trees are."""
         if len(outputs) <= 1000:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:

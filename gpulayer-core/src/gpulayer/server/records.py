@@ -73,6 +73,7 @@ def job_record(
 
 
 def attempt_record(image: AttemptImage) -> AttemptRecord:
+    """``state`` is ``unreachable`` while its worker is out of contact. ``blame`` is None for a success."""
     outcome = image.outcome
     return {
         "number": image.number,
@@ -96,6 +97,7 @@ def attempt_record(image: AttemptImage) -> AttemptRecord:
 
 
 def event_record(event: StoredEvent) -> EventRecord:
+    """``details`` differ by kind of event; the time is the wall clock's and orders nothing."""
     return {
         "seq": event.seq,
         "at": iso_utc(event.wall_ms) or "",
@@ -141,10 +143,12 @@ def worker_views(state: State) -> list[WorkerView]:
 
 
 def explain_now(state: State, request: Request) -> tuple[Verdict, ...]:
+    """A verdict a worker, from the live state; call it where that may be read."""
     return explain(request, worker_views(state))
 
 
 def explain_reply(request: Request, verdicts: Sequence[Verdict]) -> ExplainReply:
+    """``choice`` is the worker that would get it now, as these very verdicts say."""
     return {
         "request": request.summary(),
         "choice": choice(verdicts),

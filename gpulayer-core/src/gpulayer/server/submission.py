@@ -84,6 +84,7 @@ async def check_uploaded(plane: Plane, root: Digest, what: str) -> TreeTotals:
 
 
 def tree_reader(plane: Plane) -> "_TreeReader":
+    """Reads tree objects from the plane's blobs. Raises TooLarge for a blob that can't be one. Blocks."""
     return _TreeReader(plane)
 
 

@@ -22,6 +22,8 @@ _BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 class TokenKind(StrEnum):
+    """``client`` is for people and scripts, ``join`` enrols a worker, ``worker`` lives for one session of an agent."""
+
     CLIENT = "client"
     JOIN = "join"
     WORKER = "worker"

@@ -109,12 +109,15 @@ class Call:
         return cast("str", self.request.path_params[name])
 
     def path_int(self, name: str) -> int:
+        """Raises BadRequest for anything but a number of 0 or more."""
         return _integer(self.path(name), name, 0, 2**62)
 
     def query(self, name: str, default: str = "") -> str:
+        """The default where it is absent; an empty value stays empty."""
         return self.request.query_params.get(name, default)
 
     def query_int(self, name: str, default: int | None, *, least: int = 0, most: int = 2**62) -> int | None:
+        """The default where it is absent or empty. Raises BadRequest outside ``least`` to ``most``."""
         text = self.request.query_params.get(name)
         return default if text is None or text == "" else _integer(text, name, least, most)
 
@@ -132,6 +135,7 @@ class Call:
         return value
 
     def query_flag(self, name: str) -> bool:
+        """False where it is absent. Raises BadRequest for anything but 0, 1, true and false."""
         text = self.request.query_params.get(name, "0")
         if text not in ("0", "1", "true", "false"):
             raise BadRequest(f"{name}: {text[:40]!r} must be 0 or 1")
@@ -189,6 +193,7 @@ class Hold:
 
     @property
     def is_over(self) -> bool:
+        """The caller has gone or the plane is closing: answer now."""
         return self.is_gone or self.call.plane.is_closing
 
     async def wait(self, timeout_s: float | None = None) -> None:
@@ -232,6 +237,7 @@ def adapter(schema: Any) -> TypeAdapter[Any]:  # Any: as above
 
 
 def check_json(schema: type[T], raw: bytes) -> T:
+    """Strict: no text is taken for a number. Raises BadRequest that names the field."""
     try:
         return cast("T", adapter(schema).validate_json(raw, strict=True))
     except ValidationError as error:
@@ -248,6 +254,7 @@ def check_slice(schema: Any, items: Sequence[object], first: int | None) -> Any:
 
 
 def json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``document`` holds plain JSON values only."""
     # ASCII: names of files may hold surrogate escapes, which no UTF-8 text can carry.
     content = json.dumps(document, separators=(",", ":")).encode("ascii")
     return Response(content, status, headers=dict(headers or {}), media_type="application/json")

@@ -62,6 +62,7 @@ class Connection:
         self.flush()
 
     def flush(self) -> None:
+        """Send what the socket takes, without blocking. Raises ConnectionLost, also for a peer that does not read."""
         while self._outgoing:
             try:
                 sent = self.stream.send(self._outgoing)

@@ -185,6 +185,7 @@ class Jobs:
         return True
 
     def kill_all(self) -> None:
+        """Begin to kill every tree; the ends follow as events."""
         for key in list(self._jobs):
             self.kill(key)
 
@@ -199,6 +200,7 @@ class Jobs:
         return True
 
     def rows(self) -> tuple[Row, ...]:
+        """Every job that has not been forgotten, ended ones too."""
         return tuple(
             Row(
                 key=key,
@@ -223,6 +225,7 @@ class Jobs:
                 self._end_tree(job)
 
     def close(self) -> None:
+        """Closes descriptors, output pipes among them; kills nothing."""
         os.close(self._null)
         for job in self._jobs.values():
             self._close_output(job)

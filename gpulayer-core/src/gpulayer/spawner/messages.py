@@ -143,6 +143,8 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ListJobs:
+    """Answered by ``Table``; all that an observer may ask."""
+
     id: int
 
 
@@ -199,6 +201,8 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """Carried out. count: see ``Signal``."""
+
     id: int
     count: int = 0
 
@@ -218,6 +222,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """Every job that has not been forgotten, ended ones too."""
+
     id: int
     rows: tuple[Row, ...]
 

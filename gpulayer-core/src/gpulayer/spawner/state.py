@@ -123,6 +123,7 @@ class StateDir:
         return client
 
     def remove_socket(self) -> None:
+        """May be repeated."""
         try:
             os.unlink(os.path.join(self.path, _SOCKET))
         except FileNotFoundError:
@@ -136,10 +137,12 @@ class StateDir:
             file.write(json.dumps(line).encode() + b"\n")
 
     def add_pid(self, key: str, *, pid: int, started_ticks: int) -> None:
+        """Appended to the entry of the key, so that a crash between the two leaves the entry readable."""
         with open(os.path.join(self._jobs, key), "ab") as file:
             file.write(json.dumps({"pid": pid, "started_ticks": started_ticks}).encode() + b"\n")
 
     def remove(self, key: str) -> None:
+        """May be repeated; an unknown key is no error."""
         try:
             os.unlink(os.path.join(self._jobs, key))
         except FileNotFoundError:

@@ -175,6 +175,7 @@ def set_marker(marker: int | None) -> tuple[int, int] | None:
 
 
 def restore_marker(before: tuple[int, int] | None) -> None:
+    """Undo ``set_marker`` with what it returned; nothing where that was None."""
     if before is not None:
         resource.setrlimit(_RTTIME, before)
 

@@ -33,6 +33,8 @@ DEFAULT_LEASE_TTL_MS: Final = 30_000
 
 
 class JobKind(StrEnum):
+    """What runs. Only ``command`` can be submitted as yet; the others are refused by name."""
+
     COMMAND = "command"
     FUNCTION = "function"
     DISTRIBUTED = "distributed"
@@ -40,6 +42,9 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
+    """``ending``: its end was asked for, or its output is on the way. ``unreachable``: its worker is out of contact and
+    may come back. ``lost``: the machine went away under it. ``rejected``: it never began. See ``FINAL_STATES``."""
+
     QUEUED = "queued"
     PROVISIONING = "provisioning"
     STAGING = "staging"

@@ -13,6 +13,8 @@ __all__ = ["Device", "DeviceState", "Framework", "Locality", "WorkerFacts"]
 
 
 class DeviceState(StrEnum):
+    """Only ``usable`` devices are lent; the others say why in ``Device.reason``."""
+
     USABLE = "usable"
     BUSY = "busy"  # a process that GPUlayer does not own computes on it
     UNHEALTHY = "unhealthy"
@@ -47,6 +49,8 @@ class Framework:
 
 @dataclass(frozen=True, slots=True)
 class Locality:
+    """As the worker's owner names it, compared as text; empty where nobody said."""
+
     zone: str = ""
     region: str = ""
     network_group: str = ""

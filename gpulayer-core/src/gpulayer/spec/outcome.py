@@ -9,6 +9,12 @@ __all__ = ["EndedBy", "Outcome", "blame_for"]
 
 
 class EndedBy(StrEnum):
+    """What ended it, by the first cause: a program that exits because it was told to has not ended by itself.
+
+    ``program``: it exited. ``signal``: from somebody other than GPUlayer. ``worker_stopped``: the agent was ended in
+    good order. ``worker_lost``: machine, spawner or contact went away. ``staging``: its source did not come.
+    """
+
     PROGRAM = "program"
     SIGNAL = "signal"
     OUT_OF_MEMORY = "out_of_memory"

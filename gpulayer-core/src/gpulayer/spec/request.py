@@ -14,6 +14,8 @@ __all__ = ["DEVICE_KINDS", "Accelerator", "FrameworkNeed", "Request"]
 
 
 class Accelerator(StrEnum):
+    """A kind of device. ``cpu``: none is needed. ``any``: whichever there is; in requests alone."""
+
     CUDA = "cuda"
     ROCM = "rocm"
     XPU = "xpu"

@@ -43,6 +43,8 @@ MAX_SIZE: Final = 2**63 - 1
 
 
 class EntryKind(StrEnum):
+    """One letter, as it stands in a tree object."""
+
     FILE = "f"
     DIRECTORY = "d"
     SYMLINK = "l"
@@ -83,6 +85,7 @@ class SourceRef:
 
 
 def digest_of(content: bytes) -> Digest:
+    """SHA-256 in lower-case hex."""
     return Digest(hashlib.sha256(content).hexdigest())
 
 

@@ -9,6 +9,8 @@ __all__ = ["FieldChange", "Reason", "ReasonCode", "Verdict", "VerdictKind"]
 
 
 class ReasonCode(StrEnum):
+    """For scripts: codes are added, never renamed. Those that end in ``_busy`` pass by themselves."""
+
     NO_ACCELERATOR = "no_accelerator"
     NO_CUDA_DEVICE = "no_cuda_device"
     TOO_FEW_DEVICES = "too_few_devices"
@@ -38,6 +40,8 @@ class ReasonCode(StrEnum):
 
 
 class VerdictKind(StrEnum):
+    """``busy``: its machine would do, but not now (full, draining or silent). ``ineligible``: not as it is."""
+
     ELIGIBLE = "eligible"
     BUSY = "busy"
     INELIGIBLE = "ineligible"
@@ -45,6 +49,8 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
+    """``message`` is for people; ``wanted`` and ``has`` are the two sides of it as text, empty where there are none."""
+
     code: ReasonCode
     message: str
     wanted: str = ""

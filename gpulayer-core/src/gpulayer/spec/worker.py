@@ -6,6 +6,9 @@ __all__ = ["WorkerState"]
 
 
 class WorkerState(StrEnum):
+    """``joining``: enrolled, no report yet. ``draining``: gets nothing new. ``silent``: out of contact, or stopped.
+    ``gone``: removed, and final."""
+
     JOINING = "joining"
     READY = "ready"
     DRAINING = "draining"

@@ -74,6 +74,7 @@ class Beneath:
         self.close()
 
     def close(self) -> None:
+        """Closes all descriptors. May be repeated."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
@@ -151,6 +152,7 @@ def look(parent: int, path: Path) -> Found | None:
 
 
 def found_from(path: Path, status: os.stat_result, target: str = "") -> Found:
+    """``kind`` is None for what a tree can't hold (devices, sockets, pipes). size: of files alone, in bytes."""
     if stat.S_ISREG(status.st_mode):
         kind: EntryKind | None = EntryKind.FILE
     elif stat.S_ISDIR(status.st_mode):

@@ -59,6 +59,7 @@ class BlobFolder:
         return self.root / digest[:2] / digest[2:]
 
     def has(self, digest: Digest) -> bool:
+        """By name alone; damage shows when it is read."""
         return os.path.lexists(self.path(digest))
 
     def missing(self, digests: Iterable[Digest]) -> list[Digest]:

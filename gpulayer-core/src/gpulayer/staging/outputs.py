@@ -51,6 +51,7 @@ class OutputPatterns:
         self._excluded = tuple(name for name in NOT_OUTPUTS if name not in asked_for)
 
     def match(self, path: Path) -> bool:
+        """Everything matches where there are no patterns."""
         return not self._globs or any(glob.match(path) for glob in self._globs)
 
     def is_excluded(self, name: str) -> bool:

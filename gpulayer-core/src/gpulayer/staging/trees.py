@@ -73,6 +73,7 @@ class TreeTotals:
 
     @property
     def digests(self) -> frozenset[Digest]:
+        """All that must be there for the tree to be whole: tree objects and contents."""
         return self.objects | self.blobs.keys()
 
 

@@ -49,6 +49,7 @@ class Baseline:
     entries: Mapping[Path, BaselineEntry]
 
     def to_bytes(self) -> bytes:
+        """JSON with a version, to be kept in a file; it outlives the agent."""
         rows = [
             ["/".join(path), entry.kind, list(entry.signature), entry.digest, entry.target]
             for path, entry in self.entries.items()

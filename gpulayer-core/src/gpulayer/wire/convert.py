@@ -242,6 +242,7 @@ class SpecReader:
 
 
 def source_to_wire(source: SourceRef) -> SourceFields:
+    """``dirty`` goes along only with a commit."""
     fields: SourceFields = {"digest": source.digest, "files": source.files, "size_bytes": source.size_bytes}
     if source.commit:
         fields["commit"] = source.commit
@@ -250,6 +251,7 @@ def source_to_wire(source: SourceRef) -> SourceFields:
 
 
 def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
+    """None, for what is not known, stays None."""
     return {
         "platform": facts.platform,
         "version": facts.version,
@@ -277,6 +279,7 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
 
 
 def device_to_wire(device: Device) -> DeviceFields:
+    """None, for what is not known, stays None."""
     return {
         "uuid": device.uuid,
         "index": device.index,
@@ -292,6 +295,7 @@ def device_to_wire(device: Device) -> DeviceFields:
 
 
 def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
+    """Labels are sorted, so that equal facts have one digest. Raises BadRequest, also for a device named twice."""
     devices = tuple(
         Device(
             uuid=device["uuid"],
@@ -331,6 +335,7 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
 
 
 def outcome_to_wire(outcome: Outcome) -> OutcomeFields:
+    """``evidence`` is not cut here; whoever sends it minds the limit."""
     return {
         "ended_by": str(outcome.ended_by),
         "exit_code": outcome.exit_code,
@@ -341,6 +346,7 @@ def outcome_to_wire(outcome: Outcome) -> OutcomeFields:
 
 
 def outcome_from_wire(fields: OutcomeFields) -> Outcome:
+    """Raises BadRequest for an unknown end or blame."""
     return Outcome(
         ended_by=_choice(EndedBy, fields["ended_by"], "outcome.ended_by"),
         exit_code=fields["exit_code"],
@@ -351,6 +357,7 @@ def outcome_from_wire(fields: OutcomeFields) -> Outcome:
 
 
 def verdict_to_wire(verdict: Verdict) -> VerdictRecord:
+    """``until`` is ISO text in UTC, None where nobody knows."""
     return {
         "worker": verdict.worker,
         "verdict": str(verdict.kind),
@@ -366,6 +373,7 @@ def verdict_to_wire(verdict: Verdict) -> VerdictRecord:
 
 
 def assignment_to_wire(assignment: Assignment) -> AssignCommand:
+    """All fields, defaults too: the agent fills in nothing."""
     return {
         "type": "assign",
         "epoch": assignment.key.epoch,

@@ -10,6 +10,8 @@ __all__ = ["ErrorBody", "ErrorEnvelope", "envelope", "error_from_envelope"]
 
 
 class ErrorBody(TypedDict):
+    """``code`` is for scripts and stable; ``message`` and ``hint`` are for people and may change."""
+
     code: str
     message: str
     hint: str
@@ -18,10 +20,13 @@ class ErrorBody(TypedDict):
 
 
 class ErrorEnvelope(TypedDict):
+    """The body of every answer with a status of 400 or above."""
+
     error: ErrorBody
 
 
 def envelope(error: GpulayerError) -> ErrorEnvelope:
+    """``details`` must be JSON already; they are handed on as they are."""
     return {
         "error": {
             "code": error.code,

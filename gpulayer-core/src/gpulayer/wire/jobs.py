@@ -93,6 +93,8 @@ class JobSubmission(TypedDict, total=False):
 
 
 class BatchSubmission(TypedDict):
+    """Accepted all together or not at all."""
+
     schema: int
     jobs: Annotated[list[JobSubmission], MinLen(1), MaxLen(MAX_BATCH)]
 
@@ -104,23 +106,31 @@ class BatchReply(TypedDict):
 
 
 class ReasonRecord(TypedDict):
+    """Why a job is where it is. ``message`` is for people; ``code`` may be compared."""
+
     code: str
     message: str
 
 
 class SubmitterRecord(TypedDict):
+    """``client``: the program that sent it, as that calls itself."""
+
     token_id: str
     name: str
     client: str
 
 
 class OutputRecord(TypedDict):
+    """``path`` is relative, with slashes. ``size``: bytes. ``digest``: of the content, to fetch it by."""
+
     path: str
     size: int
     digest: str
 
 
 class AttemptNodeRecord(TypedDict):
+    """``exit_code`` and ``signal`` are None while it runs, and where the program never ran."""
+
     worker: str
     devices: list[str]
     exit_code: int | None
@@ -128,6 +138,8 @@ class AttemptNodeRecord(TypedDict):
 
 
 class AttemptRecord(TypedDict):
+    """One try. ``number`` counts from 1; ``epoch`` names it for ever. Times are ISO text in UTC."""
+
     number: int
     epoch: int
     state: str
@@ -181,6 +193,8 @@ class OutputsReply(TypedDict):
 
 
 class EventRecord(TypedDict):
+    """``seq`` orders events; ``at`` is ISO text in UTC, for people."""
+
     seq: int
     at: str
     event: str
@@ -188,6 +202,8 @@ class EventRecord(TypedDict):
 
 
 class EventPage(TypedDict):
+    """``next``: the ``after`` of the following page; unchanged where there was nothing new."""
+
     events: list[EventRecord]
     next: int
 
@@ -199,6 +215,8 @@ class CancelBody(TypedDict, total=False):
 
 
 class VerdictReasonRecord(TypedDict):
+    """``wanted`` and ``has``: the request's side and the worker's, as text; empty where there are none."""
+
     code: str
     message: str
     wanted: str
@@ -218,6 +236,8 @@ class VerdictRecord(TypedDict):
 
 
 class ExplainBody(TypedDict):
+    """A request that nothing is submitted for."""
+
     request: RequestFields
 
 

@@ -44,22 +44,32 @@ class ShutdownBody(TypedDict, total=False):
 
 
 class MissingBody(TypedDict):
+    """Digests that the caller could send."""
+
     digests: Annotated[list[str], MaxLen(MAX_DIGESTS)]
 
 
 class MissingReply(TypedDict):
+    """Those of them that are not here."""
+
     missing: list[str]
 
 
 class FetchBody(TypedDict):
+    """Blobs wanted in one body of frames; each must be small enough to be packed."""
+
     digests: Annotated[list[str], MaxLen(MAX_DIGESTS)]
 
 
 class PackReply(TypedDict):
+    """``stored``: how many blobs of the pack were not here before."""
+
     stored: int
 
 
 class TokenBody(TypedDict):
+    """``name``: for people, to know the token by."""
+
     kind: Literal["join"]
     name: NotRequired[Annotated[str, MaxLen(100)]]
 

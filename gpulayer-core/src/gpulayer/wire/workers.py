@@ -34,6 +34,8 @@ Counter = Annotated[int, Ge(0), Le(2**62)]
 
 
 class DeviceFields(TypedDict):
+    """See ``spec.machine.Device``. None: not known. ``links``: link name by the peer's uuid."""
+
     uuid: Text
     index: int
     kind: str
@@ -47,6 +49,8 @@ class DeviceFields(TypedDict):
 
 
 class FrameworkFields(TypedDict):
+    """``usable``: it computed on ``accelerator`` when checked; else ``reason`` says why not."""
+
     name: Text
     version: Text
     accelerator: str
@@ -55,12 +59,16 @@ class FrameworkFields(TypedDict):
 
 
 class LocalityFields(TypedDict):
+    """Empty text where nobody said."""
+
     zone: Text
     region: Text
     network_group: Text
 
 
 class WorkerFactsFields(TypedDict):
+    """``cpus`` and ``memory_bytes`` in all, ``disk_bytes`` free for work folders. None: not known."""
+
     platform: Text
     version: Text
     cpus: Annotated[int, Ge(1), Le(100_000)]
@@ -82,6 +90,8 @@ class EnrolBody(TypedDict):
 
 
 class EnrolReply(TypedDict):
+    """``name`` is the one that the worker has here: an identity that enrols again keeps its first."""
+
     worker_id: str
     name: str
 
@@ -108,6 +118,8 @@ class SessionReply(TypedDict):
 
 
 class OutcomeFields(TypedDict):
+    """How one node ended; see ``spec.outcome``. ``evidence`` is for people."""
+
     ended_by: str
     exit_code: int | None
     signal: int | None
@@ -206,11 +218,15 @@ class OutputsBody(TypedDict):
 
 
 class OutputsAccepted(TypedDict):
+    """What the tree holds, all of it here."""
+
     files: int
     size_bytes: int
 
 
 class WorkerRecord(TypedDict):
+    """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds."""
+
     id: str
     name: str
     state: str
@@ -229,5 +245,7 @@ class WorkerRecord(TypedDict):
 
 
 class WorkerPage(TypedDict):
+    """By name. ``next`` is None: there is one page."""
+
     workers: list[WorkerRecord]
     next: str | None

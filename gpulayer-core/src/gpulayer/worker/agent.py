@@ -142,6 +142,7 @@ class Agent:
         self.removed: NotFound | NotKnown | None = None
 
     def session_opened(self, session: SessionReply) -> None:
+        """The control plane's terms hold from now on."""
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
     def stop(self) -> None:

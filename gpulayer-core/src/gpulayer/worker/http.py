@@ -149,6 +149,7 @@ class HttpClient:
             self._put_back(address, connection)
 
     async def aclose(self) -> None:
+        """Closes what is idle and takes nothing back from then on. May be repeated."""
         self._is_closed = True
         connections = [connection for idle in self._idle.values() for connection in idle]
         self._idle.clear()

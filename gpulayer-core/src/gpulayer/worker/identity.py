@@ -31,6 +31,7 @@ class Identity:
 
     @property
     def public_key(self) -> str:
+        """Ed25519, 64 hex characters."""
         return self._key().public_key().public_bytes_raw().hex()
 
     def sign(self, counter: int) -> str:
@@ -55,6 +56,7 @@ class IdentityStore:
         return bool(self.identity.worker_id)
 
     def enrolled(self, worker_id: str, name: str) -> None:
+        """Kept durably before it returns. A new worker id counts its signatures from nothing."""
         # A new worker id counts from nothing; the same one must count on.
         counter = self.identity.counter if worker_id == self.identity.worker_id else 0
         self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter))
@@ -66,6 +68,7 @@ class IdentityStore:
         self._path.unlink(missing_ok=True)
 
     def next_boot(self) -> int:
+        """Larger than ever before, and kept before it is returned."""
         self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot
 

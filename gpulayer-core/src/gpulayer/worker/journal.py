@@ -59,6 +59,7 @@ class Journal:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def site(self, key: NodeKey) -> LaunchSite:
+        """Paths alone; nothing is made."""
         folder = self._root / str(key)
         return LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json")
 
@@ -88,6 +89,7 @@ class Journal:
         site.work_dir.mkdir(mode=0o700, exist_ok=True)
 
     def keep_baseline(self, key: NodeKey, baseline: Baseline) -> None:
+        """Whole or not at all."""
         write_whole(self._files(key).baseline, baseline.to_bytes())
 
     def baseline(self, key: NodeKey) -> Baseline:
@@ -126,9 +128,11 @@ class Journal:
             shutil.rmtree(folder, ignore_errors=True)
 
     def save_contact(self, contact_ms: int) -> None:
+        """Good for this boot of the machine only: the clock starts anew with the next."""
         write_whole(self._contact, json.dumps({"boot_id": self._boot_id, "contact_ms": contact_ms}).encode())
 
     def contact_ms(self) -> int | None:
+        """None where none was saved since the machine booted, or the file can't be read."""
         try:
             document = json.loads(self._contact.read_bytes())
             return int(document["contact_ms"]) if document["boot_id"] == self._boot_id else None

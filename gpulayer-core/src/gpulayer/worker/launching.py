@@ -21,6 +21,7 @@ class SpawnerStarter:
         self.ended: ExitRecord | None = None
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
+        """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
         reply = await self._link.spawn(
             key=plan.key,
             argv=plan.argv,
@@ -49,6 +50,7 @@ def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
 
 
 def end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+    """A reason that is not known here counts as lost: nobody can then say how the program ended."""
     match record.reason:
         case "exited":
             return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))

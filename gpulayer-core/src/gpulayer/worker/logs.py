@@ -32,6 +32,7 @@ class LogUploader:
         self._is_draining = False
 
     def grown(self) -> None:
+        """The spool has more bytes; harmless when it has not."""
         self._woken.set()
 
     def drain(self) -> None:

@@ -78,6 +78,7 @@ class Endpoints:
         return self._known
 
     def shown(self) -> str:
+        """For messages: the address, or the file that is to name it where there is none."""
         try:
             return str(self.current())
         except Unreachable:
@@ -212,6 +213,7 @@ class Plane:
             await asyncio.sleep(self.backoff_s(tries))
 
     def backoff_s(self, tries: int) -> float:
+        """Seconds to wait after ``tries`` failures; drawn at random, so it differs each time."""
         return backoff_ms(tries, random=self._random(), backoff=self._backoff) / 1000
 
     async def _session(self) -> str:

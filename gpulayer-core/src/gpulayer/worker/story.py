@@ -37,6 +37,7 @@ class Story:
         _log.info("%s found again: %s", _name(assignment), "running" if phase is Phase.RUNNING else "ended")
 
     def progressed(self, assignment: Assignment, progress: Progress, *, now_ms: int) -> None:
+        """Tells the start and the end of a job once each, however often it is called."""
         key = assignment.key
         if progress.phase is Phase.RUNNING and key not in self._started:
             self._started[key] = _name(assignment)
@@ -53,16 +54,19 @@ class Story:
         self._ended.discard(key)
 
     def lost(self, why: str, *, jobs: int) -> None:
+        """Told once until ``back``. jobs: how many go on."""
         if not self._is_lost:
             self._is_lost = True
             _log.warning("connection lost: %s%s; trying again", why, f"; {_jobs(jobs, 'go')} on" if jobs else "")
 
     def back(self) -> None:
+        """Says nothing where nothing was lost."""
         if self._is_lost:
             self._is_lost = False
             _log.info("the connection is back")
 
     def stopping(self, *, jobs: int) -> None:
+        """jobs: how many are ended by it."""
         _log.info("stopping%s", f"; {_jobs(jobs, 'end')}" if jobs else "")
 
 

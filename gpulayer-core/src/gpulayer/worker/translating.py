@@ -33,6 +33,7 @@ def command_from_wire(fields: Any) -> Assignment | Stop | None:  # Any: a JSON d
 
 
 def item_to_wire(item: Item) -> ReportItem:
+    """Evidence is cut to what the wire takes."""
     fields: ReportItem = {"epoch": item.key.epoch, "node": item.key.node, "state": item.state.value}
     if item.outcome is not None:
         outcome = outcome_to_wire(item.outcome)

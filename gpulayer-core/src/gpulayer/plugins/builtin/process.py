@@ -41,6 +41,8 @@ _NO_XPU: Final = "255"
 
 
 class ProcessLauncher:
+    """Plans without IO; starting goes through the spawner, so the job outlives the agent."""
+
     @property
     def name(self) -> str:
         return "process"

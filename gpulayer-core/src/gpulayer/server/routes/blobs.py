@@ -19,6 +19,7 @@ _WRITE_PIECE: Final = 2**20
 
 
 async def missing(call: Call) -> Response:
+    """Answered from what lies on disk now; nothing is kept for the caller."""
     body = await call.json(MissingBody)
     digests = [Digest(text) for text in body["digests"]]
     return json_response({"missing": await call.plane.in_thread(call.plane.blobs.missing, digests)})
@@ -45,6 +46,7 @@ async def put_blob(call: Call) -> Response:
 
 
 async def get_blob(call: Call) -> Response:
+    """NotFound before the first byte; later damage shows as an answer that is shorter than its length."""
     blobs, digest = call.plane.blobs, _digest(call)
     size = await call.plane.in_thread(blobs.size, digest)
     # The last piece comes only if the content has its digest: a damaged blob ends short of its length.
@@ -56,12 +58,14 @@ async def get_blob(call: Call) -> Response:
 
 
 async def put_pack(call: Call) -> Response:
+    """The whole body is in memory, so it has the limit of a body; each blob is checked against its digest."""
     body = await call.content()
     stored = await call.plane.in_thread(lambda: call.plane.blobs.put_many(read_frames([body])))
     return json_response({"stored": stored}, 201)
 
 
 async def fetch(call: Call) -> Response:
+    """Each digest once, in the order asked for. NotFound and BadRequest come before the first byte."""
     body = await call.json(FetchBody)
     digests = [Digest(text) for text in dict.fromkeys(body["digests"])]
     total = await call.plane.in_thread(_check_packable, call.plane.blobs, digests)

@@ -51,6 +51,7 @@ _WAIT_LIMIT_S: Final = 60.0
 
 
 async def submit(call: Call) -> Response:
+    """201 for a new job, 200 for the one that the same key made before; durable in both cases."""
     raw = await call.content()
     (submission,) = await _parse(raw, in_list=False)
     ids, rows = await submit_jobs(
@@ -60,6 +61,7 @@ async def submit(call: Call) -> Response:
 
 
 async def submit_batch(call: Call) -> Response:
+    """All or none, in one commit. 201 for new jobs, 200 for those that the same key made before."""
     raw = await call.content()
     submissions = await _parse(raw, in_list=True)
     ids, rows = await submit_jobs(
@@ -69,6 +71,7 @@ async def submit_batch(call: Call) -> Response:
 
 
 async def list_jobs(call: Call) -> Response:
+    """Newest first, 50 unless told otherwise, 500 at most; a cursor stands for a place, not for a snapshot."""
     states = tuple(_state(text) for text in call.query("state").split(",") if text)
     limit = call.query_int("limit", 50, least=1, most=500) or 50
     before = call.query_int("cursor", None)
@@ -81,6 +84,7 @@ async def list_jobs(call: Call) -> Response:
 
 
 async def show(call: Call) -> Response:
+    """With ``wait_s`` it holds until the job is final or the time is over, and answers with what it is then."""
     wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
     if not wait_s:
         return json_response(await _record(call.plane, await call.plane.query(reads.find_job, call.path("ref"))))
@@ -90,6 +94,7 @@ async def show(call: Call) -> Response:
 
 
 async def cancel(call: Call) -> Response:
+    """Only asks: the answer shows the job as it is now. A job that is final stays as it is."""
     body = await call.json(CancelBody, optional=True)
     job_id = await find_job(call)
     grace_ms = body.get("grace_ms")
@@ -119,6 +124,7 @@ async def retry(call: Call) -> Response:
 
 
 async def events(call: Call) -> Response:
+    """``next`` repeats ``after`` where there was nothing new."""
     after = call.query_int("after", 0) or 0
     limit = call.query_int("limit", 200, least=1, most=1000) or 200
     job_id = await find_job(call)
@@ -128,6 +134,7 @@ async def events(call: Call) -> Response:
 
 
 async def outputs(call: Call) -> Response:
+    """Empty, with ``tree`` None, until outputs have come home."""
     job_id = await find_job(call)
     job = await call.plane.query(reads.read_job, job_id)
     tree = job.image.outputs
@@ -135,6 +142,7 @@ async def outputs(call: Call) -> Response:
 
 
 async def explain(call: Call) -> Response:
+    """Reserves nothing. A plane that has just started waits for its own worker first."""
     body = await call.json(ExplainBody)
     request = request_from_wire(body["request"])
     await await_local_worker(call.plane)

@@ -18,6 +18,7 @@ __all__ = ["ROUTES"]
 
 
 async def healthz(call: Call) -> Response:
+    """Answers while the event loop turns; says nothing of the store or of workers."""
     return json_response({"status": "ok"})
 
 
@@ -29,6 +30,7 @@ async def readyz(call: Call) -> Response:
 
 
 async def show(call: Call) -> Response:
+    """``read_only``: the store takes no writes, so nothing is accepted or placed."""
     plane = call.plane
     jobs = await plane.query(reads.count_jobs)
     states = await plane.driver.read(lambda state: [str(worker.state) for worker in state.workers.values()])
@@ -48,12 +50,14 @@ async def show(call: Call) -> Response:
 
 
 async def shutdown(call: Call) -> Response:
+    """Answered before the end begins."""
     body = await call.json(ShutdownBody, optional=True)
     call.plane.ask_shutdown(keep_worker=body.get("keep_worker", False))
     return json_response({})
 
 
 async def create_token(call: Call) -> Response:
+    """Durable before it is shown; only its hash is kept."""
     body = await call.json(TokenBody)
     plane = call.plane
     life_s = plane.settings.join_token_life_s
@@ -64,6 +68,7 @@ async def create_token(call: Call) -> Response:
 
 
 async def openapi(call: Call) -> Response:
+    """Made anew for every caller."""
     from gpulayer.server.routes import ROUTES as ALL  # noqa: PLC0415 - the list that holds this very route
 
     return json_response(describe(ALL))

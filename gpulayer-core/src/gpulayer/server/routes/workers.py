@@ -182,23 +182,27 @@ async def put_outputs(call: Call) -> Response:
 
 
 async def list_workers(call: Call) -> Response:
+    """By name, all on one page. A plane that has just started waits for its own worker first."""
     await await_local_worker(call.plane)
     found = await call.plane.driver.read(lambda state: [worker_record(worker) for worker in state.workers.values()])
     return json_response({"workers": sorted(found, key=lambda record: record["name"]), "next": None})
 
 
 async def show(call: Call) -> Response:
+    """By id, a unique beginning of one, or name; what is free is as of this moment."""
     ref = call.path("ref")
     return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, ref))))
 
 
 async def drain(call: Call) -> Response:
+    """Answered once it is durable; what runs there goes on. May be repeated."""
     worker_id = await _find_id(call)
     await call.plane.driver.submit(lambda at: DrainRequested(at, worker_id))
     return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
 
 
 async def resume(call: Call) -> Response:
+    """Answered once it is durable. May be repeated."""
     worker_id = await _find_id(call)
     await call.plane.driver.submit(lambda at: WorkerResumed(at, worker_id))
     return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))

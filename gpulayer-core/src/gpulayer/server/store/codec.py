@@ -45,10 +45,12 @@ def submission_to_text(submission: JobSubmission) -> str:
 
 
 def outcome_to_text(outcome: Outcome | None) -> str | None:
+    """None stays None: no end yet."""
     return None if outcome is None else _encode(_outcome_out(outcome))
 
 
 def outcome_from_text(text: str | None) -> Outcome | None:
+    """The inverse of ``outcome_to_text``."""
     return None if text is None else _outcome_in(json.loads(text))
 
 
@@ -84,6 +86,7 @@ def attempt_to_text(image: AttemptImage) -> str:
 
 
 def attempt_from_text(epoch: int, job_id: str, text: str) -> AttemptImage:
+    """The image's two keys are columns of their own and come from there."""
     fields = json.loads(text)
     return AttemptImage(
         epoch=Epoch(epoch),
@@ -120,6 +123,7 @@ def facts_to_text(facts: WorkerFacts) -> str:
 
 
 def facts_from_text(text: str) -> WorkerFacts:
+    """Stored in the form of the wire, so checked like it."""
     return facts_from_wire(json.loads(text))
 
 
@@ -133,6 +137,7 @@ class ScheduleWriter:
         self._last_text = ""
 
     def text(self, spec: JobSpec) -> str:
+        """Equal parts of specs give the same text object: there is one a job, and most are alike."""
         key = (
             spec.request,
             spec.shape,
@@ -161,6 +166,7 @@ class EntryReader:
         self._known: dict[str, JobEntry] = {}
 
     def entry(self, job_id: str, owner: str, text: str) -> JobEntry:
+        """Entries of equal text share their request, which speeds up a start with many jobs."""
         known = self._known.get(text)
         if known is None:
             known = self._known[text] = _entry(text)

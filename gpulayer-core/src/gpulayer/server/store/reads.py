@@ -93,6 +93,7 @@ def find_job(connection: Connection, ref: str) -> StoredJob:
 
 
 def read_job(connection: Connection, job_id: JobId) -> StoredJob:
+    """With all its attempts. Raises NotFound."""
     row = connection.exec_driver_sql(_JOB_BY_ID, (job_id,)).one_or_none()
     if row is None:
         raise NotFound(f"no job {job_id}")
@@ -136,15 +137,18 @@ def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId,
 
 
 def count_jobs(connection: Connection) -> dict[str, int]:
+    """By state, sorted; states without a job are left out."""
     rows = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
     return dict(sorted((row[0], row[1]) for row in rows))
 
 
 def has_live_jobs(connection: Connection) -> bool:
+    """Whether any job is not final yet."""
     return connection.execute(select(jobs.c.id).where(jobs.c.is_live).limit(1)).first() is not None
 
 
 def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, JobSubmission]:
+    """What was sent, as it was sent. Unknown jobs are left out."""
     wanted = list(job_ids)
     found: dict[JobId, JobSubmission] = {}
     for start in range(0, len(wanted), 500):
@@ -154,6 +158,7 @@ def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[J
 
 
 def job_events(connection: Connection, job_id: JobId, *, after: int, limit: int) -> list[StoredEvent]:
+    """At most ``limit`` after event ``after``, in order; empty for an unknown job too."""
     rows = connection.execute(
         select(events.c.seq, events.c.wall_ms, events.c.kind, events.c.body)
         .where(events.c.job_id == job_id, events.c.seq > after)
@@ -164,6 +169,7 @@ def job_events(connection: Connection, job_id: JobId, *, after: int, limit: int)
 
 
 def find_idempotency(connection: Connection, owner: str, key: str) -> IdempotencyRow | None:
+    """The jobs that this owner's key made; None where it made none. Keys of other owners do not count."""
     row = connection.exec_driver_sql(_IDEMPOTENCY, (owner, key)).one_or_none()
     if row is None:
         return None
@@ -171,6 +177,7 @@ def find_idempotency(connection: Connection, owner: str, key: str) -> Idempotenc
 
 
 def read_tokens(connection: Connection) -> list[TokenRow]:
+    """All of them, also revoked and expired ones."""
     return [
         TokenRow(
             id=row.id,
@@ -188,6 +195,7 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
 
 
 def read_identities(connection: Connection) -> list[IdentityRow]:
+    """Of all workers that have ever enrolled and were not removed since."""
     return [
         IdentityRow(WorkerId(row.worker), row.public_key, row.counter, bool(row.is_local))
         for row in connection.execute(select(identities))

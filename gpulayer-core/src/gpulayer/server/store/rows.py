@@ -37,6 +37,8 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyRow:
+    """``job_ids`` in the order of the submission; ``body_digest`` tells a repetition from another use of the key."""
+
     owner: str
     key: str
     body_digest: str
@@ -135,6 +137,8 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
+    """``seq`` orders all events of the store. body: JSON."""
+
     seq: int
     wall_ms: int
     kind: str

@@ -86,6 +86,7 @@ class Store:
             raise
 
     def close(self) -> None:
+        """Gives the connections back; what was committed stays."""
         self._engine.dispose()
 
     def commit(self, batch: Batch) -> None:

@@ -8,6 +8,7 @@ from gpulayer.testing.sim.world import Shape, run
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Exit code 1 when a run broke a promise; its seed and what happened are on stderr."""
     parser = argparse.ArgumentParser(prog="python -m gpulayer.testing.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this seed alone")
     parser.add_argument("--seeds", default="0:100", help="run seeds FROM:TO (default 0:100)")

@@ -25,6 +25,7 @@ class Clockwork:
         self.rng = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
 
     def after(self, delay_ms: int, what: Callable[[], None]) -> None:
+        """Equal times run in the order of the calls. A negative delay is none."""
         self._count += 1
         heapq.heappush(self._heap, (self.now_ms + max(delay_ms, 0), self._count, what))
 
@@ -38,10 +39,12 @@ class Clockwork:
         return True
 
     def say(self, text: str) -> None:
+        """One line of the trace; costs nothing while that is off."""
         if self.is_tracing:
             self.trace.append(f"{self.now_ms / 1000:10.3f}s  {text}")
 
     def chance(self, probability: float) -> bool:
+        """Draws from the run's own numbers, so the same seed decides the same."""
         return self.rng.random() < probability
 
     def spread_ms(self, mean_ms: float) -> int:

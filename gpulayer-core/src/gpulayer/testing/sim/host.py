@@ -41,6 +41,8 @@ class Process:
 
 @dataclass(slots=True)
 class SimHost:
+    """``staging_failure``: probability that a source does not come. ``agent`` is None while it is down."""
+
     id: WorkerId
     facts: WorkerFacts
     facts_digest: Digest
@@ -88,6 +90,7 @@ class SimHost:
         self.feed(m.Recovered(self.boots, tuple(nodes), self.contact_ms))
 
     def crash_agent(self) -> None:
+        """Processes and disk stay; it starts again within some seconds."""
         if self.agent is not None:
             self.clock.say(f"{self.id}: agent dies")
             self.faults += 1
@@ -103,6 +106,7 @@ class SimHost:
                 self._end(key, m.ProcessLost(key, "the spawner died"))
 
     def lose_power(self) -> None:
+        """All processes die; in some runs the disk is lost as well."""
         self.faults += 1
         self.clock.say(f"{self.id}: power is lost")
         self.agent = None
@@ -117,6 +121,7 @@ class SimHost:
         self.clock.after(self.clock.spread_ms(40_000), self.start)
 
     def feed(self, event: m.Input) -> None:
+        """One input to the agent, and its actions carried out. Lost while the agent is down."""
         if self.agent is None:
             return
         actions = agent_protocol.step(self.agent, event, now_ms=self.clock.now_ms)

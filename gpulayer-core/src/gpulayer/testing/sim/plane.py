@@ -47,6 +47,7 @@ class Disk:
     counters: CounterImage | None = None
 
     def write(self, record: Record) -> None:
+        """Replaces the row of the same key. Refuses to change the end of a job."""
         match record:
             case JobImage():
                 check_terminal(self.jobs.get(record.id), record)
@@ -73,6 +74,8 @@ class _Waiting:
 
 @dataclass(slots=True)
 class SimPlane:
+    """``commit_failure``: probability that a commit fails. ``state`` is None while the plane is down."""
+
     clock: Clockwork
     commit_failure: float = 0.01
     disk: Disk = field(default_factory=Disk)
@@ -103,6 +106,7 @@ class SimPlane:
         self.clock.after(1000, lambda: self._tick(incarnation))
 
     def crash(self) -> None:
+        """Memory is lost, the disk stays; ``start`` brings it back."""
         self.clock.say("control plane dies")
         self.faults += 1
         self.state = None
@@ -128,6 +132,7 @@ class SimPlane:
         )
 
     def handle(self, make: Callable[[Instant], Event], reply: Reply) -> None:
+        """One event; ``reply`` is called once it is committed. Lost while the plane is down."""
         if self.state is not None:
             self._enqueue(_Waiting(make, reply))
 

@@ -10,6 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    """Makes all tables and indexes of an empty store."""
     op.create_table(
         "jobs",
         sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
