@@ -43,7 +43,8 @@ class JobKind(StrEnum):
 
 class JobState(StrEnum):
     """``ending``: its end was asked for, or its output is on the way. ``unreachable``: its worker is out of contact and
-    may come back. ``lost``: the infrastructure ended it, and no retry was left. ``rejected``: it never began. See ``FINAL_STATES``."""
+    may come back. ``lost``: the infrastructure ended it, and no retry was left. ``rejected``: it never began.
+    """
 
     QUEUED = "queued"
     PROVISIONING = "provisioning"
