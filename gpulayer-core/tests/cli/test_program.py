@@ -58,11 +58,12 @@ def job(plane, parts):
     scripted.over.set()
 
 
-def test_ctrl_c_off_a_terminal_cancels_and_exits_with_7(program, plane, job):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_off_a_terminal_and_sigterm_cancel_and_exit_with_7(program, plane, job, number):
     process = program("submit", "--", "sleep", plane=plane, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
     assert process.stdout.readline() == b"first line\n"
     assert job.following.wait(10)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 7
     assert job.cancels == 1

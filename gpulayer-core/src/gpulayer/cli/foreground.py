@@ -127,7 +127,8 @@ class Foreground:
             say(f"not waiting any longer; see gpulayer job show {self._id}")
             return Exit.CANCELLED
         try:
-            is_detached = sys.stdin.isatty() and sys.stderr.isatty() and self._wants_detach()
+            is_asked = not self._output.is_terminated and sys.stdin.isatty() and sys.stderr.isatty()
+            is_detached = is_asked and self._wants_detach()
         except KeyboardInterrupt:
             sys.stderr.write("\n")
             is_detached = False
@@ -180,12 +181,16 @@ def _working_folder(job_id: str) -> str:
 
 
 class RawOutput:
-    """Bytes to a stream as they are, counted, with interrupts held back while they are written."""
+    """Bytes to a stream as they are, counted, with interrupts held back while they are written.
+
+    is_terminated: SIGTERM came, so there is nobody to ask.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._buffer = stream.buffer
         self.attempt = 1
         self.offset = 0
+        self.is_terminated = False
         self._is_writing = False
         self._is_pending = False
 
@@ -204,18 +209,25 @@ class RawOutput:
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Ctrl-C raises KeyboardInterrupt, but not in the middle of a write (unless pressed again: a stuck reader)."""
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.default_int_handler:
-            yield  # somebody ignores it on purpose (nohup, a background job of a shell)
-            return
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not within a write (unless repeated: a stuck reader).
+
+        What somebody ignores on purpose (nohup, a background job of a shell) stays ignored.
+        """
+        taken = {
+            number: before
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if (before := signal.getsignal(number)) in (signal.default_int_handler, signal.SIG_DFL)
+        }
+        for number in taken:
+            signal.signal(number, self._on_interrupt)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, before in taken.items():
+                signal.signal(number, before)
 
-    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, _frame: FrameType | None) -> None:
+        self.is_terminated = self.is_terminated or number == signal.SIGTERM
         if self._is_writing and not self._is_pending:
             self._is_pending = True
             return
