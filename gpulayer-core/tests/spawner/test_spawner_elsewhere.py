@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gpulayer.spawner import messages as m
+from gpulayer.spawner.state import read_exit_record
 
 TREE = "import gpulayer.spawner.tree as t; "
 WITHOUT = {
@@ -45,3 +46,6 @@ def test_a_killed_spawner_is_followed_by_the_end_of_its_jobs(stopped_spawner, po
     os.kill(stopped_spawner.spawner_pid, signal.SIGKILL)
     until(stopped_spawner.exit_path("1.0").exists, "the record is written")
     until(lambda: not stopped_spawner.running(), "nothing is left")
+    record = read_exit_record(str(stopped_spawner.exit_path("1.0")))
+    assert record is not None
+    assert record.reason in ("spawner_lost", "signaled")

@@ -173,9 +173,10 @@ def test_an_unknown_schema_says_which_and_what_to_do():
 @given(st.binary(max_size=100))
 def test_any_bytes_are_a_tree_or_a_bad_request(content):
     try:
-        decode_tree(content)
+        tree = decode_tree(content)
     except BadRequest:
-        pass
+        return
+    assert decode_tree(encode_tree(tree.entries)) == tree
 
 
 @pytest.mark.parametrize(

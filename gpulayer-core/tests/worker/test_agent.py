@@ -272,7 +272,7 @@ def test_several_urls_are_tried_in_turn(scene):
     async def main(plane, worker):
         worker.start(urls=["http://127.0.0.1:1", plane.url])
         plane.assign(1, "true")
-        await plane.end_of(1)
+        assert (await plane.end_of(1))["outcome"]["exit_code"] == 0
         await worker.stop()
 
     scene(main)

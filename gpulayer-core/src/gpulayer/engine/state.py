@@ -25,11 +25,9 @@ __all__ = [
     "RequestClass",
     "State",
     "Task",
-    "TaskKey",
     "Worker",
 ]
 
-TaskKey = tuple[JobId, int]
 QueueEntry = tuple[int, int, JobId, int]  # (-priority, seq, job, task index): heap order is queue order
 
 

@@ -15,7 +15,7 @@ from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Requ
 from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import Reason, ReasonCode
 
-__all__ = ["accelerator_of", "is_eligible", "matching_devices", "why_ineligible"]
+__all__ = ["is_eligible", "matching_devices", "why_ineligible"]
 
 
 def is_eligible(request: Request, facts: WorkerFacts, *, name: str = "") -> bool:
@@ -69,16 +69,6 @@ def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device,
         if devices:
             groups.append(tuple(sorted(devices, key=lambda device: (_model_rank(request, device), device.index))))
     return groups
-
-
-def accelerator_of(request: Request, facts: WorkerFacts) -> Accelerator | None:
-    """The first accelerator of the request's order that this machine can serve; None where it can't serve any."""
-    if request.devices:
-        for devices in matching_devices(request, facts):
-            if len(devices) >= request.devices:
-                return devices[0].kind
-        return None
-    return None if why_ineligible(request, facts, name=request.worker) else Accelerator.CPU
 
 
 def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:

@@ -41,10 +41,6 @@ class Layout:
         return self.root / "logs"
 
     @property
-    def plane_log(self) -> Path:
-        return self.root / "plane.log"
-
-    @property
     def worker(self) -> Path:
         return self.root / "worker"
 

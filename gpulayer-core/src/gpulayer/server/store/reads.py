@@ -24,7 +24,6 @@ __all__ = [
     "count_jobs",
     "find_idempotency",
     "find_job",
-    "has_live_jobs",
     "job_events",
     "page_of_jobs",
     "read_identities",
@@ -140,11 +139,6 @@ def count_jobs(connection: Connection) -> dict[str, int]:
     """By state, sorted; states without a job are left out."""
     rows = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
     return dict(sorted((row[0], row[1]) for row in rows))
-
-
-def has_live_jobs(connection: Connection) -> bool:
-    """Whether any job is not final yet."""
-    return connection.execute(select(jobs.c.id).where(jobs.c.is_live).limit(1)).first() is not None
 
 
 def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, JobSubmission]:
