@@ -1,6 +1,7 @@
 """Domain types to wire and back: nothing is lost, and what makes no sense is refused by name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from gpulayer.errors import BadRequest, Blame, NotSupported
 from gpulayer.ids import Digest
 from gpulayer.spec.job import Gang, JobSpec, RetryOn
+from gpulayer.spec.limits import Limits
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
@@ -68,6 +70,25 @@ specs = st.builds(
     keep_for_ms=st.integers(0, 10**8),
     exclusive=st.booleans(),
     wait=st.booleans(),
+    limits=st.builds(
+        Limits,
+        pids=st.integers(0, 1000),
+        log_bytes=st.integers(2**16, 2**40),
+        nice=st.integers(0, 19),
+        pin_cores=st.booleans(),
+    ),
+    split_streams=st.booleans(),
+).map(
+    # A number that the request names is also a limit; one core, the default, is only if it was named.
+    lambda spec: replace(
+        spec,
+        limits=replace(
+            spec.limits,
+            cpus=spec.request.cpus if spec.request.cpus > 1 or spec.wait else 0,
+            memory_bytes=spec.request.memory_bytes,
+            disk_bytes=spec.request.disk_bytes,
+        ),
+    )
 )
 
 

@@ -75,6 +75,15 @@ def submit(
         str, typer.Option("--keep-for", metavar="TIME", help="How long a worker out of contact goes on: 1h.")
     ] = "",
     exclusive: Annotated[bool, typer.Option("--exclusive", help="Never on two workers at a time.")] = False,
+    pids: Annotated[int, typer.Option("--pids", min=0, metavar="N", help="At most so many processes and threads.")] = 0,
+    nice: Annotated[
+        int, typer.Option("--nice", min=0, max=19, metavar="N", help="Lower its priority for the processor.")
+    ] = 0,
+    pin_cores: Annotated[bool, typer.Option("--pin-cores", help="On cores that no other pinned job has.")] = False,
+    log_limit: Annotated[str, typer.Option("--log-limit", metavar="SIZE", help="Of output kept (default 1GiB).")] = "",
+    split_streams: Annotated[
+        bool, typer.Option("--split-streams", help="Keep stderr apart; else both share one pipe, in order.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Print the id and return.")] = False,
     no_outputs: Annotated[bool, typer.Option("--no-outputs", help="Bring no files home.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the program's output, and errors.")] = False,
@@ -91,6 +100,11 @@ def submit(
         "priority": priority,
         "retry_on": _retry_on(retry_on),
         "exclusive": exclusive,
+        "pids": pids,
+        "nice": nice,
+        "pin_cores": pin_cores,
+        "log_limit": log_limit,
+        "split_streams": split_streams,
         "wait": wait,
         "keep_outputs": not no_outputs,
         "include": include or (),

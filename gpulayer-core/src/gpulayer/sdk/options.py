@@ -59,7 +59,6 @@ LATER_OPTIONS: Final = frozenset(
         "replicas",
         "port_name",
         "health",
-        "split_streams",
     }
 )
 
@@ -102,6 +101,11 @@ class JobOptions(RequestOptions, total=False):
     keep_for: float | str
     exclusive: bool
     wait: bool
+    pids: int
+    nice: int
+    pin_cores: bool
+    log_limit: int | str
+    split_streams: bool
     idempotency_key: str
 
 
@@ -169,6 +173,16 @@ def plan_job(
         submission["exclusive"] = True
     if not options.get("wait", True):
         submission["wait"] = False
+    if options.get("pids"):
+        submission["pids"] = _at_least(options["pids"], 1, "pids")
+    if options.get("nice"):
+        submission["nice"] = _at_least(options["nice"], 0, "nice")
+    if options.get("pin_cores"):
+        submission["pin_cores"] = True
+    if options.get("log_limit"):
+        submission["log_limit_bytes"] = _size(options["log_limit"], "log_limit")
+    if options.get("split_streams"):
+        submission["split_streams"] = True
     _check_text(submission)
     source = options.get("source")
     return JobPlan(

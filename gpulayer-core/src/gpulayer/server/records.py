@@ -133,6 +133,7 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
         "disk_bytes": worker.facts.disk_bytes,
         "devices": [device_to_wire(device) for device in worker.facts.devices],
         "frameworks": facts["frameworks"],
+        "enforces": facts.get("enforces", []),
         "leases": list(worker.leases),
     }
 

@@ -8,7 +8,7 @@ in a version has a default. Text that is no UTF-8 (arguments, paths) travels as 
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Signal",
     "Spawn",
     "SpawnFailed",
+    "SpawnLimits",
     "Spawned",
     "Stalled",
     "Superseded",
@@ -61,6 +62,9 @@ class ExitRecord:
     code nor signal is the program's).
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
     log_bytes: size of the spool file. log_complete: all that was written is in it.
+    err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
+    did not let in. oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
+    memory_peak_bytes: the most that the tree used; None: not known.
     cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the
     spawner itself held when it started the job (the kernel counts from before the exec).
     """
@@ -77,6 +81,10 @@ class ExitRecord:
     survivors: tuple[int, ...] = ()
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
+    err_bytes: int = 0
+    left_out_bytes: int = 0
+    oom_kills: int | None = None
+    memory_peak_bytes: int | None = None
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -92,6 +100,23 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class SpawnLimits:
+    """What the tree may use; 0: no limit. Held to it where this host has control groups, else left alone.
+
+    cpus: processor time of so many cores. cpu_weight: share of a contended processor, in cores. pin_cores: how many
+    cores to run on that no other pinned job of this spawner has. log_bytes: kept of each stream: the beginning, a line
+    that says how much was left out, and the end.
+    """
+
+    cpus: int = 0
+    cpu_weight: int = 1
+    memory_bytes: int = 0
+    pids: int = 0
+    pin_cores: int = 0
+    log_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start a job; repeated with a known key it answers with what is known and starts nothing.
 
@@ -101,6 +126,8 @@ class Spawn:
     marker: a number below 2^59 by which the tree is recognised; unique on the host; None: the spawner draws one.
     kill_by_ms: time of a clock that runs through suspend (CLOCK_BOOTTIME) at which the spawner ends the tree by itself,
     unless it is extended before: so a job that must not outlive its lease does not, whatever becomes of the agent.
+    err_path: the spool file of stderr; None: it shares the pipe of stdout, in order. devices: UUIDs that no other
+    spawner of this host may hold meanwhile.
     """
 
     id: int
@@ -113,6 +140,9 @@ class Spawn:
     marker: int | None = None
     nice: int = 0
     kill_by_ms: int | None = None
+    err_path: str | None = None
+    devices: tuple[str, ...] = ()
+    limits: SpawnLimits = field(default_factory=SpawnLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +199,16 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """watchdog_pid is None once the watchdog has died; the spawner then ends as soon as nothing runs."""
+    """watchdog_pid is None once the watchdog has died; the spawner then ends as soon as nothing runs.
+
+    enforces: which limits it can hold jobs to: ``memory``, ``cpus``, ``pids``, ``cores``.
+    """
 
     protocol: int
     pid: int
     watchdog_pid: int | None
     instance: str
+    enforces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,14 +378,14 @@ def _parse(kind: type[Any], data: object) -> Any:  # Any: one of the classes abo
     if not isinstance(data, dict):
         raise BadMessage(f"{kind.__name__} is no JSON object")
     values: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.name in data:
+    for one in fields(kind):
+        if one.name in data:
             try:
-                values[field.name] = _PARSERS[field.type](data[field.name])
+                values[one.name] = _PARSERS[one.type](data[one.name])
             except (TypeError, ValueError) as error:
-                raise BadMessage(f"{kind.__name__}.{field.name}: {error}") from None
-        elif field.default is MISSING:
-            raise BadMessage(f"{kind.__name__}.{field.name} is missing")
+                raise BadMessage(f"{kind.__name__}.{one.name}: {error}") from None
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise BadMessage(f"{kind.__name__}.{one.name} is missing")
     return kind(**values)
 
 
@@ -394,9 +428,11 @@ _PARSERS: Final[dict[Any, Callable[[Any], Any]]] = {
     bool: _exactly(bool),
     float: _number,
     int | None: _optional(_exactly(int)),
+    str | None: _optional(_exactly(str)),
     tuple[int, ...]: _several(_exactly(int)),
     tuple[str, ...]: _several(_exactly(str)),
     dict[str, str]: _text_map,
+    SpawnLimits: lambda value: _parse(SpawnLimits, value),
     ExitRecord: _record,
     ExitRecord | None: _optional(_record),
     tuple[Row, ...]: _several(lambda value: _parse(Row, value)),

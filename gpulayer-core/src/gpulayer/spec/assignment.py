@@ -1,9 +1,10 @@
 """One node of an attempt as a worker is asked to run it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.spec.limits import Limits
 
 __all__ = ["Assignment", "NodeKey"]
 
@@ -37,3 +38,5 @@ class Assignment:
     grace_ms: int = 30_000
     keep_for_ms: int = 3_600_000
     exclusive: bool = False
+    limits: Limits = field(default_factory=Limits)
+    split_streams: bool = False

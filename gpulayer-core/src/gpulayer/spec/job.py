@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpulayer.ids import JobId
+from gpulayer.spec.limits import Limits
 from gpulayer.spec.request import Request
 from gpulayer.spec.tree import SourceRef
 
@@ -115,7 +116,8 @@ class JobSpec:
     """Everything needed to run the job anywhere. Never changed after submission.
 
     env: the job's own additions to a worker's allow-list. outputs: glob patterns; empty means "every file that
-    is new or changed". keep_for_ms: how long a worker out of contact goes on by itself.
+    is new or changed". keep_for_ms: how long a worker out of contact goes on by itself. split_streams: stdout and
+    stderr are two logs; else they share one pipe, in order.
     """
 
     command: tuple[str, ...]
@@ -136,6 +138,8 @@ class JobSpec:
     keep_for_ms: int = DEFAULT_KEEP_FOR_MS
     exclusive: bool = False
     wait: bool = True
+    limits: Limits = field(default_factory=Limits)
+    split_streams: bool = False
 
     def with_command(self, command: tuple[str, ...]) -> "JobSpec":
         """The same for another command; half the time of ``dataclasses.replace``, for batches."""
@@ -158,6 +162,8 @@ class JobSpec:
             self.keep_for_ms,
             self.exclusive,
             self.wait,
+            self.limits,
+            self.split_streams,
         )
 
 

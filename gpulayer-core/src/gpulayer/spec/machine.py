@@ -58,7 +58,10 @@ class Locality:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """Everything placement knows of a machine. Stored once by its digest, shared by equal machines."""
+    """Everything placement knows of a machine. Stored once by its digest, shared by equal machines.
+
+    enforces: which of a job's limits it can hold jobs to: ``memory``, ``cpus``, ``pids``, ``cores``.
+    """
 
     platform: str
     version: str
@@ -69,3 +72,4 @@ class WorkerFacts:
     frameworks: tuple[Framework, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     locality: Locality = field(default_factory=Locality)
+    enforces: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from gpulayer.spec.job import (
     RetryOn,
     Single,
 )
+from gpulayer.spec.limits import DEFAULT_LOG_BYTES, Limits
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
@@ -29,7 +30,7 @@ from gpulayer.spec.tree import SourceRef
 from gpulayer.spec.verdict import Verdict
 from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.jobs import JobSubmission, RequestFields, SourceFields, VerdictRecord
-from gpulayer.wire.workers import AssignCommand, DeviceFields, OutcomeFields, WorkerFactsFields
+from gpulayer.wire.workers import AssignCommand, DeviceFields, LimitsFields, OutcomeFields, WorkerFactsFields
 
 __all__ = [
     "SpecReader",
@@ -40,6 +41,7 @@ __all__ = [
     "facts_from_wire",
     "facts_to_wire",
     "framework_need",
+    "limits_to_wire",
     "outcome_from_wire",
     "outcome_to_wire",
     "request_from_wire",
@@ -184,6 +186,19 @@ def spec_to_wire(spec: JobSpec) -> JobSubmission:
         submission["exclusive"] = True
     if not spec.wait:
         submission["wait"] = False
+    limits = spec.limits
+    if limits.pids:
+        submission["pids"] = limits.pids
+    if limits.nice:
+        submission["nice"] = limits.nice
+    if limits.pin_cores:
+        submission["pin_cores"] = True
+    if limits.log_bytes != DEFAULT_LOG_BYTES:
+        submission["log_limit_bytes"] = limits.log_bytes
+    if limits.cpus:  # one core is the default of a request, but as a limit it was asked for
+        submission["request"] = {**request, "cpus": limits.cpus}
+    if spec.split_streams:
+        submission["split_streams"] = True
     return submission
 
 
@@ -219,6 +234,22 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         keep_for_ms=submission.get("keep_for_ms", DEFAULT_KEEP_FOR_MS),
         exclusive=submission.get("exclusive", False),
         wait=submission.get("wait", True),
+        limits=_limits_from_wire(submission),
+        split_streams=submission.get("split_streams", False),
+    )
+
+
+def _limits_from_wire(submission: JobSubmission) -> Limits:
+    """What was named is also a limit; cores that were not are only counted."""
+    request = submission.get("request", {})
+    return Limits(
+        cpus=request.get("cpus", 0),
+        memory_bytes=request.get("memory_bytes", 0),
+        pids=submission.get("pids", 0),
+        disk_bytes=request.get("disk_bytes", 0),
+        log_bytes=submission.get("log_limit_bytes", DEFAULT_LOG_BYTES),
+        nice=submission.get("nice", 0),
+        pin_cores=submission.get("pin_cores", False),
     )
 
 
@@ -275,6 +306,7 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
             "region": facts.locality.region,
             "network_group": facts.locality.network_group,
         },
+        "enforces": list(facts.enforces),
     }
 
 
@@ -331,6 +363,7 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
         ),
         labels=tuple(sorted(fields["labels"].items())),
         locality=Locality(**fields["locality"]),
+        enforces=tuple(sorted(fields.get("enforces", ()))),
     )
 
 
@@ -392,6 +425,8 @@ def assignment_to_wire(assignment: Assignment) -> AssignCommand:
         "grace_ms": assignment.grace_ms,
         "keep_for_ms": assignment.keep_for_ms,
         "exclusive": assignment.exclusive,
+        "limits": limits_to_wire(assignment.limits),
+        "split_streams": assignment.split_streams,
     }
 
 
@@ -416,7 +451,22 @@ def assignment_from_wire(command: AssignCommand) -> Assignment:
         grace_ms=command["grace_ms"],
         keep_for_ms=command["keep_for_ms"],
         exclusive=command["exclusive"],
+        limits=Limits(**command["limits"]) if "limits" in command else Limits(),
+        split_streams=command.get("split_streams", False),
     )
+
+
+def limits_to_wire(limits: Limits) -> LimitsFields:
+    """All fields, defaults too."""
+    return {
+        "cpus": limits.cpus,
+        "memory_bytes": limits.memory_bytes,
+        "pids": limits.pids,
+        "disk_bytes": limits.disk_bytes,
+        "log_bytes": limits.log_bytes,
+        "nice": limits.nice,
+        "pin_cores": limits.pin_cores,
+    }
 
 
 def _source_from_wire(fields: SourceFields | None) -> SourceRef | None:

@@ -90,6 +90,11 @@ class JobSubmission(TypedDict, total=False):
     keep_for_ms: Milliseconds
     exclusive: bool
     wait: bool
+    pids: Annotated[int, Ge(0), Le(4_000_000)]
+    nice: Annotated[int, Ge(0), Le(19)]
+    pin_cores: bool
+    log_limit_bytes: Annotated[int, Ge(65_536), Le(2**50)]
+    split_streams: bool
 
 
 class BatchSubmission(TypedDict):

@@ -13,6 +13,7 @@ __all__ = [
     "EnrolBody",
     "EnrolReply",
     "FrameworkFields",
+    "LimitsFields",
     "LocalityFields",
     "LogReply",
     "OutcomeFields",
@@ -78,6 +79,7 @@ class WorkerFactsFields(TypedDict):
     frameworks: Annotated[list[FrameworkFields], MaxLen(256)]
     labels: Annotated[dict[Text, Text], MaxLen(64)]
     locality: LocalityFields
+    enforces: NotRequired[Annotated[list[Text], MaxLen(16)]]
 
 
 class EnrolBody(TypedDict):
@@ -164,6 +166,18 @@ class ReportReply(TypedDict):
     void: list[int]
 
 
+class LimitsFields(TypedDict):
+    """See ``spec.limits.Limits``; 0: no limit."""
+
+    cpus: int
+    memory_bytes: int
+    pids: int
+    disk_bytes: int
+    log_bytes: int
+    nice: int
+    pin_cores: bool
+
+
 class AssignCommand(TypedDict):
     """Everything needed to run one node of an attempt."""
 
@@ -184,6 +198,8 @@ class AssignCommand(TypedDict):
     grace_ms: int
     keep_for_ms: int
     exclusive: bool
+    limits: NotRequired[LimitsFields]
+    split_streams: NotRequired[bool]
 
 
 class StopCommand(TypedDict):
@@ -225,7 +241,8 @@ class OutputsAccepted(TypedDict):
 
 
 class WorkerRecord(TypedDict):
-    """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds."""
+    """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds.
+    ``enforces``: the limits that it can hold a job to."""
 
     id: str
     name: str
@@ -241,6 +258,7 @@ class WorkerRecord(TypedDict):
     disk_bytes: int | None
     devices: list[DeviceFields]
     frameworks: list[FrameworkFields]
+    enforces: list[str]
     leases: list[int]
 
 

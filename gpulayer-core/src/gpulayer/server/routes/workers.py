@@ -30,7 +30,7 @@ from gpulayer.server.web import CLIENT, JOIN, OPEN, WORKER, Call, Query, Route, 
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
 from gpulayer.spec.worker import WorkerState
-from gpulayer.wire.convert import check_schema, facts_from_wire, outcome_from_wire, spec_from_wire
+from gpulayer.wire.convert import check_schema, facts_from_wire, limits_to_wire, outcome_from_wire, spec_from_wire
 from gpulayer.wire.jobs import JobSubmission
 from gpulayer.wire.workers import (
     AssignCommand,
@@ -330,6 +330,8 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "grace_ms": spec.grace_ms,
         "keep_for_ms": spec.keep_for_ms,
         "exclusive": spec.exclusive,
+        "limits": limits_to_wire(spec.limits),
+        "split_streams": spec.split_streams,
     }
 
 
