@@ -12,7 +12,7 @@ _NEEDS: Final = (
     " --spot --on-demand"
 )
 _BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python --secret"
-_RUNS: Final = "--after --array --service --replicas --port-name --health --split-streams"
+_RUNS: Final = "--after --array --service --replicas --port-name --health"
 
 LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),
