@@ -40,6 +40,7 @@ class JobEntry:
     boot_id: str
     pid: int = 0
     started_ticks: int = 0
+    err_path: str | None = None
 
 
 def is_key(text: str) -> bool:
@@ -131,7 +132,9 @@ class StateDir:
 
     def add(self, entry: JobEntry) -> None:
         """Record a job that is about to start; an ``OSError`` here means it must not."""
-        line = {name: getattr(entry, name) for name in ("key", "marker", "log_path", "exit_path", "boot_id")}
+        line = {
+            name: getattr(entry, name) for name in ("key", "marker", "log_path", "exit_path", "boot_id", "err_path")
+        }
         line["started_at_wall_ms"] = entry.started_at_wall_ms
         with open(os.path.join(self._jobs, entry.key), "wb") as file:
             file.write(json.dumps(line).encode() + b"\n")
