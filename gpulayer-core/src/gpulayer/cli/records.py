@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from gpulayer.spec.outcome import signal_text
 from gpulayer.spec.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -29,16 +28,13 @@ __all__ = [
 _EVIDENCE_LINES: Final = 5
 
 
-def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> str:
-    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``, and below it what else was seen.
-
-    is_noted: ``notes_on`` has been said already.
-    """
+def ending_line(record: "JobRecord", landed: str) -> str:
+    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``, and below it what else was seen."""
     state = record["state"].replace("_", " ")
     parts = [f"job {record['id']} {state}"]
     code, number = record["exit_code"], record["signal"]
     if record["state"] == "failed" and number is not None:
-        parts.append(f"(killed by signal {signal_text(number)})")
+        parts.append(f"(signal {number})")
     elif record["state"] == "failed" and code is not None:
         parts.append(f"(exit code {code})")
     took = duration_text(record["started_at"], record["ended_at"])
@@ -58,8 +54,7 @@ def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> 
         count = len(record["outputs"])
         files = f" ({count:,} file{'' if count == 1 else 's'}, {format_bytes(size)})" if count else ""
         line += f"; outputs in {landed}/{files}"
-    below = [] if is_noted and notes_on(record) else evidence.splitlines()[:_EVIDENCE_LINES]
-    return "\n  ".join([line, *below])
+    return "\n  ".join([line, *evidence.splitlines()[:_EVIDENCE_LINES]])
 
 
 def notes_on(record: "JobRecord") -> list[str]:
@@ -71,13 +66,13 @@ def notes_on(record: "JobRecord") -> list[str]:
 
 def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
     """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
-    why, *more = (record["reason"] or {"message": ""})["message"].split("\n")
+    reason = record["reason"]
     source = record["source"]
     request = ", ".join(f"{key} {_value(value)}" for key, value in record["request"].items())
     return [
         ("job", record["id"]),
         ("name", record["name"]),
-        ("state", "\n".join([record["state"] + (f" ({why})" if why else ""), *more])),
+        ("state", record["state"] + (f" ({reason['message']})" if reason and reason["message"] else "")),
         ("command", command_text(record["command"])),
         ("needs", request or "nothing in particular"),
         ("source", _source(record) if source else ""),
@@ -87,30 +82,12 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("started", when(record["started_at"])),
         ("ended", _ended(record)),
         ("exit code", "" if record["exit_code"] is None else str(record["exit_code"])),
-        ("signal", "" if record["signal"] is None else signal_text(record["signal"])),
+        ("signal", "" if record["signal"] is None else str(record["signal"])),
         ("ended by", (record["ended_by"] or "").replace("_", " ")),
         ("placement", str(record["placement"] or "")),
         ("attempts", "\n".join(_attempt(attempt) for attempt in record["attempts"])),
         ("outputs", "\n".join(f"{output['path']}  {format_bytes(output['size'])}" for output in record["outputs"])),
-        *_last_lines(record),
     ]
-
-
-def _last_lines(record: "JobRecord") -> list[tuple[str, str]]:
-    """Of the log of an attempt that failed; nothing while another one runs."""
-    last = record["attempts"][-1] if record["attempts"] else None
-    if last is None:
-        return []
-    return [
-        ("log's end", _shown(last.get("log_tail", ""))),
-        ("stderr's end", _shown(last.get("stderr_tail", ""))),
-    ]
-
-
-def _shown(log: str) -> str:
-    """What a program wrote, without driving the terminal: control characters are shown as Python writes them."""
-    lines = (line.expandtabs() for line in log.split("\n"))
-    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
 
 
 def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
@@ -216,7 +193,7 @@ def _attempt(attempt: "AttemptRecord") -> str:
     )
     took = duration_text(attempt["started_at"], attempt["ended_at"])
     end = (attempt["ended_by"] or "").replace("_", " ")
-    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", "; ")]
+    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", " ")]
     return "  ".join(part for part in parts if part)
 
 
