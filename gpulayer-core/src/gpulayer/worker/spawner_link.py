@@ -124,6 +124,8 @@ class SpawnerLink:
         marker: int | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        err_path: Path | None = None,
+        limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
         """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
@@ -139,6 +141,8 @@ class SpawnerLink:
                 marker=marker,
                 nice=nice,
                 kill_by_ms=kill_by_ms,
+                err_path=None if err_path is None else os.fspath(err_path),
+                limits=limits or m.SpawnLimits(),
             ),
             what=f"start {key}",
             deadline_s=deadline_s,
@@ -312,7 +316,7 @@ class SpawnerLink:
             case m.Exited():
                 self._push("exited", message.record.key, message)
             case m.Output():
-                self._push("output", message.key, message)
+                self._push(message.stream, message.key, message)
             case m.Stalled():
                 self._push("stalled", message.key, message)
             case m.Superseded():
