@@ -46,7 +46,7 @@ def test_the_whole_plan_of_a_job_without_devices():
         env={"PATH": "/bin", "PYTHONUNBUFFERED": "1", "HOME": "/h", "LC_ALL": "C", **OURS, **HIDDEN},
         log_path=Path("/w/log"),
         exit_path=Path("/w/exit.json"),
-            log_bytes=DEFAULT_LOG_BYTES,
+        log_bytes=DEFAULT_LOG_BYTES,
     )
 
 
