@@ -20,7 +20,7 @@ from gpulayer.worker.session import Plane
 
 __all__ = ["AttemptLogs", "LogUploader"]
 
-PIECE: Final = 256 * 1024
+PIECE: Final = 1 << 20  # what the control plane takes at most; a request costs it more than the bytes in it
 
 
 class AttemptLogs:
