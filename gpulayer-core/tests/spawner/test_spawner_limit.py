@@ -58,7 +58,8 @@ def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(spawner,
 
 def test_a_program_that_prints_for_ever_fills_no_disk_and_its_end_is_kept(spawner, agent, until):
     """The limit is told at once, while the program goes on."""
-    agent.spawn("1.0", "sh", "-c", "trap 'echo bye; exit 0' TERM; yes & wait", limits=m.SpawnLimits(log_bytes=1))
+    program = "trap 'wait; echo bye; exit 0' TERM; yes & wait"
+    agent.spawn("1.0", "sh", "-c", program, limits=m.SpawnLimits(log_bytes=1))
     limit = MIN_LIMIT_BYTES  # a smaller one counts as that
     until(lambda: b"reached its limit of 64 KiB" in spawner.log("1.0").read_bytes()[limit:], "the notice")
     until(lambda: any(re.search(r"tail\.\d{3,}", path.name) for path in spawner.folder.iterdir()), "some megabytes")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpulayer.protocol.messages import Phase, Progress
+from gpulayer.protocol.messages import Phase, ProcessExited, ProcessLost, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.tree import Entry, EntryKind, digest_of, encode_tree
@@ -155,6 +155,23 @@ def test_a_worker_that_was_killed_comes_back_on_a_full_disk_by_its_reserve(on_di
     on_disk(main)
 
 
+def test_an_agent_that_comes_back_hears_of_a_full_disk_that_was_told_to_its_predecessor(on_disk, fill):
+    async def main(plane, worker, disk):
+        worker.start()
+        plane.assign(1, "sh", "-c", "echo up; until [ -e go ]; do sleep 0.05; done; exec yes")
+        await plane.until(lambda: plane.logs.get(1) == b"up\n" and (worker.folder / "reserve").exists())
+        worker.kill()
+        (worker.folder / "attempts" / "1.0" / "work" / "go").touch()
+        fill(disk / "ballast")
+        await plane.until(lambda: os.statvfs(disk).f_bfree == 0)
+        worker.start()
+        assert outcome(await plane.end_of(1))[0] == "disk_full"
+        (disk / "ballast").unlink()
+        await worker.stop()
+
+    on_disk(main)
+
+
 def test_a_job_that_outgrows_its_own_disk_limit_is_to_blame_itself(scene):
     async def main(plane, worker):
         worker.start()
@@ -274,3 +291,25 @@ def test_a_journal_line_that_finds_no_room_leaves_the_former_one_whole_and_is_wr
     keeper._try_again()
     ((_, progress),) = journal.load()
     assert progress == Progress(Phase.RUNNING, stop=EndedBy.DISK_FULL, stop_evidence="e")
+
+
+@pytest.mark.parametrize(
+    ("end", "is_explained"),
+    [
+        ({"exit_code": 1}, True),
+        ({"exit_code": 0}, False),
+        ({"signal": signal.SIGBUS}, True),  # a mapped file that found no room
+        ({"signal": signal.SIGSEGV}, False),
+    ],
+)
+def test_a_failure_on_a_full_disk_is_explained_by_it(disk_of, fill, end, is_explained):
+    disk = disk_of(1024)
+    keeper = Keeper(Journal(disk, boot_id="b"), Reserve(disk), disk, worker_name=lambda: "w")
+    assignment = Assignment(key=NodeKey(1, 0), job_id="j", attempt=1, command=("true",))
+    keeper.admit(assignment)
+    fill(disk / "ballast")
+    explained = keeper.explained(ProcessExited(assignment.key, **end))
+    assert explained.is_disk_full is is_explained
+    assert explained.evidence.startswith("the disk of worker w is full") is is_explained
+    lost = ProcessLost(assignment.key, "the spawner died")
+    assert keeper.explained(lost) is lost

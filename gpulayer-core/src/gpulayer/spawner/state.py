@@ -76,9 +76,12 @@ class StateDir:
         return fd
 
     def write_pids(self, lock_fd: int, *, watchdog: int, spawner: int) -> None:
-        """Say in the lock file who holds it; for people and tests."""
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, json.dumps({"watchdog": watchdog, "spawner": spawner}).encode() + b"\n", 0)
+        """Say in the lock file who holds it; for people and tests. Not said where the disk is full."""
+        try:
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, json.dumps({"watchdog": watchdog, "spawner": spawner}).encode() + b"\n", 0)
+        except OSError:
+            return
 
     def read_pids(self) -> dict[str, int]:
         """PIDs of ``watchdog`` and ``spawner`` as last written; empty where there were none. They may be dead."""

@@ -1,9 +1,10 @@
 """All output of one job: one pipe, or two where stderr has a spool of its own; pumped, told about, drained.
 
 While the job runs the reactor pumps. A spool that can't be written stalls its stream: the bytes stay in the pipe, the
-job waits, ``Stalled`` is told once, and it is tried again. Some room must be there first: the little that is set free
-for the last words of a job on a full disk must not feed the same flood. Once the tree is dead, ``drain`` moves what is
-left, with any room there is, and joins the end of a log that outgrew its limit on.
+job waits, and it is tried again; ``Stalled`` is told each time, for an agent may have come since. Some room must be
+there first: the little that is set free for the last words of a job on a full disk must not feed the same flood. Once
+the tree is dead, ``drain`` moves what is left, with any room there is, and joins on the end of a log that outgrew its
+limit.
 """
 
 import errno
@@ -127,8 +128,7 @@ class JobOutput:
             # Unwatched, or a full disk would make the reactor spin on a pipe that stays readable.
             self._reactor.unwatch(stream.pipe.read_fd)
             self._stalled(stream, error)
-            number = error.errno
-            self._later(stream, lambda: self._pump_again(stream, number))
+            self._pump_later(stream, error)
             return
         if stream.is_stalled:
             stream.is_stalled = False
@@ -139,11 +139,15 @@ class JobOutput:
             # The program closed its output and goes on; the pipe is kept until its end.
             self._reactor.unwatch(stream.pipe.read_fd)
 
-    def _pump_again(self, stream: _Stream, why: int | None) -> None:
+    def _pump_later(self, stream: _Stream, why: OSError) -> None:
+        self._later(stream, lambda: self._pump_again(stream, why))
+
+    def _pump_again(self, stream: _Stream, why: OSError) -> None:
         if self._then is not None or stream.pipe.read_fd < 0:
             return
-        if why == errno.ENOSPC and not _has_room(stream.pipe):
-            self._later(stream, lambda: self._pump_again(stream, why))
+        if why.errno == errno.ENOSPC and not _has_room(stream.pipe):
+            self._stalled(stream, why)
+            self._pump_later(stream, why)
         else:
             self._pump(stream)
 
@@ -195,10 +199,9 @@ class JobOutput:
                 self._tell(stream)
 
     def _stalled(self, stream: _Stream, error: OSError) -> None:
-        if not stream.is_stalled:
-            stream.is_stalled = True
-            text = f"the log can't be written: {error.strerror}"
-            self._emit(Stalled(self._key, error.errno or 0, text, is_draining=self._then is not None))
+        stream.is_stalled = True
+        text = f"the log can't be written: {error.strerror}"
+        self._emit(Stalled(self._key, error.errno or 0, text, is_draining=self._then is not None))
 
     def _later(self, stream: _Stream, callback: Callable[[], None]) -> None:
         wait_s, stream.wait_s = stream.wait_s, min(stream.wait_s * 2, _WRITE_AGAIN_S[1])

@@ -345,13 +345,18 @@ class Agent:
                     if held.key in self._logs:
                         self._logs[held.key].grown()
             case Stalled():
-                _log.warning("output of %s waits: %s", event.key, event.message)
-                if event.is_draining:
-                    self._reserve.release()  # for the last words of a program that is dead and can't take more
-                else:
-                    self._feed(DiskFilled(_key_of(event.key), self._keeper.full_text(event.errno)))
+                self._stalled(event)
             case _:
                 assert_never(event)
+
+    def _stalled(self, event: Stalled) -> None:
+        """Told again and again while it lasts."""
+        held = self._state.held.get(_key_of(event.key))
+        if event.is_draining:
+            self._reserve.release()  # for the last words of a program that is dead and can't take more
+        elif held is not None and held.stop is None:
+            _log.warning("output of %s waits: %s", event.key, event.message)
+            self._feed(DiskFilled(held.key, self._keeper.full_text(event.errno)))
 
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)

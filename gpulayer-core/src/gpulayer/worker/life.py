@@ -21,7 +21,7 @@ from gpulayer.staging.blobs import BlobFolder, storage_error
 from gpulayer.wire.convert import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.agent import Agent
-from gpulayer.worker.disk import Reserve, is_full
+from gpulayer.worker.disk import Reserve, is_full, is_full_error
 from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
@@ -46,8 +46,13 @@ _LOCAL_PATIENCE: Final = 30  # tries until it is worth a word that the control p
 def live(settings: WorkerSettings) -> int:
     """See ``gpulayer.worker.run``."""
     reserve = Reserve(settings.work_dir)
-    with _alone(settings.work_dir, reserve):
-        asyncio.run(_live(settings, reserve))
+    try:
+        with _alone(settings.work_dir, reserve):
+            asyncio.run(_live(settings, reserve))
+    except OSError as error:
+        if is_full_error(error):
+            raise storage_error(error, settings.work_dir) from error
+        raise
     return 0
 
 

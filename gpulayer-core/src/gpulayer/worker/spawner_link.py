@@ -31,6 +31,7 @@ from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
+from gpulayer.worker.disk import is_full
 
 __all__ = [
     "Attached",
@@ -415,7 +416,9 @@ class SpawnerLink:
                 lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError as error:
             return str(error)
-        return lines[-1] if lines else "its log is empty"
+        if lines:
+            return lines[-1]
+        return "its disk is full" if is_full(Path(self._state.path)) else "its log is empty"
 
     async def _greet(self) -> None:
         assert self._writer is not None
