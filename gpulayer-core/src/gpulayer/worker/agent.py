@@ -75,6 +75,7 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.logs import not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire import SCHEMA_VERSION
@@ -492,9 +493,7 @@ class Agent:
             await uploader.run()
             return LogDrained(key)
 
-        await self._guarded(
-            key, upload, lambda error: LogDrained(key, warning=f"its log did not come home whole: {_told(error)}")
-        )
+        await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
 
     async def _collect(self, key: NodeKey) -> None:
         assignment = self._state.held[key].assignment
