@@ -4,8 +4,8 @@ A piece that is there already is ignored, a piece that would leave a gap is refu
 may send anything twice and in pieces of any size. Beside each log stand the times at which its bytes came
 (``logtimes``). What was removed leaves ``logs/<job>.removed``, an empty file whose time says when.
 
-Everything but ``latest`` blocks; a call holds one piece in memory, and the last small pieces of a few logs are kept
-for those who follow them.
+Everything but ``latest`` blocks; a call holds one piece in memory, and the last pieces of a few logs are kept for those
+who follow them, a few megabytes in all.
 """
 
 import os
@@ -27,8 +27,8 @@ from gpulayer.staging.blobs import storage_error
 __all__ = ["READ_PIECE", "LogFolder", "LogKey", "LogReader"]
 
 READ_PIECE: Final = 256 * 1024
-_KEPT_PIECE: Final = 16 * 1024
-_KEPT: Final = 64
+_SMALL_PIECE: Final = 16 * 1024
+_KEPT_BYTES: Final = 4 * 1024 * 1024
 _REMOVED: Final = ".removed"
 
 
@@ -49,14 +49,25 @@ class LogFolder:
         self._guard = threading.Lock()
         self._writing: dict[Path, tuple[threading.Lock, int]] = {}
         self._latest: OrderedDict[LogKey, tuple[int, bytes]] = OrderedDict()
+        self._latest_bytes = 0
         self._times = LogTimes()
 
-    def append(self, key: LogKey, offset: int, piece: bytes, *, is_final: bool = False, wall_ms: int) -> int:
+    def append(
+        self,
+        key: LogKey,
+        offset: int,
+        piece: bytes,
+        *,
+        wall_ms: int,
+        is_final: bool = False,
+        is_followed: bool = False,
+    ) -> int:
         """Keep what is new of ``piece``, which begins at ``offset`` and came at ``wall_ms``; returns how many bytes
         there are now.
 
-        ``is_final``: make the whole log durable before returning. Raises Conflict (with ``details["offset"]``) for a
-        gap, DiskFull, StorageUnavailable.
+        ``is_final``: make the whole log durable before returning. ``is_followed``: somebody waits for it just now, so
+        that it is worth its memory. Raises Conflict (with ``details["offset"]``) for a gap, DiskFull,
+        StorageUnavailable.
         """
         path = self.path(key)
         with self._writable(path) as descriptor:
@@ -67,7 +78,7 @@ class LogFolder:
             if is_final:
                 os.fsync(descriptor)
             if piece and size == offset + len(piece):
-                self._keep(key, offset, piece)
+                self._keep(key, offset, piece, is_wanted=is_followed or len(piece) <= _SMALL_PIECE)
             return size
 
     def mark_missing(self, key: LogKey, *, wall_ms: int) -> None:
@@ -148,13 +159,15 @@ class LogFolder:
         with suppress(OSError):  # times are a comfort: the bytes are kept, and that is what the worker asked
             self._times.note(_times_of(path), offset, wall_ms)
 
-    def _keep(self, key: LogKey, offset: int, piece: bytes) -> None:
+    def _keep(self, key: LogKey, offset: int, piece: bytes, *, is_wanted: bool) -> None:
         with self._guard:
-            self._latest.pop(key, None)
-            if len(piece) <= _KEPT_PIECE:
-                self._latest[key] = (offset, piece)
-                if len(self._latest) > _KEPT:
-                    self._latest.popitem(last=False)
+            self._latest_bytes -= len(self._latest.pop(key, (0, b""))[1])
+            if not is_wanted:
+                return
+            self._latest[key] = (offset, piece)
+            self._latest_bytes += len(piece)
+            while self._latest_bytes > _KEPT_BYTES:
+                self._latest_bytes -= len(self._latest.popitem(last=False)[1][1])
 
     @contextmanager
     def _writable(self, path: Path) -> Iterator[int]:

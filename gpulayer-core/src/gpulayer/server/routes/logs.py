@@ -16,7 +16,7 @@ from gpulayer.engine.records import AttemptImage
 from gpulayer.engine.turn import attempt_image
 from gpulayer.errors import BadRequest, NotFound
 from gpulayer.ids import JobId
-from gpulayer.server.logs import LogKey
+from gpulayer.server.logs import READ_PIECE, LogKey
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes.jobs import find_job
 from gpulayer.server.store import reads
@@ -101,9 +101,11 @@ class _LogResponse(Response):
         piece = self._call.plane.logs.latest(self._key, self._offset)
         if not piece:
             piece = await self._call.plane.in_thread(self._reader.read, self._offset)
-        if piece:
-            self._offset += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # In slices, each taken before the next: a reader that is slow holds no more than one of them in memory.
+        for start in range(0, len(piece), READ_PIECE):
+            part = memoryview(piece)[start : start + READ_PIECE]
+            self._offset += len(part)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         return bool(piece)
 
 

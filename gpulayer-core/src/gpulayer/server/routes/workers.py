@@ -182,8 +182,15 @@ async def put_log(call: Call) -> Response:
     epoch, job_id = await _lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
-    wall_ms = plane.clock.wall_ms()
-    size = await plane.in_thread(plane.logs.append, key, offset, piece, is_final=is_final, wall_ms=wall_ms)
+    size = await plane.in_thread(
+        plane.logs.append,
+        key,
+        offset,
+        piece,
+        wall_ms=plane.clock.wall_ms(),
+        is_final=is_final,
+        is_followed=plane.hub.is_watched(key),
+    )
     plane.hub.wake([key])
     return json_response({"offset": size})
 
