@@ -17,7 +17,7 @@ from gpulayer.worker.session import Plane
 
 __all__ = ["LogUploader"]
 
-PIECE: Final = 1024 * 1024  # the most that the control plane takes at once: a request costs it more than its bytes
+PIECE: Final = 1024 * 1024
 
 
 class LogUploader:
