@@ -17,7 +17,7 @@ from gpulayer.worker.session import Plane
 
 __all__ = ["LogUploader"]
 
-PIECE: Final = 1024 * 1024
+PIECE: Final = 256 * 1024
 
 
 class LogUploader:
