@@ -77,6 +77,7 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.logs import not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
@@ -518,9 +519,7 @@ class Agent:
             lost = sum(self._unwritten.get(key, ()))
             return LogDrained(key, f"{lost} bytes of its log found no room on the worker's disk" if lost else "")
 
-        await self._guarded(
-            key, upload, lambda error: LogDrained(key, warning=f"its log did not come home whole: {_told(error)}")
-        )
+        await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
 
     async def _collect(self, key: NodeKey) -> None:
         assignment = self._state.held[key].assignment
