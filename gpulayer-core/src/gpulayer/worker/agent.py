@@ -41,6 +41,7 @@ from gpulayer.protocol.messages import (
     CommandsReceived,
     DrainLog,
     Extend,
+    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -403,6 +404,8 @@ class Agent:
             body["recovered"] = list(plan.recovered)
         if plan.has_facts:
             body["facts"] = facts_to_wire(self._facts)
+        if plan.stopping:
+            body["stopping"] = True
         if plan.leaving:
             body["leaving"] = True
         path = f"{self._plane.worker_path}/reports"
@@ -454,7 +457,7 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
@@ -533,7 +536,8 @@ class Agent:
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:
-            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+            _log.warning("extending %s: %s", key, error.message)
+            self._feed(ExtendFailed(key))
 
     async def _kill_tree(self, key: NodeKey) -> None:
         try:

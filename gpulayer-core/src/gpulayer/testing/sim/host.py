@@ -259,6 +259,7 @@ class SimHost:
                     ),
                     facts=self.facts if plan.has_facts else None,
                     facts_digest=self.facts_digest if plan.has_facts else None,
+                    stopping=plan.stopping,
                     leaving=plan.leaving,
                 ),
                 lambda effects: self.network.deliver(self.id, lambda: answer(effects)),
@@ -320,7 +321,7 @@ class SimHost:
 
     def _command(self, order: Order) -> Assignment | m.Stop:
         if isinstance(order, StopOrder):
-            return m.Stop(order.epoch, order.ended_by, order.grace_ms)
+            return m.Stop(order.epoch, order.ended_by, order.grace_ms, order.node)
         entry: JobEntry = self.plane.disk.entries[order.job_id]
         return Assignment(
             key=NodeKey(order.epoch, order.node),
