@@ -17,7 +17,8 @@ class AgentState:
 
     refused: what must not start here any more (whole epochs or single nodes), and what stopped it; None: it is void.
     recovered: what the first answered report of this boot tells; None once it was answered.
-    is_stop_told: the control plane knows that this worker stops. contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
+    contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
+    is_stop_told: the control plane knows that this worker stops.
     """
 
     once: bool = False

@@ -11,6 +11,7 @@ import enum
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import Final
 
 from gpulayer.spawner import tree
 from gpulayer.spawner.launch import LaunchFailed, launch
+from gpulayer.spawner.lifeline import Lifeline
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.output import OutputPipe, Pumped
 from gpulayer.spawner.reactor import Reactor
@@ -31,6 +33,8 @@ _WRITE_AGAIN_S: Final = (0.05, 1.0)  # the same for a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _DRAIN_PATIENCE_S: Final = 60.0
 _EXPIRY_LOOK_S: Final = 1.0
+_LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
+_ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -62,7 +66,8 @@ class _Job:
     wait_s: float = 0.0
     give_up_at: float = 0.0
     kill_by_ms: int | None = None
-    is_expired: bool = False
+    is_lent: bool = False
+    ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
 
     @property
     def log_bytes(self) -> int:
@@ -84,6 +89,7 @@ class Jobs:
         continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
+        watchdog: socket.socket | None = None,
         descriptors: tuple[int, int] | None = None,
     ) -> None:
         self._state = state
@@ -94,6 +100,7 @@ class Jobs:
         self._spare = spare
         self._can_mark = can_mark
         self._descriptors = descriptors
+        self.lifeline = Lifeline(watchdog, reactor=reactor, earliest=self._earliest_ms)
         self._boot_id = tree.boot_id()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs: dict[str, _Job] = {}
@@ -180,14 +187,18 @@ class Jobs:
             return False
         is_watched = job.kill_by_ms is not None
         job.kill_by_ms = kill_by_ms
+        self.lifeline.due(kill_by_ms)
         if not is_watched:
             self._look_expired(job)
         return True
 
-    def kill_all(self) -> None:
-        """Begin to kill every tree; the ends follow as events."""
-        for key in list(self._jobs):
-            self.kill(key)
+    def stop_all(self) -> None:
+        """Begin to kill every tree, because this spawner is to end; the ends follow as events."""
+        self.lifeline.stopping()
+        for job in list(self._live.values()):
+            if job.phase is _Phase.RUNNING:
+                job.ended_for = job.ended_for or "stopped"
+                self.kill(job.entry.key)
 
     def forget(self, key: str) -> bool:
         """Drop an ended or unknown job; False where it still runs."""
@@ -269,6 +280,7 @@ class Jobs:
         self._reactor.watch(output.read_fd, lambda: self._pump(job))
         if order.kill_by_ms is not None:
             self.extend(order.key, order.kill_by_ms)
+        self._reactor.later(_LEND_AFTER_S, lambda: self._lend(job))
         return Spawned(order.id, order.key, pid)
 
     # Output -----------------------------------------------------------------------------------------------------------
@@ -295,6 +307,8 @@ class Jobs:
                 self._reactor.watch(job.output.read_fd, lambda: self._pump(job))
         if job.output.log_bytes != before:
             self._tell_output(job)
+        if job.is_lent and not job.output.is_spliced:
+            self._unlend(job)
         if result is Pumped.END:
             # The program closed its output and goes on; the pipe is kept until its end.
             self._reactor.unwatch(job.output.read_fd)
@@ -320,6 +334,20 @@ class Jobs:
         job.is_telling = False
         self._tell_output(job)
 
+    def _lend(self, job: _Job) -> None:
+        """Bytes that pass through this process are lost with it: no duplicate could make such a log whole."""
+        if job.phase is _Phase.RUNNING and job.output is not None and job.output.is_spliced:
+            job.is_lent = True
+            self.lifeline.lend(job.entry.key, job.output.read_fd, job.entry.log_path)
+
+    def _unlend(self, job: _Job) -> None:
+        if job.is_lent:
+            job.is_lent = False
+            self.lifeline.end(job.entry.key)
+
+    def _earliest_ms(self) -> int:
+        return min((job.kill_by_ms for job in self._live.values() if job.kill_by_ms is not None), default=0)
+
     def _look_expired(self, job: _Job) -> None:
         """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
         if job.phase is not _Phase.RUNNING or job.kill_by_ms is None:
@@ -328,7 +356,7 @@ class Jobs:
         if left_ms > 0:
             self._reactor.later(min(left_ms / 1000, _EXPIRY_LOOK_S), lambda: self._look_expired(job))
             return
-        job.is_expired = True
+        job.ended_for = "expired"
         self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
 
     # Ending -----------------------------------------------------------------------------------------------------------
@@ -400,12 +428,14 @@ class Jobs:
         log_bytes = job.log_bytes
         self._close_output(job)
         code = os.waitstatus_to_exitcode(job.status)
+        # What ended by itself in the last moment has ended by itself.
+        ended_for = job.ended_for if code == -signal.SIGKILL else ""
         job.record = ExitRecord(
             key=job.entry.key,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
-            message="its time was not extended by the agent" if job.is_expired else "",
+            reason=ended_for or ("exited" if code >= 0 else "signaled"),
+            message=_ENDED_FOR.get(ended_for, ""),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=log_bytes,
             log_complete=is_complete,
@@ -435,6 +465,7 @@ class Jobs:
     def _close_output(self, job: _Job) -> None:
         if job.output is not None:
             self._reactor.unwatch(job.output.read_fd)
+            self._unlend(job)
             job.output.close()
             job.output = None
 

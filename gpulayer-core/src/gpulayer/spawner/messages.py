@@ -58,8 +58,8 @@ class ExitRecord:
 
     reason: ``exited`` (exit_code is the program's own), ``signaled`` (signal is set), ``spawn_failed`` (it never ran;
     exit_code is 126 or 127 as a shell's where the command itself is at fault, else None), ``expired`` (its agent did
-    not extend its time, so the spawner ended it) or ``spawner_lost`` (the spawner or the host died under it: neither
-    code nor signal is the program's).
+    not extend its time, so the spawner ended it), ``stopped`` (the spawner was told to end, and ended it) or
+    ``spawner_lost`` (the spawner or the host died under it: neither code nor signal is the program's).
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
     log_bytes: size of the spool file. log_complete: all that was written is in it.
     err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
