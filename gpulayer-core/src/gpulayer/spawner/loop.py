@@ -185,6 +185,8 @@ class Spawner:
         if not connection.role:
             connection.is_closing = True
             return m.Failed(0, "protocol", "the first message must be hello")
+        if isinstance(message, m.Ping):
+            return m.Done(message.id)
         if isinstance(message, m.ListJobs):
             return m.Table(message.id, self._jobs.rows())
         if connection.role != "agent":
@@ -228,7 +230,7 @@ class Spawner:
         if hello.protocol != m.PROTOCOL_VERSION:
             connection.is_closing = True
             text = m.version_mismatch(agent=hello.protocol, spawner=m.PROTOCOL_VERSION)
-            return m.Failed(0, "protocol", text)
+            return m.Failed(0, "protocol", text, speaks=m.PROTOCOL_VERSION)
         if hello.role not in ("agent", "observer"):
             connection.is_closing = True
             return m.Failed(0, "bad_request", f"unknown role {hello.role!r}")
