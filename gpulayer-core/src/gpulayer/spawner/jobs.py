@@ -8,6 +8,7 @@ drained, the exit record is written, and only then is the job *ended* and its en
 """
 
 import enum
+import math
 import os
 import secrets
 import signal
@@ -106,6 +107,7 @@ class Jobs:
         self._jobs: dict[str, _Job] = {}
         self._live: dict[int, _Job] = {}  # by PID; RUNNING and ENDING, so not reaped
         self._owners: dict[int, str] = {}  # orphan PID -> key; true until the orphan is reaped
+        self._look_at = math.inf
         self._is_all = True  # _live_orphans, the last time, missed none
 
     @property
@@ -185,11 +187,10 @@ class Jobs:
         job = self._jobs.get(key)
         if job is None:
             return False
-        is_watched = job.kill_by_ms is not None
         job.kill_by_ms = kill_by_ms
-        self.lifeline.due(kill_by_ms)
-        if not is_watched:
-            self._look_expired(job)
+        if job.phase is _Phase.RUNNING:
+            self.lifeline.due(kill_by_ms)
+            self._look_by(kill_by_ms)
         return True
 
     def stop_all(self) -> None:
@@ -348,16 +349,28 @@ class Jobs:
     def _earliest_ms(self) -> int:
         return min((job.kill_by_ms for job in self._live.values() if job.kill_by_ms is not None), default=0)
 
-    def _look_expired(self, job: _Job) -> None:
-        """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
-        if job.phase is not _Phase.RUNNING or job.kill_by_ms is None:
+    def _look_by(self, kill_by_ms: int) -> None:
+        """Look at every second, since timers stand still while the machine is suspended and this time does not."""
+        wait_s = min(max(kill_by_ms - self._continuous_ms(), 0) / 1000, _EXPIRY_LOOK_S)
+        look_at = self._reactor.now() + wait_s
+        if look_at < self._look_at:
+            self._look_at = look_at
+            self._reactor.later(wait_s, self._look_expired)
+
+    def _look_expired(self) -> None:
+        """One look for all jobs. One that was asked for before an earlier one finds that it has no purpose."""
+        if self._reactor.now() < self._look_at:
             return
-        left_ms = job.kill_by_ms - self._continuous_ms()
-        if left_ms > 0:
-            self._reactor.later(min(left_ms / 1000, _EXPIRY_LOOK_S), lambda: self._look_expired(job))
-            return
-        job.ended_for = "expired"
-        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        self._look_at = math.inf
+        now_ms = self._continuous_ms()
+        for job in list(self._live.values()):
+            if job.phase is not _Phase.RUNNING or job.kill_by_ms is None or job.ended_for:
+                continue
+            if job.kill_by_ms <= now_ms:
+                job.ended_for = "expired"
+                self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+            else:
+                self._look_by(job.kill_by_ms)
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
