@@ -198,8 +198,7 @@ class Jobs:
         self.lifeline.stopping()
         for job in list(self._live.values()):
             if job.phase is _Phase.RUNNING:
-                job.ended_for = job.ended_for or "stopped"
-                self.kill(job.entry.key)
+                self._kill_for(job, "stopped")
 
     def forget(self, key: str) -> bool:
         """Drop an ended or unknown job; False where it still runs."""
@@ -367,8 +366,7 @@ class Jobs:
             if job.phase is not _Phase.RUNNING or job.kill_by_ms is None or job.ended_for:
                 continue
             if job.kill_by_ms <= now_ms:
-                job.ended_for = "expired"
-                self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+                self._kill_for(job, "expired")
             else:
                 self._look_by(job.kill_by_ms)
 
@@ -441,14 +439,12 @@ class Jobs:
         log_bytes = job.log_bytes
         self._close_output(job)
         code = os.waitstatus_to_exitcode(job.status)
-        # What ended by itself in the last moment has ended by itself.
-        ended_for = job.ended_for if code == -signal.SIGKILL else ""
         job.record = ExitRecord(
             key=job.entry.key,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            reason=ended_for or ("exited" if code >= 0 else "signaled"),
-            message=_ENDED_FOR.get(ended_for, ""),
+            reason=job.ended_for or ("exited" if code >= 0 else "signaled"),
+            message=_ENDED_FOR.get(job.ended_for, ""),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=log_bytes,
             log_complete=is_complete,
@@ -494,6 +490,13 @@ class Jobs:
         self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
+
+    def _kill_for(self, job: _Job, reason: str) -> None:
+        """What has ended by itself keeps its own end. What has not does not get one now: a shell whose child is killed
+        before it is itself may still come to exit with 137."""
+        if not self._has_exited(job):
+            job.ended_for = job.ended_for or reason
+            self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
 
     def _signal_tree(self, job: _Job, signum: int) -> int:
         pid = job.entry.pid

@@ -88,9 +88,10 @@ def _watch(state: StateDir, ready_fd: int) -> int:
     spawner_end.close()
     take_descriptors()
     watch = Watch(watch_end)
-    why = _Guard(state, spawner_pid, watch).wait()
+    guard = _Guard(state, spawner_pid, watch)
+    guard.wait()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _clean_up(state, spawner_pid, watch, why)
+    _clean_up(state, guard, watch)
     return 0
 
 
@@ -115,11 +116,16 @@ def _spawn_loop(
 
 
 class _Guard:
-    """Waits for the end of the spawner, and brings it about when it must."""
+    """Waits for the end of the spawner, and brings it about when it must.
+
+    why: what was wrong with it, if that is known. has_killed: jobs were ended before it was.
+    """
 
     def __init__(self, state: StateDir, spawner_pid: int, watch: Watch) -> None:
+        self.pid = spawner_pid
+        self.why = ""
+        self.has_killed = False
         self._state = state
-        self._pid = spawner_pid
         self._watch = watch
         self._patience = Patience()
         self._wake_r, wake_w = os.pipe()
@@ -131,15 +137,13 @@ class _Guard:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._end())
 
-    def wait(self) -> str:
-        """Return when the spawner has ended, with what was wrong with it, if that is known.
-
-        It stays a zombie where the system allows, so that its number is taken until the cleaning up.
-        """
+    def wait(self) -> None:
+        """Return when the spawner has ended. It stays a zombie where the system allows, so that its number is taken
+        until the cleaning up."""
         poller = select.poll()
         poller.register(self._wake_r, select.POLLIN)
         poller.register(self._watch.fileno(), select.POLLIN)
-        why, is_watched = "", True
+        is_watched = True
         while not self._has_ended():
             wait_s = self._patience.wait_s(_continuous_ms())
             is_quiet = not poller.poll(None if wait_s is None else wait_s * 1000)
@@ -152,42 +156,42 @@ class _Guard:
                 is_watched = False
                 poller.unregister(self._watch.fileno())
             if self._patience.is_over(_continuous_ms()):
-                why = self._end_stuck()
+                self._end_stuck()
         self._watch.receive()
-        return why
 
     def _end(self) -> None:
         """Somebody wants both to end: the spawner does it in good order, unless it is stuck."""
         if not self._has_ended():
             self._patience.is_ending = True
-            os.kill(self._pid, signal.SIGTERM)
+            os.kill(self.pid, signal.SIGTERM)
 
-    def _end_stuck(self) -> str:
+    def _end_stuck(self) -> None:
         """SIGKILL, and in the meantime the same for all that it should have ended: a process that sits in the kernel
         dies when it comes out of there, and its jobs must not live as long."""
-        seen = tree.process(self._pid)
+        seen = tree.process(self.pid)
         state = "" if seen is None else f" (state {seen.state})"
         print(f"the spawner is stuck{state}: ending it", flush=True)  # noqa: T201 - this process's stdout is its log
-        os.kill(self._pid, signal.SIGKILL)
+        self.why = f"the spawner was stuck{state} and was ended"
+        os.kill(self.pid, signal.SIGKILL)
         wait_s, longest_s = _STUCK_LOOK_S
         while not self._has_ended():
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, longest_s)
             if not self._has_ended():
                 self._end_its_jobs()
-        return f"the spawner was stuck{state} and was ended"
 
     def _end_its_jobs(self) -> None:
+        self.has_killed = True
         seen = tree.processes()
-        roots = {one.pid for one in seen.values() if one.ppid == self._pid}
+        roots = {one.pid for one in seen.values() if one.ppid == self.pid}
         markers = {entry.marker for entry in self._state.load() if entry.marker is not None}
-        left = tree.members(seen, roots=roots, markers=markers, spare={os.getpid(), self._pid})
+        left = tree.members(seen, roots=roots, markers=markers, spare={os.getpid(), self.pid})
         tree.send_signal([seen[pid] for pid in left], signal.SIGKILL)
 
     def _has_ended(self) -> bool:
         if hasattr(os, "waitid"):
-            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             _report(status)
         return pid != 0
@@ -199,23 +203,25 @@ class _Guard:
             pass
 
 
-def _clean_up(state: StateDir, spawner_pid: int, watch: Watch, why: str) -> None:
-    why = state.take_why() or why
+def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
+    why, spawner_pid = state.take_why() or guard.why, guard.pid
     entries = [entry for entry in state.load() if read_exit_record(entry.exit_path) is None]
     mains = {entry.pid for entry in entries if entry.pid}
     statuses: dict[int, int] = {}
-    # First what had ended by itself: those codes are the programs' own.
+    # What has ended by itself: those codes are the programs' own, but for a SIGKILL, which may be the spawner's. No
+    # later one is, also where it looks like it: a shell whose child is killed before it is itself exits with 137.
     _reap(statuses, spawner_pid, mains)
+    kept = {pid: status for pid, status in statuses.items() if os.waitstatus_to_exitcode(status) != -signal.SIGKILL}
     own = frozenset({os.getpid()})
     if tree.children() is None:
         _end_groups(mains)
     left = end_leftovers(entries, spare=own)
     left |= _end_descendants(statuses, spawner_pid, mains)
-    # A SIGKILL can only be the one given here: whatever the program would have said, it did not get to it.
-    kept = {pid: status for pid, status in statuses.items() if os.waitstatus_to_exitcode(status) != -signal.SIGKILL}
     # Nobody writes any more: what the pipes hold is the end of each log.
     complete = {key for key, loans in watch.loans.items() if _save(loans)}
-    told = record_what_became(entries, statuses=kept, left=left, wall_ms=_wall_ms, why=why, complete=complete)
+    told = record_what_became(
+        entries, statuses={} if guard.has_killed else kept, left=left, wall_ms=_wall_ms, why=why, complete=complete
+    )
     for entry, record in told:
         print(f"the spawner died; {entry.key}: {record.reason}", flush=True)  # noqa: T201 - this process's stdout is its log
     state.remove_socket()
