@@ -207,7 +207,7 @@ def test_cancelling_a_running_job_sends_stop_and_it_ends_as_cancelled(plane) -> 
     worker.report(worker.running(epoch))
     assert plane.http.post(f"/v1/jobs/{job['id']}:cancel", json={"grace_ms": 70}).json()["state"] == "ending"
     (stop,) = worker.commands(hold_s=5)
-    assert stop == {"type": "stop", "epoch": epoch, "ended_by": "cancel", "grace_ms": 70}
+    assert stop == {"type": "stop", "epoch": epoch, "ended_by": "cancel", "grace_ms": 70, "node": 0}
     outcome = {"ended_by": "cancel", "exit_code": None, "signal": 15, "evidence": "", "blame": "user"}
     worker.report({"epoch": epoch, "node": 0, "state": "ended", "outcome": outcome})
     assert plane.job(job["id"])["state"] == "cancelled"

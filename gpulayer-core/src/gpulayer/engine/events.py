@@ -93,6 +93,7 @@ class WorkerReported:
     items: tuple[NodeReport, ...] = ()
     facts: WorkerFacts | None = None
     facts_digest: Digest | None = None
+    stopping: bool = False
     leaving: bool = False
 
 

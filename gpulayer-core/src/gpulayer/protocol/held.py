@@ -8,6 +8,7 @@ from gpulayer.ids import Digest
 from gpulayer.protocol.messages import Phase, ProcessExited, ProcessLost, Progress, ReportedState, SpawnFailed
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
+from gpulayer.spec.units import format_duration
 
 __all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn", "outcome_of_stop"]
 
@@ -21,7 +22,8 @@ class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
     stop_grace_ms: of the stop that was asked for. stop_evidence, stop_blame: see ``Progress``. is_staged: its files are
-    here; others may still have to be dead.
+    here; others may still have to be dead. told_kill_by_ms: when the spawner ends it by itself, as far as is known;
+    None: not known, as after a restart.
     """
 
     assignment: Assignment
@@ -41,6 +43,7 @@ class Held:
     is_log_drained: bool = False
     is_collected: bool = False
     acked: ReportedState | None = None
+    told_kill_by_ms: int | None = None
 
     @property
     def key(self) -> NodeKey:
@@ -103,9 +106,10 @@ def outcome_of_stop(held: Held, evidence: str, *, exit_code: int | None = None, 
 def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
     """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
+        evidence = _expiry(held.assignment) if event.is_expired else event.evidence
         if held.stop is not None:
-            return outcome_of_stop(held, event.evidence)
-        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=blame_for(EndedBy.WORKER_LOST))
+            return outcome_of_stop(held, evidence)
+        return Outcome(event.ended_by, evidence=evidence, blame=blame_for(event.ended_by))
     exit_code = event.exit_code if event.signal is None else None
     if held.stop is not None:
         return outcome_of_stop(held, event.evidence, exit_code=exit_code, signal=event.signal)
@@ -125,6 +129,11 @@ def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
     if event.exit_code is None:
         return Outcome(event.ended_by, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
     return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
+
+
+def _expiry(assignment: Assignment) -> str:
+    long = "its lease lasts" if assignment.exclusive else f"it is kept for ({format_duration(assignment.keep_for_ms)})"
+    return f"no contact with the control plane for as long as {long}: ended by its spawner"
 
 
 def add_evidence(held: Held, *lines: str) -> None:

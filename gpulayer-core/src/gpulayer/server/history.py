@@ -149,6 +149,7 @@ def _report_body(event: WorkerReported) -> str:
             "recovered": event.recovered,
             "items": [_item(item) for item in event.items],
             "facts": event.facts_digest,
+            "stopping": event.stopping,
             "leaving": event.leaving,
         }
     )

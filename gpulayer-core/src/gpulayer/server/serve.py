@@ -35,7 +35,6 @@ __all__ = ["serve"]
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_WORKER_STOP_S: Final = 30.0
 _BACKLOG: Final = 1024
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 
@@ -210,14 +209,7 @@ async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
     if plane.keep_worker:
         worker.forget()
         return
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + _WORKER_STOP_S
-    worker.stop()
-    while worker.is_running():
-        if loop.time() > ends:
-            _log.warning("the worker did not end within %d s; killing it", _WORKER_STOP_S)
-            worker.stop(force=True)
-            return
+    while not worker.end_step():  # noqa: ASYNC110 - another process, which nobody here is told of
         await asyncio.sleep(_STOP_POLL_S)
 
 

@@ -42,6 +42,7 @@ from gpulayer.protocol.messages import (
     DiskFilled,
     DrainLog,
     Extend,
+    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -471,7 +472,7 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
@@ -558,7 +559,8 @@ class Agent:
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:
-            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+            _log.warning("extending %s: %s", key, error.message)
+            self._feed(ExtendFailed(key))
 
     async def _kill_tree(self, key: NodeKey) -> None:
         try:

@@ -7,6 +7,7 @@ from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
 from gpulayer.spawner.messages import ExitRecord, SpawnLimits
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import NodeKey
+from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.spawner_link import SpawnerLink
 
 __all__ = ["SpawnerStarter", "end_of"]
@@ -18,7 +19,7 @@ class SpawnerStarter:
     ended: it had ended already. is_disk_full: that is why it was not started.
     """
 
-    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
+    def __init__(self, link: SpawnerLink, kill_by_ms: int) -> None:
         self._link = link
         self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
@@ -65,6 +66,10 @@ def end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | Sp
             return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
         case "spawn_failed":
             return SpawnFailed(key, record.exit_code, record.message)
+        case "expired":
+            return ProcessLost(key, record.message, is_expired=True)
+        case "stopped":
+            return ProcessLost(key, record.message, ended_by=EndedBy.WORKER_STOPPED)
         case _:
             return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
 

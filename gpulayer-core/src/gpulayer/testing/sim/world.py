@@ -220,7 +220,7 @@ def _plan_faults(world: _World) -> None:
     for _ in range(rng.randrange(4)):
         clock.after(rng.randrange(horizon), crash_plane)
     for host in world.hosts:
-        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1)):
+        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1), (host.stop, 2)):
             for _ in range(rng.randrange(mean + 1)):
                 clock.after(rng.randrange(horizon), what)
         for _ in range(rng.randrange(3)):
@@ -233,6 +233,7 @@ def _make_peace(world: _World) -> None:
     world.plane.commit_failure = 0.0
     for host in world.hosts:
         host.staging_failure = 0.0
+        host.go_on()
     if world.plane.state is None:
         world.plane.start()
 
