@@ -46,19 +46,21 @@ class Policy:
 
 @dataclass(slots=True)
 class Task:
-    """The unit that is placed. ``epoch``: its live attempt, None while it waits."""
+    """The unit that is placed. ``epoch``: its live attempt, None while it waits. ``failures``: see ``TaskImage``."""
 
     index: int
     epoch: Epoch | None = None
     is_done: bool = False
     attempts: int = 0
     failures: int = 0
+    program_failures: int = 0
     avoid: set[WorkerId] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Job:
-    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what."""
+    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what; ``stop_by``: by
+    whom."""
 
     entry: JobEntry
     seq: int
@@ -69,6 +71,7 @@ class Job:
     reason_message: str = ""
     stop: EndedBy | None = None
     stop_grace_ms: int = 0
+    stop_by: str = ""
     started_wall_ms: int | None = None
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None

@@ -21,7 +21,7 @@ The agent never queues: whoever assigns knows what is free.
 from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
-from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn
+from gpulayer.protocol.held import Held, add_evidence, lines_of, outcome_of_end, outcome_of_failed_spawn
 from gpulayer.protocol.leases import is_current, kill_by_ms, stop_due
 from gpulayer.protocol.messages import (
     AbandonStage,
@@ -110,7 +110,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
         case FactsChanged():
             state.has_new_facts = True
         case StopAllRequested():
-            _stop_all(state, event.grace_cap_ms, now_ms, actions)
+            _stop_all(state, event, now_ms, actions)
         case Ticked():
             pass
         case _:
@@ -161,6 +161,7 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
             changed_ms=now_ms,
             started_ms=progress.started_ms,
             stop=progress.stop,
+            stop_evidence=progress.stop_evidence,
             stop_grace_ms=node.assignment.grace_ms,
             kill_at_ms=progress.kill_at_ms,
             is_signalled=progress.is_signalled,
@@ -248,12 +249,13 @@ def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[
     is_first = held.stop is None
     if is_first:
         held.stop, held.stop_grace_ms, held.changed_ms = ended_by, grace_ms, now_ms
+        held.stop_evidence = stop.evidence
     held.stop_grace_ms = min(held.stop_grace_ms, grace_ms)
     match held.phase:
         case Phase.STAGING:
             actions.append(AbandonStage(held.key))
-            outcome = Outcome(ended_by, evidence="it was stopped before the program started", blame=blame_for(ended_by))
-            _end(held, outcome, now_ms, actions)
+            evidence = lines_of(held.stop_evidence, "it was stopped before the program started")
+            _end(held, Outcome(ended_by, evidence=evidence, blame=blame_for(ended_by)), now_ms, actions)
         case Phase.SPAWNING:
             if is_first:
                 actions.append(Journal(held.key, held.progress))
@@ -273,14 +275,14 @@ def _signal(held: Held, now_ms: int, actions: list[Action]) -> None:
         actions.append(SignalTree(held.key))
 
 
-def _stop_all(state: AgentState, grace_cap_ms: int, now_ms: int, actions: list[Action]) -> None:
+def _stop_all(state: AgentState, event: StopAllRequested, now_ms: int, actions: list[Action]) -> None:
     if state.grace_cap_ms is not None:
         return
     state.is_stopping = True
-    state.grace_cap_ms = grace_cap_ms
-    state.finish_by_ms = now_ms + grace_cap_ms + FINISH_MARGIN_MS
+    state.grace_cap_ms = event.grace_cap_ms
+    state.finish_by_ms = now_ms + event.grace_cap_ms + FINISH_MARGIN_MS
     for held in list(state.held.values()):
-        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms)
+        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms, event.evidence)
         _stop(state, held, stop, now_ms, actions)
 
 

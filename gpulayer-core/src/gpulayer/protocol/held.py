@@ -8,9 +8,11 @@ from gpulayer.ids import Digest
 from gpulayer.protocol.messages import Phase, ProcessExited, ProcessLost, Progress, ReportedState, SpawnFailed
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
+from gpulayer.spec.units import format_duration
 
-__all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn"]
+__all__ = ["Held", "add_evidence", "lines_of", "outcome_of_end", "outcome_of_failed_spawn"]
 
+_SIGKILL: Final = 9
 LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 
 _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
@@ -20,7 +22,8 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; others may still have to be dead.
+    stop_grace_ms, stop_evidence: of the stop that was asked for. is_staged: its files are here; others may still have
+    to be dead.
     """
 
     assignment: Assignment
@@ -29,6 +32,7 @@ class Held:
     started_ms: int | None = None
     stop: EndedBy | None = None
     stop_grace_ms: int = 0
+    stop_evidence: str = ""
     kill_at_ms: int | None = None
     is_signalled: bool = False
     is_void: bool = False
@@ -55,6 +59,7 @@ class Held:
             phase=self.phase,
             started_ms=self.started_ms,
             stop=self.stop,
+            stop_evidence=self.stop_evidence,
             kill_at_ms=self.kill_at_ms,
             is_signalled=self.is_signalled,
             outcome=self.outcome,
@@ -92,7 +97,7 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
     """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
         ended_by = held.stop or EndedBy.WORKER_LOST
-        return Outcome(ended_by, evidence=event.evidence, blame=blame_for(ended_by))
+        return Outcome(ended_by, evidence=lines_of(held.stop_evidence, event.evidence), blame=blame_for(ended_by))
     if held.stop is not None:
         ended_by = held.stop
     elif event.is_out_of_memory:
@@ -103,7 +108,7 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
         ended_by,
         exit_code=event.exit_code if event.signal is None else None,
         signal=event.signal,
-        evidence=event.evidence,
+        evidence=lines_of(held.stop_evidence, _killed(held, event), event.evidence),
         blame=blame_for(ended_by),
     )
 
@@ -111,7 +116,7 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
     """Without an exit code the machine is at fault and the task may be retried; with 126 or 127 the command is."""
     if held.stop is not None:
-        return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
+        return Outcome(held.stop, evidence=lines_of(held.stop_evidence, event.evidence), blame=blame_for(held.stop))
     if event.exit_code is None:
         return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
     return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
@@ -120,6 +125,17 @@ def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
 def add_evidence(held: Held, *lines: str) -> None:
     """Lines for people below what is there; empty ones are left out. Only once there is an outcome."""
     assert held.outcome is not None
-    text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
+    text = lines_of(held.outcome.evidence, *lines)
     outcome = held.outcome
     held.outcome = Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, text, outcome.blame)
+
+
+def _killed(held: Held, event: ProcessExited) -> str:
+    if held.stop is None or event.signal != _SIGKILL or not held.stop_grace_ms:
+        return ""
+    return f"it did not end within its grace time of {format_duration(held.stop_grace_ms)} and was killed"
+
+
+def lines_of(*texts: str) -> str:
+    """One below the other; empty ones are left out."""
+    return "\n".join(text for text in texts if text)

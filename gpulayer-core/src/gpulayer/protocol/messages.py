@@ -83,12 +83,13 @@ class ReportedState(StrEnum):
 class Progress:
     """What of a node must outlive the agent. Times are of a clock that runs on while the agent is down.
 
-    is_signalled: SIGTERM has been sent; it is sent once.
+    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence: who or what wanted its end.
     """
 
     phase: Phase
     started_ms: int | None = None
     stop: EndedBy | None = None
+    stop_evidence: str = ""
     kill_at_ms: int | None = None
     is_signalled: bool = False
     outcome: Outcome | None = None
@@ -100,11 +101,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A command: SIGTERM now, SIGKILL ``grace_ms`` later. An epoch that is not known yet will then never begin."""
+    """A command: SIGTERM now, SIGKILL ``grace_ms`` later. An epoch that is not known yet will then never begin.
+
+    evidence: who or what wants it, for people; empty where the control plane knows that better."""
 
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +268,10 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class StopAllRequested:
-    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job."""
+    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job. evidence: what stopped the worker."""
 
     grace_cap_ms: int = 10_000
+    evidence: str = ""
 
 
 Input = (

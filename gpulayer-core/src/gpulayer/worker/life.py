@@ -55,13 +55,15 @@ class _Present:
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
+        self._why = ""
         self.session: SessionReply | None = None
         self._agent: Agent | None = None
 
-    def told_to_stop(self) -> None:
+    def told_to_stop(self, why: str) -> None:
         self.stop.set()
+        self._why = self._why or why
         if self._agent is not None:
-            self._agent.stop()
+            self._agent.stop(self._why)
 
     def session_opened(self, session: SessionReply) -> None:
         self.session = session
@@ -73,7 +75,7 @@ class _Present:
         if self.session is not None:
             agent.session_opened(self.session)
         if self.stop.is_set():
-            agent.stop()
+            agent.stop(self._why)
         try:
             await agent.run()
         finally:
@@ -93,9 +95,13 @@ async def _live(settings: WorkerSettings) -> None:
             _log.info("joined %s as %s (%s)", plane.where, identities.identity.name, machine_text(facts))
         present.session_opened(session)
 
+    def on_signal(number: signal.Signals) -> None:
+        name = identities.identity.name or settings.name or settings.default_name
+        present.told_to_stop(f"worker {name} was stopped ({number.name})")
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, present.told_to_stop)
+        loop.add_signal_handler(number, on_signal, number)
     async with HttpClient() as http:
         plane = Plane(
             http,
