@@ -116,7 +116,7 @@ class Foreground:
         elif not self._is_quiet:
             for line in notes_on(record):
                 say(f"note: {line}")
-            say(ending_line(record, landed))
+            say(ending_line(record, landed, is_noted=True))
         if self._as_json:
             print_json(record)
         return exit_for_job(record)

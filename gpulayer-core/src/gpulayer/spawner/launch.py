@@ -12,7 +12,7 @@ import signal
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from gpulayer.spawner.tree import restore_marker, set_marker
 
@@ -23,6 +23,7 @@ _NOT_EXECUTABLE: Final = 126
 _DEFAULT_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _CAUGHT: Final = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _BUSY_TRIES: Final = 10
+_MACHINES: Final = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv"}
 
 
 class LaunchFailed(Exception):
@@ -105,7 +106,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str], stdin_fd: int, output_fd
         except (OSError, ValueError):
             continue
         if stat.S_ISDIR(found.st_mode):
-            denied = LaunchFailed(errno.EACCES, f"{argv[0]}: is a folder", _NOT_EXECUTABLE)
+            denied = LaunchFailed(errno.EISDIR, f"{argv[0]}: is a folder", _NOT_EXECUTABLE)
             continue
         try:
             return _spawn(path, argv, env, actions)
@@ -162,8 +163,7 @@ def _explain(error: OSError, name: str, path: str) -> LaunchFailed:
         case errno.ENOENT | errno.ENOTDIR | errno.ELOOP:
             return LaunchFailed(number, f"{name}: {_missing_interpreter(path)}", _NOT_FOUND)
         case errno.ENOEXEC:
-            message = f"{name}: can't be executed here (a program for another machine, or damaged)"
-            return LaunchFailed(number, message, _NOT_EXECUTABLE)
+            return LaunchFailed(number, f"{name}: can't be executed here ({_foreign(path)})", _NOT_EXECUTABLE)
         case errno.EAGAIN | errno.ENOMEM | errno.EMFILE | errno.ENFILE:
             return LaunchFailed(number, f"{name}: the machine can't start a process: {error.strerror}", None)
         case _:
@@ -172,9 +172,21 @@ def _explain(error: OSError, name: str, path: str) -> LaunchFailed:
 
 def _missing_interpreter(path: str) -> str:
     first = _head(path).split(b"\n", 1)[0]
+    if first.endswith(b"\r") and first.startswith(b"#!"):
+        return f"its first line ends in a carriage return (Windows line ends): {os.fsdecode(first[2:].strip())}"
     if first.startswith(b"#!"):
         return f"its interpreter is missing: {os.fsdecode(first[2:].strip())}"
     return "its loader is missing (a program for another machine or C library)"
+
+
+def _foreign(path: str) -> str:
+    """For which machine an ELF program was built (System V ABI, ELF header: e_machine at offset 18)."""
+    head = _head(path)
+    order: Literal["little", "big"] = "big" if head[5:6] == b"\2" else "little"
+    built = _MACHINES.get(int.from_bytes(head[18:20], order)) if head.startswith(b"\x7fELF") else None
+    if built is None or built == os.uname().machine:
+        return "a program for another machine, or damaged"
+    return f"a program for another machine: it is built for {built}, this is {os.uname().machine}"
 
 
 def _is_text(path: str) -> bool:
