@@ -3,10 +3,10 @@
 A job is *running* until its main process has ended; if it was told to end (SIGTERM), until its whole tree has, or
 SIGKILL is sent: a shell dies of the signal at once, and the program it waited for may still be saving its work. Then
 it is *ending*: what is left of its tree is killed (a background child does not keep a job alive), while the main
-process stays a zombie, so that its number, which is also
-the number of its session, can't be another's. When the tree is empty the main process is reaped, the pipe is
-drained, the exit record is written, and only then is the job *ended* and its end told. It is remembered until
-``forget``. Nothing here waits: what is not done yet is looked at again by the reactor.
+process stays a zombie, so that its number, which is also the number of its session, can't be another's. When the tree
+is empty the main process is reaped, the pipe is drained, the exit record is written, and only then is the job *ended*
+and its end told. It is remembered until ``forget``. Nothing here waits: what is not done yet is looked at again by the
+reactor.
 """
 
 import enum
