@@ -31,7 +31,7 @@ from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.stage import Stager
 from gpulayer.worker.story import machine_text
 
-__all__ = ["live"]
+__all__ = ["introduce", "live"]
 
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
@@ -48,6 +48,39 @@ def live(settings: WorkerSettings) -> int:
     with _alone(settings.work_dir):
         asyncio.run(_live(settings))
     return 0
+
+
+def introduce(settings: WorkerSettings) -> str:
+    """See ``gpulayer.worker.introduce``."""
+    os.makedirs(settings.work_dir, mode=0o700, exist_ok=True)
+    with _alone(settings.work_dir):
+        return asyncio.run(_introduce(settings))
+
+
+async def _introduce(settings: WorkerSettings) -> str:
+    identities = IdentityStore(settings.work_dir)
+    site = ProbeSite(settings.work_dir, settings.environment)
+    facts = await gather_facts(builtin_registry().probes, site, version=settings.version, labels=settings.labels)
+    async with HttpClient() as http:
+        plane = Plane(
+            http,
+            Endpoints(urls=settings.urls, endpoint_file=settings.endpoint_file),
+            identities,
+            clock=SystemClock(),
+            random=random.random,
+            on_session=lambda _: None,
+        )
+        if identities.is_enrolled:
+            try:
+                await plane.open_session()
+            except NotKnown:
+                if not _has_token(settings):
+                    raise
+            else:
+                return identities.identity.name
+        token = _join_token(settings)
+        await plane.enrol(facts_to_wire(facts), token=token, name=settings.name, default_name=settings.default_name)
+    return identities.identity.name
 
 
 class _Present:
