@@ -13,7 +13,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "ends.md"
 ROWS = {
     cells[0].strip("`"): cells
     for line in PAGE.read_text(encoding="utf-8").splitlines()
-    if re.match(r"\| `(?!ended_by)\w+` \|", line) and len(cells := [cell.strip() for cell in line.strip("|").split(" | ")]) == 6
+    if re.match(r"\| `(?!ended_by)\w+` \|", line)
+    and len(cells := [cell.strip() for cell in line.strip("|").split(" | ")]) == 6
 }
 
 
