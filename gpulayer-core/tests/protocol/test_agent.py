@@ -209,7 +209,8 @@ def test_stop_sends_sigterm_once_and_sigkill_after_the_grace_time():
     assert agent.send(Ticked(), at=1000) == [KillTree(KEY)]
     assert agent.send(Ticked(), at=1001) == []
     assert agent.send(Ticked(), at=6000) == [KillTree(KEY)]
-    assert agent.finish(ProcessExited(KEY, signal=9)) == Outcome(EndedBy.CANCEL, signal=9, blame=Blame.USER)
+    told = "it did not end within its grace time of 1.0 s and was killed"
+    assert agent.finish(ProcessExited(KEY, signal=9)) == Outcome(EndedBy.CANCEL, None, 9, told, Blame.USER)
 
 
 def test_a_program_that_ends_within_the_grace_time_keeps_its_code_and_brings_its_files_home():
@@ -275,7 +276,17 @@ def test_the_timeout_counts_from_the_start_and_says_so():
     agent.settle()
     assert agent.send(Ticked(), at=599) == []
     assert agent.send(Ticked(), at=600)[-1] == SignalTree(KEY)
-    assert agent.finish(ProcessExited(KEY, signal=15)) == Outcome(EndedBy.TIMEOUT, signal=15, blame=Blame.USER)
+    told = "it ran for longer than its --timeout of 500 ms"
+    assert agent.finish(ProcessExited(KEY, signal=15)) == Outcome(EndedBy.TIMEOUT, None, 15, told, Blame.USER)
+
+
+def test_what_stopped_the_worker_is_told_of_each_of_its_jobs_also_by_the_next_agent():
+    agent = Agent().run()
+    (written, _) = agent.send(StopAllRequested(evidence="worker w was stopped (SIGTERM)"))
+    told = "worker w was stopped (SIGTERM)"
+    assert agent.finish(ProcessExited(KEY, exit_code=0)).evidence == told
+    agent, _ = recovered(written.progress, process=ProcessExited(KEY, exit_code=0))
+    assert agent.state.held[KEY].outcome.evidence == told
 
 
 @pytest.mark.parametrize("code", [126, 127])

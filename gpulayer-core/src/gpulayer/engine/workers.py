@@ -176,7 +176,7 @@ def _left(turn: Turn, worker: Worker) -> None:
     for epoch in list(worker.leases):
         attempt = turn.state.attempts.get(epoch)
         if attempt is not None:
-            evidence = f"worker {worker.name} stopped"
+            evidence = f"worker {worker.name} was stopped"
             attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
     worker.state = WorkerState.SILENT
     turn.workers[worker.id] = worker

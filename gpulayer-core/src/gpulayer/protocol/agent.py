@@ -117,7 +117,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             if event.key in state.held:
                 state.held[event.key].told_kill_by_ms = None
         case StopAllRequested():
-            _stop_all(state, event.grace_cap_ms, now_ms, actions)
+            _stop_all(state, event, now_ms, actions)
         case Ticked():
             pass
         case _:
@@ -262,6 +262,7 @@ def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[
     is_first = held.stop is None
     if is_first:
         held.stop, held.stop_grace_ms, held.changed_ms = ended_by, grace_ms, now_ms
+        held.stop_evidence = stop.evidence
     held.stop_grace_ms = min(held.stop_grace_ms, grace_ms)
     match held.phase:
         case Phase.STAGING:
@@ -286,14 +287,14 @@ def _signal(held: Held, now_ms: int, actions: list[Action]) -> None:
         actions.append(SignalTree(held.key))
 
 
-def _stop_all(state: AgentState, grace_cap_ms: int, now_ms: int, actions: list[Action]) -> None:
+def _stop_all(state: AgentState, event: StopAllRequested, now_ms: int, actions: list[Action]) -> None:
     if state.grace_cap_ms is not None:
         return
     state.is_stopping = True
-    state.grace_cap_ms = grace_cap_ms
-    state.finish_by_ms = now_ms + grace_cap_ms + FINISH_MARGIN_MS
+    state.grace_cap_ms = event.grace_cap_ms
+    state.finish_by_ms = now_ms + event.grace_cap_ms + FINISH_MARGIN_MS
     for held in list(state.held.values()):
-        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms)
+        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms, evidence=event.evidence)
         _stop(state, held, stop, now_ms, actions)
 
 

@@ -12,6 +12,7 @@ from gpulayer.spec.units import format_duration
 
 __all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn", "outcome_of_stop"]
 
+_SIGKILL: Final = 9
 LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 
 _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
@@ -99,7 +100,7 @@ class Held:
 def outcome_of_stop(held: Held, evidence: str, *, exit_code: int | None = None, signal: int | None = None) -> Outcome:
     """The end of a node that was stopped, whatever ended it then. Only where a stop was asked for."""
     assert held.stop is not None
-    text = "\n".join(part for part in (held.stop_evidence, evidence) if part)
+    text = _lines(held.stop_evidence, evidence)
     return Outcome(held.stop, exit_code, signal, text, held.stop_blame or blame_for(held.stop))
 
 
@@ -112,7 +113,8 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
         return Outcome(event.ended_by, evidence=evidence, blame=blame_for(event.ended_by))
     exit_code = event.exit_code if event.signal is None else None
     if held.stop is not None:
-        return outcome_of_stop(held, event.evidence, exit_code=exit_code, signal=event.signal)
+        evidence = _lines(_killed(held, event), event.evidence)
+        return outcome_of_stop(held, evidence, exit_code=exit_code, signal=event.signal)
     if event.is_out_of_memory:
         ended_by = EndedBy.OUT_OF_MEMORY
     elif event.is_disk_full:
@@ -139,6 +141,17 @@ def _expiry(assignment: Assignment) -> str:
 def add_evidence(held: Held, *lines: str) -> None:
     """Lines for people below what is there; empty ones are left out. Only once there is an outcome."""
     assert held.outcome is not None
-    text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
+    text = _lines(held.outcome.evidence, *lines)
     outcome = held.outcome
     held.outcome = Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, text, outcome.blame)
+
+
+def _killed(held: Held, event: ProcessExited) -> str:
+    if held.stop is None or event.signal != _SIGKILL or not held.stop_grace_ms:
+        return ""
+    return f"it did not end within its grace time of {format_duration(held.stop_grace_ms)} and was killed"
+
+
+def _lines(*texts: str) -> str:
+    """One below the other; empty ones are left out."""
+    return "\n".join(text for text in texts if text)

@@ -85,8 +85,8 @@ class ReportedState(StrEnum):
 class Progress:
     """What of a node must outlive the agent. Times are of a clock that runs on while the agent is down.
 
-    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence, stop_blame: of a stop that this worker itself
-    decided on.
+    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence: who or what wanted its end. stop_blame: of a
+    stop that this worker itself decided on.
     """
 
     phase: Phase
@@ -107,13 +107,15 @@ class Progress:
 class Stop:
     """A command: SIGTERM now, SIGKILL ``grace_ms`` later. What is not known yet will then never begin.
 
-    node: None for every node of the epoch that this worker has.
+    node: None for every node of the epoch that this worker has. evidence: who or what wants it, for people; empty
+    where the control plane knows that better.
     """
 
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
     node: int | None = None
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +301,10 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class StopAllRequested:
-    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job."""
+    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job. evidence: what stopped the worker."""
 
     grace_cap_ms: int = 10_000
+    evidence: str = ""
 
 
 Input = (

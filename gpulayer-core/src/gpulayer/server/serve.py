@@ -108,7 +108,8 @@ def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker 
 
 async def _serve(served: _Served) -> None:
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
-    from gpulayer.server.app import create_app  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.app import create_app  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
     from gpulayer.server.retention import keep_sweeping  # noqa: PLC0415
     from gpulayer.server.settings import PlaneSettings  # noqa: PLC0415
@@ -120,8 +121,10 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.url,
             has_local_worker=served.worker is not None,
+            heartbeat_ms=settings.heartbeat_ms,
             keep_logs_ms=settings.keep_logs_ms,
-        )
+        ),
+        policy=Policy(lease_ttl_ms=settings.lease_ttl_ms),
     )
     try:
         await plane.start()

@@ -79,8 +79,8 @@ class ServeSettings:
     """Of a served control plane.
 
     port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
-    idle_exit_s: an embedded plane ends after so long without live jobs and requests. keep_logs_ms: after a job's end;
-    0 for ever.
+    idle_exit_s: an embedded plane ends after so long without live jobs and requests. lease_ttl_ms: how long a worker
+    may be silent. keep_logs_ms: after a job's end; 0 for ever.
     """
 
     state_dir: Path
@@ -91,3 +91,9 @@ class ServeSettings:
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
+    lease_ttl_ms: int = 30_000  # spec.job.DEFAULT_LEASE_TTL_MS, without its import
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """A worker may miss two of them."""
+        return self.lease_ttl_ms // 3

@@ -1,10 +1,12 @@
 """The life of every job: started, watched, ended, drained, recorded.
 
-A job is *running* until its main process has ended. Then it is *ending*: what is left of its tree is killed (a
-background child does not keep a job alive), while the main process stays a zombie, so that its number, which is also
-the number of its session, can't be another's. When the tree is empty the main process is reaped, the pipe is
-drained, the exit record is written, and only then is the job *ended* and its end told. It is remembered until
-``forget``. Nothing here waits: what is not done yet is looked at again by the reactor.
+A job is *running* until its main process has ended; if it was told to end (SIGTERM), until its whole tree has, or
+SIGKILL is sent: a shell dies of the signal at once, and the program it waited for may still be saving its work. Then
+it is *ending*: what is left of its tree is killed (a background child does not keep a job alive), while the main
+process stays a zombie, so that its number, which is also the number of its session, can't be another's. When the tree
+is empty the main process is reaped, the pipe is drained, the exit record is written, and only then is the job *ended*
+and its end told. It is remembered until ``forget``. Nothing here waits: what is not done yet is looked at again by the
+reactor.
 """
 
 import enum
@@ -64,6 +66,8 @@ class _Job:
     kill_by_ms: int | None = None
     is_lent: bool = False
     ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
+    is_patient: bool = False  # SIGTERM was sent, SIGKILL was not
+    is_lingering: bool = False  # _look_lingering is due
 
     @property
     def log_bytes(self) -> int:
@@ -175,9 +179,13 @@ class Jobs:
         job = self._jobs.get(key)
         if job is None:
             return None
-        if job.phase is _Phase.RUNNING:
-            return self._signal_tree(job, signum)
-        return 0
+        if job.phase is not _Phase.RUNNING:
+            return 0
+        count = self._signal_tree(job, signum)
+        if signum == signal.SIGTERM:
+            job.is_patient = True
+            self._signal_tree(job, signal.SIGCONT)  # what is stopped hears it only when it goes on
+        return count
 
     def kill(self, key: str) -> bool:
         """Begin to kill the tree; False for an unknown key. A job that is ending is being killed already."""
@@ -236,7 +244,7 @@ class Jobs:
         self._live_orphans()
         for job in list(self._live.values()):
             if job.phase is _Phase.RUNNING:
-                if self._has_exited(job):
+                if self._has_exited(job) and not self._lingers(job):
                     self._begin_end(job)
             else:
                 self._end_tree(job)
@@ -350,6 +358,20 @@ class Jobs:
         job.max_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
         return True
 
+    def _lingers(self, job: _Job) -> bool:
+        """Whether what is left of a tree that was told to end still has time to do so."""
+        if not job.is_patient or not (self._orphans_of(job) or not self._is_all):
+            return False
+        if not job.is_lingering:
+            job.is_lingering = True
+            self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._look_lingering(job))
+        return True
+
+    def _look_lingering(self, job: _Job) -> None:
+        job.is_lingering = False
+        if job.phase is _Phase.RUNNING and not self._lingers(job):
+            self._begin_end(job)
+
     def _begin_end(self, job: _Job) -> None:
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
@@ -439,6 +461,7 @@ class Jobs:
     def _kill_until(self, job: _Job, deadline: float) -> None:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
+        job.is_patient = False
         self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
@@ -448,7 +471,7 @@ class Jobs:
         before it is itself may still come to exit with 137."""
         if not self._has_exited(job):
             job.ended_for = job.ended_for or reason
-            self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)  # what is left of its tree, too
 
     def _signal_tree(self, job: _Job, signum: int) -> int:
         pid = job.entry.pid

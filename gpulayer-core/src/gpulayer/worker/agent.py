@@ -147,6 +147,7 @@ class Agent:
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
         self._is_stop_wanted = False
+        self._why_stopped = ""
         self._story = Story()
         self.removed: NotFound | NotKnown | None = None
 
@@ -154,13 +155,14 @@ class Agent:
         """The control plane's terms hold from now on."""
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
-    def stop(self) -> None:
-        """End all jobs, say so, and leave. May be repeated, and called before ``run``."""
+    def stop(self, why: str = "") -> None:
+        """End all jobs, say so, and leave. May be repeated, and called before ``run``. why: for the jobs' records."""
         if not self._is_stop_wanted:
             self._story.stopping(jobs=len(self._state.held))
         self._is_stop_wanted = True
+        self._why_stopped = self._why_stopped or why
         if self._state.boot:
-            self._feed_from_outside(StopAllRequested())
+            self._feed_from_outside(StopAllRequested(evidence=self._why_stopped))
 
     async def run(self) -> None:
         """Raises what makes a worker unable to go on: the loss of its spawner link to another agent.
@@ -175,7 +177,7 @@ class Agent:
                 self._group = group
                 await self._recover(attached)
                 if self._is_stop_wanted:
-                    self._feed(StopAllRequested())
+                    self._feed(StopAllRequested(evidence=self._why_stopped))
                 loops = [
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),

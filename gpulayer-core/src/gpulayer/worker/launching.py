@@ -50,6 +50,10 @@ class SpawnerStarter:
 def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
     if number == errno.E2BIG:
         return "one argument or variable may have 128 KiB, all together 2 MiB: put what is longer into a file"
+    if number == errno.EISDIR:
+        return "name a program in it; the work folder of the job is where it starts"
+    if number == errno.ENOEXEC:
+        return "build it for this machine, or choose another with --worker or --label"
     if exit_code == 126:
         return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
     if exit_code == 127:
