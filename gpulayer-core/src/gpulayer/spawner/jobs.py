@@ -8,6 +8,7 @@ drained, the exit record is written, and only then is the job *ended* and its en
 """
 
 import enum
+import errno
 import os
 import secrets
 import signal
@@ -17,7 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulayer.spawner import tree
+from gpulayer.spawner.holds import Hold, Holds
 from gpulayer.spawner.launch import LaunchFailed, launch
+from gpulayer.spawner.locks import DeviceInUse
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.output import OutputPipe, Pumped
 from gpulayer.spawner.reactor import Reactor
@@ -31,6 +34,8 @@ _WRITE_AGAIN_S: Final = (0.05, 1.0)  # the same for a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _DRAIN_PATIENCE_S: Final = 60.0
 _EXPIRY_LOOK_S: Final = 1.0
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_EXPIRED: Final = "its time was not extended by the agent"
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -55,6 +60,10 @@ class _Job:
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
     survivors: tuple[int, ...] = ()
+    hold: Hold | None = None
+    note: str = ""
+    oom_kills: int | None = None
+    memory_peak_bytes: int | None = None
     told_at: float = float("-inf")
     is_telling: bool = False
     is_stalled: bool = False
@@ -84,6 +93,7 @@ class Jobs:
         continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
+        holds: Holds,
         descriptors: tuple[int, int] | None = None,
     ) -> None:
         self._state = state
@@ -94,6 +104,7 @@ class Jobs:
         self._spare = spare
         self._can_mark = can_mark
         self._descriptors = descriptors
+        self._holds = holds
         self._boot_id = tree.boot_id()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs: dict[str, _Job] = {}
@@ -128,41 +139,54 @@ class Jobs:
             started_at_wall_ms=self._wall_ms(),
             boot_id=self._boot_id,
         )
+        try:
+            hold = self._holds.take(order, marker=entry.marker)
+        except DeviceInUse as error:
+            return SpawnFailed(order.id, order.key, errno.EBUSY, str(error), None)
         output: OutputPipe | None = None
         try:
             output = OutputPipe(order.log_path)
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
+            self._holds.release(hold)
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
         job_end = output.job_end()
         try:
-            pid = launch(
-                order.argv,
-                cwd=order.cwd,
-                env=order.env,
-                stdin_fd=self._null,
-                output_fd=job_end,
-                marker=entry.marker,
-                nice=order.nice,
-                descriptors=self._descriptors,
-            )
+            with self._holds.inside(hold):
+                pid = launch(
+                    order.argv,
+                    cwd=order.cwd,
+                    env=order.env,
+                    stdin_fd=self._null,
+                    output_fd=job_end,
+                    marker=entry.marker,
+                    nice=order.nice,
+                    descriptors=self._descriptors,
+                )
         except LaunchFailed as error:
+            self._holds.release(hold)
             return self._not_started(order, entry, output, error)
         finally:
             os.close(job_end)
-        return self._started(order, entry, output, pid)
+        return self._started(order, entry, output, pid, hold)
 
     def signal(self, key: str, signum: int) -> int | None:
         """Signal each process of the tree once; how many there were, or None for an unknown key."""
         job = self._jobs.get(key)
         if job is None:
             return None
-        if job.phase is _Phase.RUNNING:
-            return self._signal_tree(job, signum)
-        return 0
+        if job.phase is not _Phase.RUNNING:
+            return 0
+        count = self._signal_tree(job, signum)
+        if signum in _ENDING:
+            # What is stopped or frozen hears it only when it goes on (systemd does the same).
+            self._signal_tree(job, signal.SIGCONT)
+            if job.hold is not None:
+                self._holds.thaw(job.hold)
+        return count
 
     def kill(self, key: str) -> bool:
         """Begin to kill the tree; False for an unknown key. A job that is ending is being killed already."""
@@ -256,14 +280,14 @@ class Jobs:
         self._write_record(job)
         return failure
 
-    def _started(self, order: Spawn, entry: JobEntry, output: OutputPipe, pid: int) -> Spawned:
+    def _started(self, order: Spawn, entry: JobEntry, output: OutputPipe, pid: int, hold: Hold) -> Spawned:
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
-        job = _Job(entry, _Phase.RUNNING, output=output)
+        job = _Job(entry, _Phase.RUNNING, output=output, hold=hold)
         self._jobs[order.key] = job
         self._live[pid] = job
         self._reactor.watch(output.read_fd, lambda: self._pump(job))
@@ -363,11 +387,16 @@ class Jobs:
     def _end_tree(self, job: _Job) -> None:
         if job.phase is not _Phase.ENDING:
             return
+        assert job.hold is not None
         orphans = self._orphans_of(job)
+        grouped = self._holds.pids(job.hold)
         # Empty is what has no orphan, not what has no member: one that died just now may have left children.
-        is_empty = not orphans and self._is_all
-        left = [] if is_empty else self._members(job, {job.entry.pid, *orphans})
-        if not is_empty and self._reactor.now() < job.give_up_at:
+        is_empty = not orphans and self._is_all and not grouped
+        is_late = self._reactor.now() >= job.give_up_at
+        # Only what a group can't end is looked for, all over /proc.
+        is_killed = bool(grouped) and not is_late and self._holds.kill(job.hold)
+        left = [] if is_empty or is_killed else self._members(job, {job.entry.pid, *orphans})
+        if not is_empty and not is_late:
             tree.send_signal(left, signal.SIGKILL)
             if not job.is_waiting:  # each death wakes this too: one timer is enough
                 job.is_waiting = True
@@ -376,6 +405,9 @@ class Jobs:
         job.survivors = tuple(sorted(one.pid for one in left))
         self._reap(job, 0)
         self._live.pop(job.entry.pid, None)
+        job.oom_kills, job.memory_peak_bytes = self._holds.memory(job.hold)
+        job.note = self._holds.told(job.hold)
+        self._holds.release(job.hold, survivors=left)
         job.phase = _Phase.DRAINING
         job.wait_s = _WRITE_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _DRAIN_PATIENCE_S
@@ -405,7 +437,7 @@ class Jobs:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
-            message="its time was not extended by the agent" if job.is_expired else "",
+            message="\n".join(filter(None, (_EXPIRED if job.is_expired else "", job.note))),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=log_bytes,
             log_complete=is_complete,
@@ -413,6 +445,8 @@ class Jobs:
             survivors=job.survivors,
             cpu_s=job.cpu_s,
             max_rss_bytes=job.max_rss_bytes,
+            oom_kills=job.oom_kills,
+            memory_peak_bytes=job.memory_peak_bytes,
         )
         job.phase = _Phase.ENDED
         is_written = self._write_record(job)
@@ -447,7 +481,8 @@ class Jobs:
     def _kill_until(self, job: _Job, deadline: float) -> None:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
-        self._signal_tree(job, signal.SIGKILL)
+        if job.hold is None or not self._holds.kill(job.hold):
+            self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
 
@@ -459,6 +494,9 @@ class Jobs:
             except OSError:  # it has just ended; SIGCHLD is on its way
                 return 0
             return 1
+        grouped = None if job.hold is None else self._holds.pids(job.hold)
+        if grouped:
+            return tree.send_signal(filter(None, map(tree.process, grouped)), signum)
         roots = {pid, *(orphan for orphan in self._live_orphans() if self._owner_of(orphan) == job.entry.key)}
         return tree.send_signal(self._members(job, roots), signum)
 

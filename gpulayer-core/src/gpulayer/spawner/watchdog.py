@@ -10,13 +10,16 @@ Killing only the watchdog ends nothing: the spawner sees it and goes when its jo
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from gpulayer.spawner import ALREADY_RUNNING, tree
-from gpulayer.spawner.loop import Spawner
+from gpulayer.spawner.cgroups import remove_below
+from gpulayer.spawner.loop import Host, Spawner
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
 from gpulayer.spawner.state import StateDir, read_exit_record
 
@@ -26,7 +29,7 @@ _PATIENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.002
 
 
-def main(state_dir: str) -> NoReturn:
+def main(state_dir: str, *, lock_folders: Sequence[str] = (), groups: Sequence[str] = ()) -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
     # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -41,7 +44,7 @@ def main(state_dir: str) -> NoReturn:
             os.close(ready_r)
             os.setsid()
             os.chdir("/")
-            code = _watch(state, ready_w)
+            code = _watch(state, ready_w, lock_folders, groups)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -53,12 +56,14 @@ def main(state_dir: str) -> NoReturn:
     sys.exit(max(os.waitstatus_to_exitcode(status), 1))
 
 
-def _watch(state: StateDir, ready_fd: int) -> int:
+def _watch(state: StateDir, ready_fd: int, lock_folders: Sequence[str], groups: Sequence[str]) -> int:
     lock_fd = state.lock()
     if lock_fd is None:
         return ALREADY_RUNNING
     tree.set_subreaper()
     alive_r, alive_w = os.pipe()
+    # Never read here: what waits in it keeps the spawner's device locks until this process has ended the trees.
+    keeper, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     watchdog_pid = os.getpid()
     # What is loaded is never freed: kept out of the collector's reach it stays shared between the two.
     gc.collect()
@@ -68,15 +73,18 @@ def _watch(state: StateDir, ready_fd: int) -> int:
         code = 1
         try:
             os.close(alive_w)
+            kept.close()
             tree.set_subreaper()
             state.write_pids(lock_fd, watchdog=watchdog_pid, spawner=os.getpid())
-            code = _spawn_loop(state, watchdog_pid, alive_r, ready_fd)
+            host = Host(groups=groups, lock_folders=lock_folders, lock_keeper=keeper)
+            code = _spawn_loop(state, watchdog_pid, alive_r, ready_fd, host)
         except BaseException:
             traceback.print_exc()
         finally:
             _leave(code)
     os.close(alive_r)
     os.close(ready_fd)
+    keeper.close()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(spawner_pid, signal.SIGTERM))
@@ -86,7 +94,7 @@ def _watch(state: StateDir, ready_fd: int) -> int:
     return 0
 
 
-def _spawn_loop(state: StateDir, watchdog_pid: int, watchdog_fd: int, ready_fd: int) -> int:
+def _spawn_loop(state: StateDir, watchdog_pid: int, watchdog_fd: int, ready_fd: int, host: Host) -> int:
     spawner = Spawner(
         state,
         watchdog_pid=watchdog_pid,
@@ -94,6 +102,7 @@ def _spawn_loop(state: StateDir, watchdog_pid: int, watchdog_fd: int, ready_fd: 
         now=time.monotonic,
         wall_ms=_wall_ms,
         continuous_ms=_continuous_ms,
+        host=host,
     )
 
     def say_ready() -> None:
@@ -121,12 +130,15 @@ def _clean_up(state: StateDir, spawner_pid: int) -> None:
     own = frozenset({os.getpid()})
     if tree.children() is None:
         _end_groups(mains)
-    left = end_leftovers(entries, spare=own)
+    bases = state.read_groups()
+    left = end_leftovers(entries, spare=own, bases=bases)
     left |= _end_descendants(statuses, spawner_pid, mains)
     # A SIGKILL can only be the one given here: whatever the program would have said, it did not get to it.
     kept = {pid: status for pid, status in statuses.items() if os.waitstatus_to_exitcode(status) != -signal.SIGKILL}
     for entry, record in record_what_became(entries, statuses=kept, left=left, wall_ms=_wall_ms):
         print(f"the spawner died; {entry.key}: {record.reason}", flush=True)  # noqa: T201 - this process's stdout is its log
+    for base in bases:
+        remove_below(base)
     state.remove_socket()
 
 
