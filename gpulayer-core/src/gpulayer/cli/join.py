@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpulayer.cli.background import run_worker
+from gpulayer.cli.background import become_worker
 from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import command_app
 from gpulayer.client.answers import parse_url
@@ -29,7 +29,7 @@ def join(
         str, typer.Option("--work-dir", metavar="DIR", help="Its identity, spools and work folders.")
     ] = "",
     once: Annotated[bool, typer.Option("--once", help="End after the first job.")] = False,
-) -> int:
+) -> None:
     """Make this machine a worker. A token is needed once; later starts use the identity in the work folder."""
     if token and token_file:
         raise UsageError("--token and --token-file are two ways to say one thing", hint="give one of them")
@@ -52,7 +52,7 @@ def join(
         argv += ["--label", text]
     if once:
         argv.append("--once")
-    return run_worker(argv, is_foreground=True)
+    become_worker(argv)
 
 
 def _default_folder(about: str) -> Path:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,9 @@ _RESTART_LAST_S: Final = 60.0
 class LocalWorker:
     """``start`` it, call ``look_after`` now and then, ``stop`` it and ask ``is_running`` until it is not."""
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, *, environment: Mapping[str, str]) -> None:
         self._command = tuple(command)
+        self._environment = dict(environment)
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
@@ -60,6 +61,7 @@ class LocalWorker:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
+                env=self._environment,
                 start_new_session=True,
             )
         finally:

@@ -1,6 +1,7 @@
 """What the control plane is told from outside. Imports nothing heavy: it is read before anything else is loaded."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -75,7 +76,8 @@ class PlaneSettings:
 class ServeSettings:
     """Of a served control plane.
 
-    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
+    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker;
+    worker_environment: the variables it gets.
     idle_exit_s: an embedded plane ends after so long without live jobs and requests.
     """
 
@@ -84,5 +86,6 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     worker_command: tuple[str, ...] | None = None
+    worker_environment: Mapping[str, str] = field(default_factory=dict)
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0

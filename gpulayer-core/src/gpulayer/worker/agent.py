@@ -13,6 +13,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from gpulayer.clock import Clock
@@ -52,6 +53,7 @@ from gpulayer.protocol.messages import (
     OutputsCollected,
     OutputsFailed,
     Phase,
+    ProcessExited,
     ProcessLost,
     Progress,
     Recovered,
@@ -161,6 +163,7 @@ class Agent:
         events = self._link.events()
         attached = await anext(events)
         assert isinstance(attached, Attached)
+        self._facts = replace(self._facts, enforces=tuple(sorted(attached.enforces)))
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -288,7 +291,7 @@ class Agent:
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
             row = rows.pop(str(assignment.key), None)
-            process = None if row is None or row.exit is None else end_of(assignment.key, row.exit)
+            process = None if row is None or row.exit is None else self._end_of(assignment, row.exit)
             if isinstance(process, SpawnFailed):
                 process = None  # the machine asks the spawner to start it, and hears this again
             nodes.append(
@@ -328,6 +331,7 @@ class Agent:
             case Exited():
                 self._ended(event.record)
             case Attached():
+                self._take_facts(replace(self._facts, enforces=tuple(sorted(event.enforces))))
                 rows = {row.key: row for row in event.rows}
                 for held in list(self._state.held.values()):
                     row = rows.get(str(held.key))
@@ -345,9 +349,12 @@ class Agent:
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
         if key in self._state.held:
-            self._feed(end_of(key, record))
+            self._feed(self._end_of(self._state.held[key].assignment, record))
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
+
+    def _end_of(self, assignment: Assignment, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+        return end_of(assignment.key, record, limits=assignment.limits, enforces=self._facts.enforces)
 
     async def _watch_commands(self) -> None:
         await self._settled.wait()
@@ -382,11 +389,18 @@ class Agent:
             await asyncio.sleep(_LOOK_EVERY_S)
             site = ProbeSite(self._settings.work_dir, self._settings.environment)
             facts = await gather_facts(
-                self._registry.probes, site, version=self._settings.version, labels=self._settings.labels
+                self._registry.probes,
+                site,
+                version=self._settings.version,
+                labels=self._settings.labels,
+                enforces=self._facts.enforces,
             )
-            if facts != self._facts:
-                self._facts = facts
-                self._feed(FactsChanged())
+            self._take_facts(facts)
+
+    def _take_facts(self, facts: WorkerFacts) -> None:
+        if facts != self._facts:
+            self._facts = facts
+            self._feed(FactsChanged())
 
     # Actions that wait ------------------------------------------------------------------------------------------------
 
@@ -465,14 +479,14 @@ class Agent:
             plan = self._launcher.plan(
                 assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
             )
-            starter = SpawnerStarter(self._link, kill_by_ms)
+            starter = SpawnerStarter(self._link, assignment, kill_by_ms)
             result = await self._launcher.act(plan, starter)
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
                 return SpawnFailed(key, result.exit_code, evidence)
             if starter.ended is not None:
                 self._feed(Spawned(key))
-                return end_of(key, starter.ended)
+                return self._end_of(assignment, starter.ended)
             return Spawned(key)
 
         await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))

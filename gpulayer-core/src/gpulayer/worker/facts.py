@@ -18,14 +18,24 @@ _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall sha
 
 
 async def gather_facts(
-    probes: Sequence[Probe], site: ProbeSite, *, version: str, labels: tuple[tuple[str, str], ...]
+    probes: Sequence[Probe],
+    site: ProbeSite,
+    *,
+    version: str,
+    labels: tuple[tuple[str, str], ...],
+    enforces: Sequence[str] = (),
 ) -> WorkerFacts:
-    """Ask every probe, side by side, each in a thread and for ``PROBE_DEADLINE_S`` at most."""
+    """Ask every probe, side by side, each in a thread and for ``PROBE_DEADLINE_S`` at most.
+
+    enforces: which limits the worker's spawner can hold jobs to.
+    """
     found = await asyncio.gather(*(_look(probe, site) for probe in probes))
-    return combine(found, version=version, labels=labels)
+    return combine(found, version=version, labels=labels, enforces=enforces)
 
 
-def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str, str], ...]) -> WorkerFacts:
+def combine(
+    found: Sequence[Findings], *, version: str, labels: tuple[tuple[str, str], ...], enforces: Sequence[str] = ()
+) -> WorkerFacts:
     """Pure. ``labels`` that were given win over those that were found."""
     disk = next((finding.disk_bytes for finding in found if finding.disk_bytes is not None), None)
     return WorkerFacts(
@@ -38,6 +48,7 @@ def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str,
         frameworks=tuple(framework for finding in found for framework in finding.frameworks),
         labels=tuple(sorted({**dict(label for finding in found for label in finding.labels), **dict(labels)}.items())),
         locality=next((finding.locality for finding in found if finding.locality is not None), Locality()),
+        enforces=tuple(sorted(enforces)),
     )
 
 

@@ -1,12 +1,15 @@
 """What the spawner says, in the words of launchers and of the agent's machine."""
 
 import errno
+from collections.abc import Collection
 
 from gpulayer.plugins.contracts import Launched, LaunchPlan, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
-from gpulayer.spec.assignment import NodeKey
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.limits import Limits
+from gpulayer.worker.limiting import judge_end, spawn_limits
 from gpulayer.worker.spawner_link import SpawnerLink
 
 __all__ = ["SpawnerStarter", "end_of"]
@@ -15,8 +18,9 @@ __all__ = ["SpawnerStarter", "end_of"]
 class SpawnerStarter:
     """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
 
-    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
+    def __init__(self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int | None) -> None:
         self._link = link
+        self._assignment = assignment
         self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
 
@@ -29,6 +33,9 @@ class SpawnerStarter:
             env=plan.env,
             log_path=plan.log_path,
             exit_path=plan.exit_path,
+            nice=self._assignment.limits.nice,
+            devices=self._assignment.devices,
+            limits=spawn_limits(self._assignment),
             kill_by_ms=self._kill_by_ms,
         )
         if isinstance(reply, NotSpawned):
@@ -49,13 +56,18 @@ def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
     return ""
 
 
-def end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
-    """A reason that is not known here counts as lost: nobody can then say how the program ended."""
+def end_of(
+    key: NodeKey, record: ExitRecord, *, limits: Limits, enforces: Collection[str]
+) -> ProcessExited | ProcessLost | SpawnFailed:
+    """A reason that is not known here counts as lost: nobody can then say how the program ended.
+
+    limits: the job's. enforces: which of them its worker could hold it to.
+    """
     match record.reason:
-        case "exited":
-            return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))
-        case "signaled":
-            return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
+        case "exited" | "signaled":
+            code, number = record.exit_code, record.signal
+            end = ProcessExited(key, exit_code=code, signal=number, evidence=_survivors(record))
+            return judge_end(end, record, limits, enforces)
         case "spawn_failed":
             return SpawnFailed(key, record.exit_code, record.message)
         case _:

@@ -57,13 +57,14 @@ class Attached:
     """The link is connected (again); rows: all jobs the spawner knows. Always the first event.
 
     instance: names one life of the spawner; another one than before means that all that ran was lost (their rows
-    say so, with reason ``spawner_lost``).
+    say so, with reason ``spawner_lost``). enforces: which limits it can hold jobs to.
     """
 
     instance: str
     spawner_pid: int
     watchdog_pid: int | None
     rows: tuple[Row, ...]
+    enforces: tuple[str, ...] = ()
 
 
 SpawnerEvent = Attached | Exited | Output | Stalled
@@ -76,10 +77,13 @@ class _ConnectionLost(Exception):
 class SpawnerLink:
     """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
 
-    def __init__(self, state_dir: Path, *, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, state_dir: Path, *, python: str, environment: Mapping[str, str], lock_folders: Sequence[str] = ()
+    ) -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
         self._environment = dict(environment)
+        self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
         self._reader: asyncio.StreamReader | None = None
@@ -99,15 +103,16 @@ class SpawnerLink:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        lock_folders: Sequence[str] = (),
         deadline_s: float = _START_DEADLINE_S,
     ) -> Self:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the
-        running spawner speaks another version.
+        where ``python`` does not start without. lock_folders: where all workers of this host lock its devices. Raises
+        ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks another version.
         """
-        link = cls(state_dir, python=python, environment=environment or {})
+        link = cls(state_dir, python=python, environment=environment or {}, lock_folders=lock_folders)
         await link._attach(deadline_s)
         link._task = asyncio.create_task(link._run(), name="spawner-link")
         return link
@@ -124,6 +129,8 @@ class SpawnerLink:
         marker: int | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        devices: Sequence[str] = (),
+        limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
         """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
@@ -139,6 +146,8 @@ class SpawnerLink:
                 marker=marker,
                 nice=nice,
                 kill_by_ms=kill_by_ms,
+                devices=tuple(devices),
+                limits=limits or m.SpawnLimits(),
             ),
             what=f"start {key}",
             deadline_s=deadline_s,
@@ -384,7 +393,7 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python)
+            command = spawner_command(self._state.path, python=self._python, lock_folders=self._lock_folders)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
@@ -428,7 +437,7 @@ class SpawnerLink:
         early: list[m.Message] = []
         while not isinstance(table := await self._next(), m.Table):
             early.append(table)
-        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows)
+        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows, welcome.enforces)
         # What was queued before is older than the rows, which say it all.
         self._queue.clear()
         self._push("attached", "", attached)
