@@ -27,11 +27,17 @@ class Cores:
         free = sum(used[core] == 0 for core in chosen)
         note = ""
         if len(chosen) < count:
-            note = f"pinned to {len(chosen)} cores, not {count}: this worker may use no more"
+            note = f"pinned to {_cores(len(chosen))}, not {count}: this worker may use no more"
+        elif free < len(chosen) == 1:
+            note = "pinned to 1 core that another pinned job has too"
         elif free < len(chosen):
-            note = f"pinned to {len(chosen)} cores of which other pinned jobs have {len(chosen) - free} too"
+            note = f"pinned to {_cores(len(chosen))}; other pinned jobs have {len(chosen) - free} of them too"
         return Pinning(chosen, note)
 
     def give_back(self, key: str) -> None:
         """May be repeated."""
         self._pinned.pop(key, None)
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' if count != 1 else ''}"
