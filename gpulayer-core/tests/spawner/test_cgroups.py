@@ -16,12 +16,7 @@ from gpulayer.spawner import messages as m
 from gpulayer.spawner.hierarchies import claim_all, find
 from gpulayer.spawner.state import read_exit_record
 
-KINDS = {
-    "all": ALL_GROUPS,
-    "freezer": tuple(set(ALL_GROUPS) - {"unified"}),
-    "unified": ("unified",),
-    "none": (),
-}
+KINDS = {"all": ALL_GROUPS, "freezer": tuple(set(ALL_GROUPS) - {"unified"}), "none": ()}
 
 RUNAWAY = """
 import os
@@ -43,9 +38,12 @@ print("has it", flush=True)
 """
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=KINDS)
 def host(another, request):
-    return another("host", groups=request.param)
+    return another("host", groups=KINDS[request.param])
+
+
+limiting = pytest.mark.parametrize("host", ["all", "none"], indirect=True)  # what limits is the same in both versions
 
 
 @pytest.fixture
@@ -72,6 +70,7 @@ def test_what_is_enforced_is_what_there_are_control_groups_for(host, agent):
     assert len(host.state.read_groups()) == len(claims)
 
 
+@limiting
 def test_a_tree_that_takes_more_memory_than_its_limit_is_told_from_a_plain_kill(host, agent):
     limits = m.SpawnLimits(memory_bytes=64 << 20)
     record = agent.run("1.0", *python(ALLOCATE, "300"), limits=limits)
@@ -86,12 +85,14 @@ def test_a_tree_that_takes_more_memory_than_its_limit_is_told_from_a_plain_kill(
     assert (exited.exit_code, exited.oom_kills or 0) == (137, 0)
 
 
+@limiting
 def test_a_limit_below_what_the_spawner_itself_needs_ends_the_job_and_not_the_spawner(host, agent):
     record = agent.run("1.0", *python(ALLOCATE, "300"), limits=m.SpawnLimits(memory_bytes=1 << 20))
     assert (record.signal == signal.SIGKILL) == ("memory" in agent.greeting.enforces)
     assert agent.run("2.0", "true").exit_code == 0
 
 
+@limiting
 def test_a_child_that_the_kernel_kills_for_memory_is_counted_though_its_parent_exits(host, agent):
     program = f"{sys.executable} -I -S -c '{ALLOCATE}' 300; exit $?"
     record = agent.run("1.0", "bash", "-c", program, limits=m.SpawnLimits(memory_bytes=64 << 20))
@@ -99,6 +100,7 @@ def test_a_child_that_the_kernel_kills_for_memory_is_counted_though_its_parent_e
     assert (record.exit_code, record.oom_kills) in ([(137, 1), (None, 1)] if has_memory else [(0, None)])
 
 
+@limiting
 def test_a_fork_bomb_stays_within_its_limit_and_is_ended_whole(host, agent, until):
     if "pids" not in agent.greeting.enforces:
         assert agent.run("0.0", "true", limits=m.SpawnLimits(pids=5)).exit_code == 0
@@ -114,12 +116,14 @@ def test_a_fork_bomb_stays_within_its_limit_and_is_ended_whole(host, agent, unti
     assert not host.running()
 
 
-def test_a_limit_of_one_process_lets_that_one_run(agent):
+@limiting
+def test_a_limit_of_one_process_lets_that_one_run(host, agent):
     program = "import os\ntry: os.fork()\nexcept OSError as error: print(error.errno)"
     record = agent.run("1.0", *python(program), limits=m.SpawnLimits(pids=1))
     assert (record.exit_code, record.message) == (0, "")
 
 
+@limiting
 def test_a_job_has_the_processor_time_of_so_many_cores_and_its_weight(host, agent, until):
     agent.spawn("1.0", "sleep", "600", limits=m.SpawnLimits(cpus=2, cpu_weight=3))
     found = {}
@@ -138,23 +142,47 @@ def test_a_job_has_the_processor_time_of_so_many_cores_and_its_weight(host, agen
 CORES = "import os, time; print(*sorted(os.sched_getaffinity(0)), flush=True); time.sleep(600)"
 
 
+@limiting
 def test_pinned_jobs_have_cores_of_their_own_until_there_are_no_more(host, agent, until):
     usable = sorted(os.sched_getaffinity(0))
     for number in range(len(usable)):
         agent.spawn(f"{number}.0", *python(CORES), limits=m.SpawnLimits(pin_cores=1))
         until(lambda number=number: host.log(f"{number}.0").read_bytes().endswith(b"\n"), "it has told its cores")
     assert sorted(int(host.log(f"{number}.0").read_text()) for number in range(len(usable))) == usable
-    record = agent.run("more", *python(CORES.split(";")[0] + CORES.split(";")[1]), limits=m.SpawnLimits(pin_cores=1))
+    record = agent.run(
+        "more", *python(CORES.split(";", maxsplit=1)[0] + CORES.split(";")[1]), limits=m.SpawnLimits(pin_cores=1)
+    )
     assert record.message == "pinned to 1 core that another pinned job has too"
     all_of_them = agent.run("all", "true", limits=m.SpawnLimits(pin_cores=len(usable) + 1))
     assert all_of_them.exit_code == 0
     assert f"pinned to {len(usable)} core" in all_of_them.message
     assert agent.run("free", *python("import os; print(*sorted(os.sched_getaffinity(0)))")).message == ""
-    assert host.log("free").read_text().split() == [str(core) for core in usable], "a job that is not pinned has them all"
+    assert host.log("free").read_text().split() == [str(core) for core in usable], (
+        "a job that is not pinned has them all"
+    )
+
+
+STOPS_ITSELF = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    signal.pause()
+"""
+
+SHEDS_ITS_MARKER = """
+import os, resource, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+resource.setrlimit(15, (resource.RLIM_INFINITY,) * 2)
+print("shed", flush=True)
+time.sleep(600)
+"""
 
 
 def test_a_stopped_job_hears_sigterm(host, agent, until):
-    program = "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\nprint('up', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\nsignal.pause()"
+    program = STOPS_ITSELF
     pid = agent.spawn("1.0", *python(program)).pid
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", "it has stopped itself")
     agent.ask(lambda number: m.Signal(number, "1.0", signal.SIGTERM))
@@ -223,9 +251,7 @@ os._exit(6)
 
 
 def test_what_a_killed_spawner_and_watchdog_left_in_groups_is_ended_though_it_shed_its_marker(host, agent, until):
-    shed = "import resource, time; resource.setrlimit(15, (resource.RLIM_INFINITY,) * 2); print('shed', flush=True); time.sleep(600)"
-    other = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n" + shed
-    agent.spawn("1.0", "sh", "-c", 'echo $$; "$0" -I -S -c "$1"; sleep 600', sys.executable, other)
+    agent.spawn("1.0", "sh", "-c", 'echo $$; "$0" -I -S -c "$1"; sleep 600', sys.executable, SHEDS_ITS_MARKER)
     until(lambda: host.log("1.0").read_bytes().endswith(b"shed\n"), "the daemon has shed its marker")
     before = host.state.read_groups()
     os.kill(host.watchdog_pid, signal.SIGKILL)
@@ -235,16 +261,16 @@ def test_what_a_killed_spawner_and_watchdog_left_in_groups_is_ended_though_it_sh
     assert [pid for pid in left if int(pid) not in host.state.read_pids().values()] == []
     assert host.state.read_groups() == before
     assert read_exit_record(str(host.exit_path("1.0"))).reason == "spawner_lost"
-    daemon = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _says(pid, "shed")]
+    daemon = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _runs(pid, SHEDS_ITS_MARKER)]
     if before:
         assert daemon == []
     for pid in daemon:  # without a group nothing was left to know it by
         os.kill(pid, signal.SIGKILL)
 
 
-def _says(pid, word):
+def _runs(pid, program):
     try:
-        return f"print('{word}'".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return program.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
