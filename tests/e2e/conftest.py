@@ -41,6 +41,8 @@ class Story:
             "HOME": str(folder),
             "GPULAYER_STATE_DIR": str(self.state),
         }
+        if "PYTHONPATH" in os.environ:  # the code under test, where it is not the one that is installed
+            self.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
 
     def start(self, *argv: str, **options: Any) -> subprocess.Popen[bytes]:
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
