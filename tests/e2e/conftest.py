@@ -40,6 +40,7 @@ class Story:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(folder),
             "GPULAYER_STATE_DIR": str(self.state),
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},  # the code under test
         }
         if "PYTHONPATH" in os.environ:  # the code under test, where it is not the one that is installed
             self.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]

@@ -140,6 +140,7 @@ class Harness:
         nice: int = 0,
         kill_by_ms: int | None = None,
         devices: tuple[str, ...] = (),
+        err: Path | None = None,
         limits: m.SpawnLimits | None = None,
     ) -> m.Spawn:
         marker = secrets.randbits(58)
@@ -156,6 +157,7 @@ class Harness:
             nice=nice,
             kill_by_ms=kill_by_ms,
             devices=devices,
+            err_path=None if err is None else str(err),
             limits=limits or m.SpawnLimits(),
         )
 

@@ -29,14 +29,14 @@ RECORD = ExitRecord(
 
 
 def test_a_job_that_asked_for_nothing_is_limited_in_its_log_alone():
-    assert spawn_limits(JOB) == SpawnLimits(log_bytes=1 << 30)
+    assert spawn_limits(JOB, log_bytes=30) == SpawnLimits(log_bytes=30)
 
 
 def test_limits_are_handed_on_and_the_weight_follows_the_cores_counted():
-    limits = Limits(cpus=3, memory_bytes=10, pids=20, nice=5, pin_cores=True, log_bytes=30)
+    limits = Limits(cpus=3, memory_bytes=10, pids=20, nice=5, pin_cores=True)
     expected = SpawnLimits(cpus=3, cpu_weight=3, memory_bytes=10, pids=20, pin_cores=3, log_bytes=30)
-    assert spawn_limits(replace(JOB, cpus=3, limits=limits)) == expected
-    assert spawn_limits(replace(JOB, cpus=4, limits=Limits(pin_cores=True))).pin_cores == 1
+    assert spawn_limits(replace(JOB, cpus=3, limits=limits), log_bytes=30) == expected
+    assert spawn_limits(replace(JOB, cpus=4, limits=Limits(pin_cores=True)), log_bytes=0).pin_cores == 1
 
 
 def test_what_can_not_be_enforced_is_said_by_the_flag_that_asked_for_it():

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Collection
 
-from gpulayer.plugins.contracts import Launched, LaunchPlan, NotLaunched
+from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, LaunchSite, Machine, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
@@ -12,17 +12,21 @@ from gpulayer.spec.limits import Limits
 from gpulayer.worker.limiting import judge_end, spawn_limits
 from gpulayer.worker.spawner_link import SpawnerLink
 
-__all__ = ["SpawnerStarter", "end_of"]
+__all__ = ["SpawnerStarter", "end_of", "launch"]
 
 
 class SpawnerStarter:
-    """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
+    """``plugins.contracts.Starter`` over the spawner link, for one launch.
+
+    ended: it had ended already. is_disk_full: that is why it was not started.
+    """
 
     def __init__(self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int | None) -> None:
         self._link = link
         self._assignment = assignment
         self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
+        self.is_disk_full = False
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
         """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
@@ -35,15 +39,32 @@ class SpawnerStarter:
             exit_path=plan.exit_path,
             nice=self._assignment.limits.nice,
             devices=self._assignment.devices,
-            limits=spawn_limits(self._assignment),
             kill_by_ms=self._kill_by_ms,
+            err_path=plan.err_path,
+            limits=spawn_limits(self._assignment, log_bytes=plan.log_bytes),
         )
         if isinstance(reply, NotSpawned):
+            self.is_disk_full = reply.exit_code is None and reply.errno in (errno.ENOSPC, errno.EDQUOT)
             return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0], reply.errno))
         if reply.exit is not None and reply.exit.reason == "spawn_failed":
             return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))
         self.ended = reply.exit
         return Launched(reply.pid)
+
+
+async def launch(
+    launcher: Launcher, assignment: Assignment, starter: SpawnerStarter, *, site: LaunchSite, machine: Machine
+) -> SpawnFailed | None:
+    """Plan and act; None where it runs, or ran (see ``starter.ended``)."""
+    key = assignment.key
+    present = {device.uuid for device in machine.facts.devices}
+    gone = [uuid for uuid in assignment.devices if uuid not in present]
+    if gone:
+        return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
+    result = await launcher.act(launcher.plan(assignment, site, machine), starter)
+    if isinstance(result, NotLaunched):
+        return SpawnFailed(key, result.exit_code, f"{result.message}\n{result.hint}".strip())
+    return None
 
 
 def _hint(exit_code: int | None, program: str, number: int = 0) -> str:

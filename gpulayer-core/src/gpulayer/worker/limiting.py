@@ -15,8 +15,9 @@ __all__ = ["judge_end", "spawn_limits", "unenforced"]
 _SIGKILL: Final = 9
 
 
-def spawn_limits(assignment: Assignment) -> SpawnLimits:
-    """In the spawner's words; the weight on a contended processor follows the cores that placement counted."""
+def spawn_limits(assignment: Assignment, *, log_bytes: int) -> SpawnLimits:
+    """In the spawner's words; log_bytes: as planned. The weight on a contended processor follows the cores that
+    placement counted."""
     limits = assignment.limits
     return SpawnLimits(
         cpus=limits.cpus,
@@ -24,7 +25,7 @@ def spawn_limits(assignment: Assignment) -> SpawnLimits:
         memory_bytes=limits.memory_bytes,
         pids=limits.pids,
         pin_cores=max(1, limits.cpus) if limits.pin_cores else 0,
-        log_bytes=limits.log_bytes,
+        log_bytes=log_bytes,
     )
 
 

@@ -31,6 +31,7 @@ from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
+from gpulayer.worker.disk import is_full
 
 __all__ = [
     "Attached",
@@ -130,6 +131,7 @@ class SpawnerLink:
         nice: int = 0,
         kill_by_ms: int | None = None,
         devices: Sequence[str] = (),
+        err_path: Path | None = None,
         limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
@@ -147,6 +149,7 @@ class SpawnerLink:
                 nice=nice,
                 kill_by_ms=kill_by_ms,
                 devices=tuple(devices),
+                err_path=None if err_path is None else os.fspath(err_path),
                 limits=limits or m.SpawnLimits(),
             ),
             what=f"start {key}",
@@ -321,7 +324,7 @@ class SpawnerLink:
             case m.Exited():
                 self._push("exited", message.record.key, message)
             case m.Output():
-                self._push("output", message.key, message)
+                self._push(message.stream, message.key, message)
             case m.Stalled():
                 self._push("stalled", message.key, message)
             case m.Superseded():
@@ -420,7 +423,9 @@ class SpawnerLink:
                 lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError as error:
             return str(error)
-        return lines[-1] if lines else "its log is empty"
+        if lines:
+            return lines[-1]
+        return "its disk is full" if is_full(Path(self._state.path)) else "its log is empty"
 
     async def _greet(self) -> None:
         assert self._writer is not None
