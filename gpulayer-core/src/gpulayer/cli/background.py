@@ -1,7 +1,7 @@
 """What runs in the background, as a program: ``python -m gpulayer.cli.background plane|worker …``.
 
 argparse instead of typer, and imports only of what is started: its start-up time is part of every cold submit.
-``gpulayer up`` and ``gpulayer join`` call ``serve_plane`` and ``run_worker`` in the foreground with the same arguments.
+``gpulayer up`` calls ``serve_plane`` in the foreground with the same arguments; ``gpulayer join`` becomes ``worker``.
 """
 
 import argparse
@@ -10,14 +10,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpulayer.errors import GpulayerError
 
 if TYPE_CHECKING:
     from gpulayer.worker import WorkerSettings
 
-__all__ = ["main", "plane_command", "run_worker", "serve_plane", "worker_command", "worker_settings"]
+__all__ = ["become_worker", "main", "plane_command", "run_worker", "serve_plane", "worker_command", "worker_settings"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +88,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
     from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
+    from gpulayer.worker.variables import worker_variables  # noqa: PLC0415 - likewise
 
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
@@ -97,19 +98,34 @@ def serve_plane(argv: Sequence[str]) -> int:
             host=given.host,
             port=given.port,
             worker_command=None if given.no_worker else own_worker,
+            worker_environment=worker_variables(os.environ),
             idle_exit_s=given.idle_exit_s,
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
         )
     )
 
 
-def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
-    """Work until told to end. Blocks. What it does is told on stderr, which is its log unless ``is_foreground``."""
+def become_worker(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a worker in the foreground, ``argv`` as of ``run_worker``.
+
+    A new program, because only so are the variables of whoever starts it, tokens among them, really gone: the jobs of
+    the same user can read what this process was started with.
+    """
+    from gpulayer.worker.variables import worker_variables  # noqa: PLC0415 - only for workers
+
+    command = [sys.executable, "-P", "-m", "gpulayer.cli.background", "worker", "--foreground", *argv]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, worker_variables(os.environ))  # noqa: S606 - no shell is wanted
+
+
+def run_worker(argv: Sequence[str]) -> int:
+    """Work until told to end. Blocks. What it does is told on stderr: plainly with ``--foreground``, else as a log."""
     from gpulayer.cli.worker_log import tell_in_log, tell_plainly  # noqa: PLC0415 - not for a control plane
     from gpulayer.worker import run  # noqa: PLC0415 - loads the whole worker
 
     settings = worker_settings(argv)
-    if is_foreground:
+    if "--foreground" in argv:
         tell_plainly()
     else:
         tell_in_log()
@@ -129,6 +145,7 @@ def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
     named.add_argument("--default-name", default="")
     parser.add_argument("--label", action="append", default=[])
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--foreground", action="store_true")
     given = parser.parse_args(argv)
     from gpulayer.worker import WorkerSettings  # noqa: PLC0415 - not for a control plane
 

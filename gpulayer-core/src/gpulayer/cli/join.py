@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpulayer.cli.background import run_worker, worker_settings
+from gpulayer.cli.background import become_worker, worker_settings
 from gpulayer.cli.console import say
 from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import command_app
@@ -76,7 +76,7 @@ def join(
         argv += ["--token-file", str(_keep_token(folder, token))]
     if once:
         argv.append("--once")
-    return run_worker(argv, is_foreground=True)
+    return become_worker(argv)
 
 
 def _install(argv: list[str], token: str, name: str, folder: Path) -> None:

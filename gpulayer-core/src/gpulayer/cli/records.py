@@ -128,6 +128,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("cpus", f"{record['cpus_free']} of {record['cpus']} free"),
         ("memory", format_bytes(record["memory_bytes"])),
         ("disk", format_bytes(record["disk_bytes"]) if record["disk_bytes"] is not None else ""),
+        ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("devices", "\n".join(_device(device) for device in record["devices"]) or "none"),
         (
             "frameworks",

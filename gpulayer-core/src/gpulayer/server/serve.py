@@ -92,7 +92,7 @@ class _Served:
 def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker | None, str | None]:
     if settings.worker_command is None:
         return None, None
-    worker = LocalWorker(settings.worker_command, layout.worker)
+    worker = LocalWorker(settings.worker_command, layout.worker, environment=settings.worker_environment)
     join_token = None
     if worker.needs_join_token() and not worker.is_running():
         # It becomes valid when the store knows it, which is before the worker learns where to show it.

@@ -1,6 +1,7 @@
 """What the control plane is told from outside. Imports nothing heavy: it is read before anything else is loaded."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -78,9 +79,9 @@ class PlaneSettings:
 class ServeSettings:
     """Of a served control plane.
 
-    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
-    idle_exit_s: an embedded plane ends after so long without live jobs and requests. lease_ttl_ms: how long a worker
-    may be silent. keep_logs_ms: after a job's end; 0 for ever.
+    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker;
+    worker_environment: the variables it gets. idle_exit_s: an embedded plane ends after so long without live jobs and
+    requests. lease_ttl_ms: how long a worker may be silent. keep_logs_ms: after a job's end; 0 for ever.
     """
 
     state_dir: Path
@@ -88,6 +89,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     worker_command: tuple[str, ...] | None = None
+    worker_environment: Mapping[str, str] = field(default_factory=dict)
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS

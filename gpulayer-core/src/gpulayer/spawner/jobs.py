@@ -10,6 +10,7 @@ reactor.
 """
 
 import enum
+import errno
 import math
 import os
 import secrets
@@ -21,8 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulayer.spawner import tree
+from gpulayer.spawner.holds import Hold, Holds
 from gpulayer.spawner.launch import LaunchFailed, launch
 from gpulayer.spawner.lifeline import Lifeline
+from gpulayer.spawner.locks import DeviceInUse
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.state import JobEntry, StateDir, write_exit_record
@@ -36,6 +39,7 @@ _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sit
 _EXPIRY_LOOK_S: Final = 1.0
 _LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
 _ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -60,6 +64,10 @@ class _Job:
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
     survivors: tuple[int, ...] = ()
+    hold: Hold | None = None
+    note: str = ""
+    oom_kills: int | None = None
+    memory_peak_bytes: int | None = None
     is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
@@ -89,6 +97,7 @@ class Jobs:
         continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
+        holds: Holds,
         watchdog: socket.socket | None = None,
         descriptors: tuple[int, int] | None = None,
     ) -> None:
@@ -101,6 +110,7 @@ class Jobs:
         self._can_mark = can_mark
         self._descriptors = descriptors
         self.lifeline = Lifeline(watchdog, reactor=reactor, earliest=self._earliest_ms)
+        self._holds = holds
         self._boot_id = tree.boot_id()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs: dict[str, _Job] = {}
@@ -137,6 +147,10 @@ class Jobs:
             boot_id=self._boot_id,
             err_path=order.err_path,
         )
+        try:
+            hold = self._holds.take(order, marker=entry.marker)
+        except DeviceInUse as error:
+            return SpawnFailed(order.id, order.key, errno.EBUSY, str(error), None)
         output: JobOutput | None = None
         try:
             output = JobOutput(
@@ -151,28 +165,31 @@ class Jobs:
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
+            self._holds.release(hold)
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
         job_ends = output.job_ends()
         try:
-            pid = launch(
-                order.argv,
-                cwd=order.cwd,
-                env=order.env,
-                stdin_fd=self._null,
-                output_fd=job_ends[0],
-                error_fd=job_ends[-1],
-                marker=entry.marker,
-                nice=order.nice,
-                descriptors=self._descriptors,
-            )
+            with self._holds.inside(hold):
+                pid = launch(
+                    order.argv,
+                    cwd=order.cwd,
+                    env=order.env,
+                    stdin_fd=self._null,
+                    output_fd=job_ends[0],
+                    error_fd=job_ends[-1],
+                    marker=entry.marker,
+                    nice=order.nice,
+                    descriptors=self._descriptors,
+                )
         except LaunchFailed as error:
+            self._holds.release(hold)
             return self._not_started(order, entry, output, error)
         finally:
             for job_end in job_ends:
                 os.close(job_end)
-        return self._started(order, entry, output, pid)
+        return self._started(order, entry, output, pid, hold)
 
     def signal(self, key: str, signum: int) -> int | None:
         """Signal each process of the tree once; how many there were, or None for an unknown key."""
@@ -182,9 +199,12 @@ class Jobs:
         if job.phase is not _Phase.RUNNING:
             return 0
         count = self._signal_tree(job, signum)
-        if signum == signal.SIGTERM:
-            job.is_patient = True
-            self._signal_tree(job, signal.SIGCONT)  # what is stopped hears it only when it goes on
+        job.is_patient = job.is_patient or signum == signal.SIGTERM
+        if signum in _ENDING:
+            # What is stopped or frozen hears it only when it goes on (systemd does the same).
+            self._signal_tree(job, signal.SIGCONT)
+            if job.hold is not None:
+                self._holds.thaw(job.hold)
         return count
 
     def kill(self, key: str) -> bool:
@@ -281,14 +301,14 @@ class Jobs:
         self._write_record(job)
         return failure
 
-    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int) -> Spawned:
+    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int, hold: Hold) -> Spawned:
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
-        job = _Job(entry, _Phase.RUNNING, output=output)
+        job = _Job(entry, _Phase.RUNNING, output=output, hold=hold)
         self._jobs[order.key] = job
         self._live[pid] = job
         output.watch()
@@ -385,11 +405,16 @@ class Jobs:
     def _end_tree(self, job: _Job) -> None:
         if job.phase is not _Phase.ENDING:
             return
+        assert job.hold is not None
         orphans = self._orphans_of(job)
+        grouped = self._holds.pids(job.hold)
         # Empty is what has no orphan, not what has no member: one that died just now may have left children.
-        is_empty = not orphans and self._is_all
-        left = [] if is_empty else self._members(job, {job.entry.pid, *orphans})
-        if not is_empty and self._reactor.now() < job.give_up_at:
+        is_empty = not orphans and self._is_all and not grouped
+        is_late = self._reactor.now() >= job.give_up_at
+        # Only what a group can't end is looked for, all over /proc.
+        is_killed = bool(grouped) and not is_late and self._holds.kill(job.hold)
+        left = [] if is_empty or is_killed else self._members(job, {job.entry.pid, *orphans})
+        if not is_empty and not is_late:
             tree.send_signal(left, signal.SIGKILL)
             if not job.is_waiting:  # each death wakes this too: one timer is enough
                 job.is_waiting = True
@@ -398,6 +423,9 @@ class Jobs:
         job.survivors = tuple(sorted(one.pid for one in left))
         self._reap(job, 0)
         self._live.pop(job.entry.pid, None)
+        job.oom_kills, job.memory_peak_bytes = self._holds.memory(job.hold)
+        job.note = self._holds.told(job.hold)
+        self._holds.release(job.hold, survivors=left)
         job.phase = _Phase.DRAINING
         assert job.output is not None
         job.output.drain(lambda drained: self._finish(job, drained))
@@ -415,7 +443,7 @@ class Jobs:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             reason=job.ended_for or ("exited" if code >= 0 else "signaled"),
-            message=_ENDED_FOR.get(job.ended_for, ""),
+            message="\n".join(filter(None, (_ENDED_FOR.get(job.ended_for, ""), job.note))),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=drained.log_bytes,
             # No end, but no survivor: a process outside the tree was handed the pipe. What the tree wrote is there.
@@ -424,6 +452,8 @@ class Jobs:
             survivors=job.survivors,
             cpu_s=job.cpu_s,
             max_rss_bytes=job.max_rss_bytes,
+            oom_kills=job.oom_kills,
+            memory_peak_bytes=job.memory_peak_bytes,
             err_bytes=drained.err_bytes,
             left_out_bytes=drained.left_out_bytes,
             unwritten_bytes=drained.unwritten_bytes,
@@ -462,7 +492,8 @@ class Jobs:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
         job.is_patient = False
-        self._signal_tree(job, signal.SIGKILL)
+        if job.hold is None or not self._holds.kill(job.hold):
+            self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
 
@@ -481,6 +512,9 @@ class Jobs:
             except OSError:  # it has just ended; SIGCHLD is on its way
                 return 0
             return 1
+        grouped = None if job.hold is None else self._holds.pids(job.hold)
+        if grouped:
+            return tree.send_signal(filter(None, map(tree.process, grouped)), signum)
         roots = {pid, *(orphan for orphan in self._live_orphans() if self._owner_of(orphan) == job.entry.key)}
         return tree.send_signal(self._members(job, roots), signum)
 

@@ -167,7 +167,10 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
         await asyncio.to_thread(cache.sweep_temporaries)
         while True:
             async with await SpawnerLink.connect_or_start(
-                settings.work_dir / "spawner", python=settings.python, environment=environment
+                settings.work_dir / "spawner",
+                python=settings.python,
+                environment=environment,
+                lock_folders=settings.lock_folders,
             ) as link:
                 agent = Agent(
                     settings,

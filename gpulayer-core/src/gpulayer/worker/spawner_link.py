@@ -60,13 +60,14 @@ class Attached:
     """The link is connected (again); rows: all jobs the spawner knows. Always the first event.
 
     instance: names one life of the spawner; another one than before means that all that ran was lost (their rows
-    say so, with reason ``spawner_lost``).
+    say so, with reason ``spawner_lost``). enforces: which limits it can hold jobs to.
     """
 
     instance: str
     spawner_pid: int
     watchdog_pid: int | None
     rows: tuple[Row, ...]
+    enforces: tuple[str, ...] = ()
 
 
 SpawnerEvent = Attached | Exited | Output | Stalled
@@ -85,7 +86,14 @@ class SpawnerLink:
     """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
 
     def __init__(
-        self, state_dir: Path, *, python: str, environment: Mapping[str, str], speaks: Sequence[int], pulse: Pulse
+        self,
+        state_dir: Path,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        lock_folders: Sequence[str] = (),
+        speaks: Sequence[int],
+        pulse: Pulse,
     ) -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
@@ -94,6 +102,7 @@ class SpawnerLink:
         self._protocol = max(speaks)
         self._may_retire = True
         self._pulse = pulse
+        self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
         self._reader: asyncio.StreamReader | None = None
@@ -113,6 +122,7 @@ class SpawnerLink:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        lock_folders: Sequence[str] = (),
         deadline_s: float = _START_DEADLINE_S,
         speaks: Sequence[int] = m.SPOKEN,
         pulse: Pulse | None = None,
@@ -120,12 +130,20 @@ class SpawnerLink:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. speaks: protocol versions; an older spawner is spoken to in its own,
-        and replaced once nothing runs under it. pulse: how patient to be with one that does not answer.
+        where ``python`` does not start without. lock_folders: where all workers of this host lock its devices.
+        speaks: protocol versions; an older spawner is spoken to in its own, and replaced once nothing runs under it.
+        pulse: how patient to be with one that does not answer.
 
         Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks none of these.
         """
-        link = cls(state_dir, python=python, environment=environment or {}, speaks=speaks, pulse=pulse or Pulse())
+        link = cls(
+            state_dir,
+            python=python,
+            environment=environment or {},
+            lock_folders=lock_folders,
+            speaks=speaks,
+            pulse=pulse or Pulse(),
+        )
         await link._attach(deadline_s)
         link._tasks = (
             asyncio.create_task(link._run(), name="spawner-link"),
@@ -145,6 +163,7 @@ class SpawnerLink:
         marker: int | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        devices: Sequence[str] = (),
         err_path: Path | None = None,
         limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
@@ -162,6 +181,7 @@ class SpawnerLink:
                 marker=marker,
                 nice=nice,
                 kill_by_ms=kill_by_ms,
+                devices=tuple(devices),
                 err_path=None if err_path is None else os.fspath(err_path),
                 limits=limits or m.SpawnLimits(),
             ),
@@ -434,7 +454,7 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python)
+            command = spawner_command(self._state.path, python=self._python, lock_folders=self._lock_folders)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
@@ -496,7 +516,7 @@ class SpawnerLink:
             early.append(table)
         if self._may_retire and self._protocol < max(self._speaks) and all(row.exit is not None for row in table.rows):
             await self._retire()
-        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows)
+        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows, welcome.enforces)
         # What was queued before is older than the rows, which say it all.
         self._queue.clear()
         self._push("attached", "", attached)
