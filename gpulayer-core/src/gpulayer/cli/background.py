@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
 from gpulayer.errors import GpulayerError
 
 __all__ = ["main", "plane_command", "run_worker", "serve_plane", "worker_command"]
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Returns an exit code; errors are one line and a hint on stderr, which is a log here."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        arm_faults(os.environ)
         match arguments[:1]:
             case ["plane"]:
                 return serve_plane(arguments)
@@ -89,6 +91,7 @@ def serve_plane(argv: Sequence[str]) -> int:
             port=given.port,
             worker_command=None if given.no_worker else own_worker,
             idle_exit_s=given.idle_exit_s,
+            lease_ttl_ms=lease_ttl_ms(os.environ),
         )
     )
 
@@ -125,6 +128,7 @@ def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
             labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
             once=given.once,
             environment=dict(os.environ),
+            faults=wanted_faults(os.environ),
         )
     )
 

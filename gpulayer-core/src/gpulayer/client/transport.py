@@ -28,6 +28,7 @@ from gpulayer.client.answers import (
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
+from gpulayer.faults import here
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
 
 __all__ = ["ByteStream", "StreamBroken", "Transport"]
@@ -188,6 +189,7 @@ class Transport:
             else:
                 connection.sock.settimeout(_ANSWER_S + call.hold_s)
             self._send(connection, call)
+            here("client.after_send")
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()

@@ -76,7 +76,8 @@ class ServeSettings:
     """Of a served control plane.
 
     port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
-    idle_exit_s: an embedded plane ends after so long without live jobs and requests.
+    idle_exit_s: an embedded plane ends after so long without live jobs and requests. lease_ttl_ms: how long a worker
+    may be silent before its work is given to another; None: as the policy says.
     """
 
     state_dir: Path
@@ -86,3 +87,4 @@ class ServeSettings:
     worker_command: tuple[str, ...] | None = None
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
+    lease_ttl_ms: int | None = None

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner import tree
 from gpulayer.spawner.launch import LaunchFailed, launch
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
@@ -129,6 +130,7 @@ class Jobs:
             boot_id=self._boot_id,
         )
         output: OutputPipe | None = None
+        here("spawner.before_entry")
         try:
             output = OutputPipe(order.log_path)
             self._state.add(entry)
@@ -137,6 +139,7 @@ class Jobs:
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
+        here("spawner.after_entry")
         job_end = output.job_end()
         try:
             pid = launch(
@@ -195,8 +198,10 @@ class Jobs:
         if job is not None:
             if job.phase is not _Phase.ENDED:
                 return False
+            here("spawner.before_removal")
             del self._jobs[key]
             self._state.remove(key)
+            here("spawner.after_removal")
         return True
 
     def rows(self) -> tuple[Row, ...]:
@@ -257,12 +262,14 @@ class Jobs:
         return failure
 
     def _started(self, order: Spawn, entry: JobEntry, output: OutputPipe, pid: int) -> Spawned:
+        here("spawner.after_launch")
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
+        here("spawner.after_pid")
         job = _Job(entry, _Phase.RUNNING, output=output)
         self._jobs[order.key] = job
         self._live[pid] = job
@@ -294,6 +301,7 @@ class Jobs:
             if job.phase is _Phase.RUNNING and result is not Pumped.END:
                 self._reactor.watch(job.output.read_fd, lambda: self._pump(job))
         if job.output.log_bytes != before:
+            here("spawner.in_output")
             self._tell_output(job)
         if result is Pumped.END:
             # The program closed its output and goes on; the pipe is kept until its end.
@@ -351,6 +359,7 @@ class Jobs:
         return True
 
     def _begin_end(self, job: _Job) -> None:
+        here("spawner.after_exit")
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _END_PATIENCE_S
@@ -415,7 +424,9 @@ class Jobs:
             max_rss_bytes=job.max_rss_bytes,
         )
         job.phase = _Phase.ENDED
+        here("spawner.before_record")
         is_written = self._write_record(job)
+        here("spawner.after_record")
         self._emit(Exited(job.record, is_written))
 
     def _write_record(self, job: _Job) -> bool:

@@ -13,6 +13,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpulayer.faults import here
 from gpulayer.spawner.messages import BadMessage, ExitRecord, decode_record, encode_record
 
 __all__ = ["JobEntry", "StateDir", "is_key", "read_exit_record", "write_exit_record"]
@@ -195,6 +196,7 @@ def write_exit_record(path: str, record: ExitRecord) -> None:
                 raise OSError(28, "No space left on device", path)
         finally:
             os.close(fd)
+        here("spawner.in_record")
         os.rename(temporary, path)
     except OSError:
         try:

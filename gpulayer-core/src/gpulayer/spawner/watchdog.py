@@ -15,6 +15,7 @@ import time
 import traceback
 from typing import Final, NoReturn
 
+from gpulayer.faults import arm, here
 from gpulayer.spawner import ALREADY_RUNNING, tree
 from gpulayer.spawner.loop import Spawner
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
@@ -26,8 +27,9 @@ _PATIENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.002
 
 
-def main(state_dir: str) -> NoReturn:
+def main(state_dir: str, faults: str = "") -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
+    arm(faults)
     # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -63,6 +65,7 @@ def _watch(state: StateDir, ready_fd: int) -> int:
     # What is loaded is never freed: kept out of the collector's reach it stays shared between the two.
     gc.collect()
     gc.freeze()
+    here("watchdog.before_spawner")
     spawner_pid = os.fork()
     if spawner_pid == 0:
         code = 1
@@ -115,6 +118,7 @@ def _wait_for_end(pid: int) -> None:
 def _clean_up(state: StateDir, spawner_pid: int) -> None:
     entries = [entry for entry in state.load() if read_exit_record(entry.exit_path) is None]
     mains = {entry.pid for entry in entries if entry.pid}
+    here("watchdog.before_cleaning")
     statuses: dict[int, int] = {}
     # First what had ended by itself: those codes are the programs' own.
     _reap(statuses, spawner_pid, mains)
@@ -123,10 +127,12 @@ def _clean_up(state: StateDir, spawner_pid: int) -> None:
         _end_groups(mains)
     left = end_leftovers(entries, spare=own)
     left |= _end_descendants(statuses, spawner_pid, mains)
+    here("watchdog.in_cleaning")
     # A SIGKILL can only be the one given here: whatever the program would have said, it did not get to it.
     kept = {pid: status for pid, status in statuses.items() if os.waitstatus_to_exitcode(status) != -signal.SIGKILL}
     for entry, record in record_what_became(entries, statuses=kept, left=left, wall_ms=_wall_ms):
         print(f"the spawner died; {entry.key}: {record.reason}", flush=True)  # noqa: T201 - this process's stdout is its log
+    here("watchdog.after_cleaning")
     state.remove_socket()
 
 

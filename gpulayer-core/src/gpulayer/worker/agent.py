@@ -28,6 +28,7 @@ from gpulayer.errors import (
     TooLarge,
     Unreachable,
 )
+from gpulayer.faults import here
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts import Launcher, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
@@ -227,6 +228,7 @@ class Agent:
         match action:
             case Admit(assignment):
                 self._folders.admit(assignment)
+                here("agent.after_admission")
             case Journal(key, progress):
                 if key in self._state.held and self._state.held[key].assignment.command:
                     self._write_progress(key, progress)
@@ -265,10 +267,12 @@ class Agent:
 
     def _write_progress(self, key: NodeKey, progress: Progress) -> None:
         self._story.progressed(self._state.held[key].assignment, progress, now_ms=self._clock.monotonic_ms())
+        here("agent.before_journal")
         try:
             self._folders.write(key, progress)
         except FileNotFoundError:
             pass  # refused before it was admitted: there is nothing to come back to
+        here("agent.after_journal")
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None
@@ -284,6 +288,7 @@ class Agent:
     # Start ------------------------------------------------------------------------------------------------------------
 
     async def _recover(self, attached: Attached) -> None:
+        here("agent.before_recovery")
         rows = {row.key: row for row in attached.rows}
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
@@ -344,6 +349,7 @@ class Agent:
 
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
+        here("agent.after_exit")
         if key in self._state.held:
             self._feed(end_of(key, record))
         elif record.reason != "spawn_failed":
@@ -407,7 +413,9 @@ class Agent:
             body["leaving"] = True
         path = f"{self._plane.worker_path}/reports"
         try:
+            here("agent.before_report")
             reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
+            here("agent.after_report")
         except GpulayerError as error:
             self._report_tries += 1
             self._hear_of_removal(error)
@@ -443,6 +451,7 @@ class Agent:
             assert assignment.source is not None
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
             return Staged(key)
 
@@ -466,7 +475,9 @@ class Agent:
                 assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
             )
             starter = SpawnerStarter(self._link, kill_by_ms)
+            here("agent.before_spawn")
             result = await self._launcher.act(plan, starter)
+            here("agent.after_spawn")
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
                 return SpawnFailed(key, result.exit_code, evidence)
@@ -554,6 +565,7 @@ class Agent:
         self._start(self._delete(key), f"forgetting {key}")
 
     async def _delete(self, key: NodeKey) -> None:
+        here("agent.before_forget")
         try:
             await self._link.forget(str(key))
         except NotFound:
@@ -561,6 +573,7 @@ class Agent:
         except GpulayerError as error:
             _log.warning("forgetting %s: %s", key, error.message)
             return  # the folder stays: the next start finds both again
+        here("agent.before_delete")
         await asyncio.to_thread(self._folders.forget, key)
 
     async def _shut_spawner_down(self) -> None:

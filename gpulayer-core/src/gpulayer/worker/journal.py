@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.errors import GpulayerError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
@@ -75,6 +76,8 @@ class Journal:
         ):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(json.dumps(document).encode() + b"\n")
+            if path == files.assign:
+                here("agent.in_admission")
 
     def write(self, key: NodeKey, progress: Progress) -> None:
         """Raises OSError; FileNotFoundError for a node that was never admitted."""
@@ -146,6 +149,7 @@ class Journal:
         trash = folder.with_name(_TRASH + folder.name)
         shutil.rmtree(trash, ignore_errors=True)
         folder.rename(trash)
+        here("agent.in_delete")
         shutil.rmtree(trash, ignore_errors=True)
 
 

@@ -115,7 +115,7 @@ async def _live(settings: WorkerSettings) -> None:
         await asyncio.to_thread(cache.sweep_temporaries)
         while True:
             async with await SpawnerLink.connect_or_start(
-                settings.work_dir / "spawner", python=settings.python, environment=environment
+                settings.work_dir / "spawner", python=settings.python, environment=environment, faults=settings.faults
             ) as link:
                 agent = Agent(
                     settings,

@@ -19,6 +19,7 @@ class WorkerSettings:
     or endpoint_file: re-read at every reconnect. token_file, token: a join token, needed until the worker is enrolled;
     a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it; default_name: made
     unique then. environment: of the worker, from which jobs get an allow-list. python: runs the spawner.
+    faults: for the spawner that it starts, as of ``gpulayer.faults.arm``.
     """
 
     work_dir: Path
@@ -33,6 +34,7 @@ class WorkerSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
     version: str = __version__
+    faults: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.urls) == (self.endpoint_file is not None):

@@ -76,10 +76,11 @@ class _ConnectionLost(Exception):
 class SpawnerLink:
     """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
 
-    def __init__(self, state_dir: Path, *, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, state_dir: Path, *, python: str, environment: Mapping[str, str], faults: str = "") -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
         self._environment = dict(environment)
+        self._faults = faults
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
         self._reader: asyncio.StreamReader | None = None
@@ -99,15 +100,16 @@ class SpawnerLink:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        faults: str = "",
         deadline_s: float = _START_DEADLINE_S,
     ) -> Self:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the
-        running spawner speaks another version.
+        where ``python`` does not start without. faults: armed in the first spawner that this link starts. Raises
+        ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks another version.
         """
-        link = cls(state_dir, python=python, environment=environment or {})
+        link = cls(state_dir, python=python, environment=environment or {}, faults=faults)
         await link._attach(deadline_s)
         link._task = asyncio.create_task(link._run(), name="spawner-link")
         return link
@@ -384,7 +386,8 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python)
+            command = spawner_command(self._state.path, python=self._python, faults=self._faults)
+            self._faults = ""  # the next one must live, or nothing is learnt
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment

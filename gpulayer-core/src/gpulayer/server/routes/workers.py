@@ -19,6 +19,7 @@ from gpulayer.engine.events import (
 )
 from gpulayer.engine.state import Worker
 from gpulayer.errors import BadRequest, Conflict, Forbidden, GpulayerError, NotFound, StaleAttempt
+from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
 from gpulayer.server.mailbox import AssignOrder, Order, StopOrder, orders_of
 from gpulayer.server.plane import Plane
@@ -79,6 +80,7 @@ async def enrol(call: Call) -> Response:
         plane.auth.keep_identity(identity)
         for row in used:
             plane.auth.keep_token(row)
+        here("plane.after_enrol")
         shown = await plane.driver.read(lambda state: state.workers[worker_id].name)
     return json_response({"worker_id": worker_id, "name": shown}, 201 if known is None else 200)
 
@@ -150,6 +152,8 @@ async def commands(call: Call) -> Response:
                 cursor, orders = plane.mailboxes.waiting(worker_id)
                 found = await _commands(plane, orders)
                 left_ms = until_ms - plane.clock.monotonic_ms()
+                if found:
+                    here("plane.before_commands")
                 if found or left_ms <= 0 or hold.is_over:
                     return json_response({"cursor": cursor, "commands": found})
                 await hold.wait(left_ms / 1000)
@@ -163,7 +167,11 @@ async def put_log(call: Call) -> Response:
     is_final = call.query_flag("final")
     epoch, job_id = await _lent(call, node)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
+    if piece:
+        here("plane.before_log_piece")
     size = await plane.in_thread(plane.logs.append, job_id, epoch, node, offset, piece, is_final=is_final)
+    if piece:
+        here("plane.after_log_piece")
     plane.hub.wake([("log", epoch, node)])
     return json_response({"offset": size})
 
@@ -176,8 +184,10 @@ async def put_outputs(call: Call) -> Response:
     tree = body["tree"]
     if not is_digest(tree):
         raise BadRequest(f"tree: {tree[:80]!r} is not a digest")
+    here("plane.before_outputs")
     totals = await check_uploaded(plane, Digest(tree), "output tree")
     plane.accept_tree(Digest(tree))
+    here("plane.after_outputs")
     return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
 
 
