@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-__all__ = ["ACTIONS", "POINTS", "arm", "here"]
+__all__ = ["ACTIONS", "POINTS", "VARIABLE", "arm", "here", "rest_of"]
 
 VARIABLE: Final = "GPULAYER_FAULTS"
 """Its value is as of ``arm``. Read by ``cli`` alone."""
@@ -112,12 +112,13 @@ def arm(text: str) -> None:
     """Arm points for the rest of this process's life: ``name[:count][:action]``, several with commas between.
 
     count: fires at that reach of the point (default: the first), and only then. action: ``kill`` (the default, SIGKILL
-    to itself), ``stop`` (SIGSTOP), ``enospc``, ``eio``. Nothing is armed by an empty text. Raises ValueError for a
-    name that is not in ``POINTS``, and for what is no count or action.
+    to itself), ``stop`` (SIGSTOP), ``enospc``, ``eio``. What stands behind a semicolon is for the process that comes
+    after this one, if whoever starts it hands it on (``rest_of``). Nothing is armed by an empty text. Raises
+    ValueError for a name that is not in ``POINTS``, and for what is no count or action.
     """
     global _armed  # noqa: PLW0603 - see the module
     armed: dict[str, list[_Fault]] = {}
-    for word in text.split(","):
+    for word in text.partition(";")[0].split(","):
         if not word.strip():
             continue
         name, *rest = word.strip().split(":")
@@ -129,6 +130,11 @@ def arm(text: str) -> None:
             raise ValueError(f"{VARIABLE}: {word.strip()!r} is not name[:count][:{'|'.join(ACTIONS)}]")
         armed.setdefault(name, []).append(_Fault(action, count))
     _armed = armed or None
+
+
+def rest_of(text: str) -> str:
+    """What is left of a text of ``arm`` for the lives after this one."""
+    return text.partition(";")[2]
 
 
 def _reach(armed: dict[str, list[_Fault]], name: str) -> None:

@@ -130,8 +130,8 @@ class Jobs:
             boot_id=self._boot_id,
         )
         output: OutputPipe | None = None
-        here("spawner.before_entry")
         try:
+            here("spawner.before_entry")
             output = OutputPipe(order.log_path)
             self._state.add(entry)
         except OSError as error:

@@ -27,6 +27,7 @@ from gpulayer.errors import (
     TimedOut,
     Unreachable,
 )
+from gpulayer.faults import rest_of
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
@@ -106,8 +107,9 @@ class SpawnerLink:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. faults: armed in the first spawner that this link starts. Raises
-        ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks another version.
+        where ``python`` does not start without. faults: a life for each spawner that this link starts, as of
+        ``gpulayer.faults.arm``. Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner
+        speaks another version.
         """
         link = cls(state_dir, python=python, environment=environment or {}, faults=faults)
         await link._attach(deadline_s)
@@ -387,7 +389,7 @@ class SpawnerLink:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
             command = spawner_command(self._state.path, python=self._python, faults=self._faults)
-            self._faults = ""  # the next one must live, or nothing is learnt
+            self._faults = rest_of(self._faults)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
