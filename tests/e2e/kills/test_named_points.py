@@ -40,5 +40,93 @@ def test_an_agent_that_dies_at_every_named_point_runs_each_job_once(scene):
     scene.check_workers()
 
 
+PLANE = [
+    "plane.after_enrol",
+    "plane.after_lock",
+    "plane.before_endpoint",
+    "plane.before_commands",
+    "plane.before_log_piece",
+    "plane.after_log_piece:2",
+    "plane.before_outputs",
+    "plane.after_outputs",
+    "blobs.before_rename",
+    "blobs.after_rename",
+    "plane.before_commit:4",
+    "plane.in_transaction:5",
+    "plane.after_commit:6",
+    "plane.before_reply:7",
+]
+
+
+def test_a_control_plane_that_dies_at_every_named_point_loses_no_job_and_runs_none_twice(make_scene):
+    scene = make_scene()
+    scene.plane.lives.extend(PLANE)
+    scene.plane.start()
+    scene.add_worker("steady")
+    jobs = scene.traffic(lambda: len(scene.plane.deaths) == len(PLANE))
+    assert scene.plane.fired == names(PLANE)
+    for job in jobs:
+        scene.check(job, attempts=[1])
+    assert {job.id for job in jobs} == {job["id"] for job in scene.ask(lambda client: client.jobs())}
+    scene.check_workers()
+
+
+# The program had not begun, or its end is on disk: no attempt is lost by these.
+SPAWNER_HARMLESS = [
+    "spawner.before_entry",
+    "spawner.after_record",
+    "spawner.before_removal",
+    "spawner.after_removal",
+]
+SPAWNER_COSTLY = [
+    "spawner.after_entry",
+    "spawner.after_launch",
+    "spawner.after_pid",
+    "spawner.in_output",
+    "spawner.after_exit",
+    "spawner.before_record",
+    "spawner.in_record",
+]
+
+
+def test_a_spawner_that_dies_while_it_has_nothing_to_lose_costs_no_attempt(scene):
+    worker = scene.add_worker("chained", ";".join(SPAWNER_HARMLESS))
+    jobs = scene.traffic(lambda: len(worker.fired_below) == len(SPAWNER_HARMLESS), width=1)
+    assert worker.fired_below == names(SPAWNER_HARMLESS)
+    for job in jobs:
+        scene.check(job, attempts=[1])
+    scene.check_workers()
+
+
+def test_a_spawner_that_dies_over_a_job_costs_it_an_attempt_and_nothing_of_the_lost_one_is_left(scene):
+    worker = scene.add_worker("chained", ";".join(SPAWNER_COSTLY))
+    # Who writes a record when the spawner died over it is the watchdog, and it dies over it as well.
+    deaths = [*names(SPAWNER_COSTLY), "spawner.in_record"]
+    jobs = scene.traffic(lambda: len(worker.fired_below) == len(deaths), width=1, retries=20)
+    assert worker.fired_below == deaths
+    for job in jobs:
+        scene.check(job, attempts=range(1, 20), excused=frozenset({"worker_lost"}))
+    scene.check_workers()
+
+
+# The spawner dies with its watchdog beside it, which dies over the cleaning up: the next spawner does it instead.
+BOTH = [
+    "spawner.in_output,watchdog.before_cleaning",
+    "spawner.in_output:2,watchdog.in_cleaning",
+    "spawner.in_output:3,watchdog.after_cleaning",
+]
+
+
+def test_a_watchdog_that_dies_over_its_spawners_death_leaves_nothing_running_and_the_job_runs_again(scene):
+    # An agent whose spawner can't be started ends, and says so; the one that comes after it tries again.
+    worker = scene.add_worker("chained", "watchdog.before_spawner", ";".join(BOTH))
+    deaths = ["watchdog.before_spawner", *names(",".join(BOTH).split(","))]
+    jobs = scene.traffic(lambda: len(worker.fired_below) == len(deaths), width=1, retries=20)
+    assert worker.fired_below == deaths
+    for job in jobs:
+        scene.check(job, attempts=range(1, 8), excused=frozenset({"worker_lost"}))
+    scene.check_workers()
+
+
 def names(lives):
     return [life.split(":")[0] for life in lives]
