@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ JOB = """#!/bin/sh
 echo "$GPULAYER_ATTEMPT" >> "$STARTS"
 setsid sleep 600 &
 i=0
-while [ $i -lt $LINES ]; do i=$((i+1)); echo "line $i of $MARK"; sleep 0.05; done
+while [ $i -lt $LINES ]; do i=$((i+1)); echo "line $i of $MARK"; sleep $PAUSE; done
 echo "changed by $MARK" > data/kept.txt
 yes "$MARK" | head -c 1500000 > big.bin
 mkdir made && printf '%s' "$MARK" > made/small.txt
@@ -97,6 +97,13 @@ class Kept:
     def kill(self, number: int = signal.SIGKILL) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    def die(self) -> None:
+        """With -9, and it is not started again before ``start`` is called."""
+        process, self.process = self.process, None
+        assert process is not None
+        process.kill()
+        process.wait()
 
     def end(self) -> None:
         """In good order; not started again."""
@@ -218,14 +225,19 @@ class Scene:
             assert time.monotonic() < ends, f"the control plane does not answer: {why}\n{self.story()}"
             time.sleep(0.02)
 
-    def submit(self, *, lines: int = 4, **options: Any) -> Sent:
-        """A lost answer is asked for again under the same key."""
+    def plan(self, *, lines: int = 4, pause_s: float = 0.05) -> tuple[Sent, dict[str, str]]:
+        """A job that has no id yet, and the environment that makes it print ``lines`` lines."""
         mark = f"{self.rng.getrandbits(64):016x}"
         starts = self.folder / f"starts-{mark}"
-        env = {"MARK": mark, "STARTS": str(starts), "LINES": str(lines)}
-        settings = {"source": str(self.source), "env": env, "cpus": 1, "retries": 3, "idempotency_key": mark, **options}
-        job = self.ask(lambda client: client.submit(["./job.sh"], **settings))
-        return Sent(job.id, mark, starts, lines)
+        env = {"MARK": mark, "STARTS": str(starts), "LINES": str(lines), "PAUSE": f"{pause_s:g}"}
+        return Sent("", mark, starts, lines), env
+
+    def submit(self, *, lines: int = 4, pause_s: float = 0.05, **options: Any) -> Sent:
+        """A lost answer is asked for again under the same key."""
+        sent, env = self.plan(lines=lines, pause_s=pause_s)
+        settings = {"source": str(self.source), "env": env, "cpus": 1, "retries": 3, "idempotency_key": sent.mark}
+        job = self.ask(lambda client: client.submit(["./job.sh"], **{**settings, **options}))
+        return replace(sent, id=job.id)
 
     def record(self, job_id: str) -> Any:
         return self.ask(lambda client: client.job(job_id).record())
@@ -332,6 +344,14 @@ def read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """What is left to chance in a test. Its seed stands in the output of a test that fails."""
+    seed = request.config.getoption("--seed")
+    print(f"the same again: --seed {seed}")
+    return random.Random(seed)
 
 
 @pytest.fixture
