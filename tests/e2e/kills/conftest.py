@@ -173,7 +173,9 @@ class Scene:
         (self.source / "job.sh").write_text(JOB)
         (self.source / "job.sh").chmod(0o755)
         inherited = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        self.environment = {**inherited, "HOME": str(self.folder), "GPULAYER_STATE_DIR": str(self.state)}
+        (self.folder / "tmp").mkdir()  # what a killed client leaves in it goes with the test
+        own = {"HOME": self.folder, "TMPDIR": self.folder / "tmp", "GPULAYER_STATE_DIR": self.state}
+        self.environment = {**inherited, **{name: str(path) for name, path in own.items()}}
         if self.lease:
             self.environment["GPULAYER_LEASE_TTL"] = self.lease
         argv = ["plane", "--state", str(self.state), "--mode", "standing", "--no-worker"]
@@ -374,3 +376,12 @@ def scene(make_scene: Callable[..., Scene]) -> Scene:
     made = make_scene()
     made.plane.start()
     return made
+
+
+@pytest.fixture(scope="module")
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One for the tests of a module, whose kills leave it as it was."""
+    made = Scene(tmp_path_factory.mktemp("shared") / "scene")
+    made.plane.start()
+    yield made
+    made.close()

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_worker_that_stands_still_past_its_lease_is_fenced_and_its_job_runs_on
     after = scene.record(job.id)
     assert (after["exit_code"], after["outputs"]) == (3, record["outputs"])
     assert after["outputs"][0]["size"] == len("by 2\n")
-    assert scene.log(sent_as(sent, job.id), 2) == b"attempt 2\n"
+    assert scene.log(replace(sent, id=job.id), 2) == b"attempt 2\n"
     ticks = [line.split() for line in sent.starts.read_text().splitlines()]
     if is_exclusive:
         last_of_first = max(float(at) for attempt, at in ticks if attempt == "1")
@@ -126,12 +127,6 @@ def test_a_worker_that_stands_still_past_its_lease_is_fenced_and_its_job_runs_on
 def ended(scene, job_id):
     record = scene.record(job_id)
     return record if record["ended_at"] is not None else None
-
-
-def sent_as(sent, job_id):
-    from dataclasses import replace
-
-    return replace(sent, id=job_id)
 
 
 def with_mark(mark):
