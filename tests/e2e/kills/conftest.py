@@ -29,7 +29,7 @@ from gpulayer.sdk.client import Client
 from gpulayer.spawner.state import StateDir
 
 Result = TypeVar("Result")
-DEADLINE_S = float(os.environ.get("KILLS_DEADLINE_S", "90"))
+DEADLINE_S = 90.0
 EXIT_CODE = 7
 
 # What it says, makes and leaves behind is known; what it leaves behind (a daemon in a session of its own) must go.
@@ -72,7 +72,9 @@ class Sent:
 class Kept:
     """One program of ours under a service manager. ``lives``: what each of its starts is armed with."""
 
-    def __init__(self, argv: Iterable[str], *, environment: dict[str, str], log: Path, lives: Iterable[str] = ()) -> None:
+    def __init__(
+        self, argv: Iterable[str], *, environment: dict[str, str], log: Path, lives: Iterable[str] = ()
+    ) -> None:
         self.argv = [sys.executable, "-m", "gpulayer.cli.background", *argv]
         self.environment = environment
         self.log = log
@@ -251,10 +253,18 @@ class Scene:
 
         return self.until(look, f"job {sent.id} has ended")
 
-    def traffic(self, is_done: Callable[[], bool], *, width: int = 2, lines: int = 4, **options: Any) -> list[Sent]:
+    def traffic(
+        self,
+        is_done: Callable[[], bool],
+        *,
+        width: int = 2,
+        lines: int = 4,
+        deadline_s: float = DEADLINE_S,
+        **options: Any,
+    ) -> list[Sent]:
         """Keep ``width`` jobs in flight until ``is_done``; returns them all, ended."""
         sent: list[Sent] = []
-        ends = time.monotonic() + DEADLINE_S
+        ends = time.monotonic() + deadline_s
         while not is_done():
             assert time.monotonic() < ends, f"the last fault never came\n{self.story()}"
             live = [job for job in sent[-width:] if self.record(job.id)["ended_at"] is None]

@@ -23,7 +23,18 @@ AFTER = [
 def submit(scene, here, env, key, faults=""):
     here.mkdir(exist_ok=True)
     variables = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
-    argv = ["submit", "--source", str(scene.source), "--idempotency-key", key, "--name", key, *variables, "--", "./job.sh"]
+    argv = [
+        "submit",
+        "--source",
+        str(scene.source),
+        "--idempotency-key",
+        key,
+        "--name",
+        key,
+        *variables,
+        "--",
+        "./job.sh",
+    ]
     return subprocess.run(
         [sys.executable, "-m", "gpulayer.cli", *argv],
         cwd=here,
@@ -59,7 +70,7 @@ def test_a_submit_killed_at_every_named_point_leaves_its_job_running_and_its_key
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(one, [*BEFORE, *MAYBE, *AFTER]))
     for found, sent, here in outcomes:
-        (job,) = scene.ask(lambda client: client.jobs(name=sent.mark))
+        (job,) = scene.ask(lambda client, name=sent.mark: client.jobs(name=name))
         assert [before["id"] for before in found] in ([], [job["id"]])
         scene.check(replace(sent, id=job["id"]))
         home = here / "gpulayer_runs"

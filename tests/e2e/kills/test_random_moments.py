@@ -51,7 +51,7 @@ def mischief(scene, chance, *, kills):
             next_at = time.monotonic() + chance.uniform(0.05, 1.0)
         return not schedule
 
-    jobs = scene.traffic(kill_when_due, width=3, lines=6, retries=kills)
+    jobs = scene.traffic(kill_when_due, width=3, lines=6, retries=kills, deadline_s=60 + 5 * kills)
     for job in jobs:
         scene.check(job, attempts=range(1, kills + 2), excused=frozenset({"worker_lost"}))
     scene.check_workers()
