@@ -47,7 +47,7 @@ def main() -> int:
             (stage.folder / "app" / "leave_behind.py").write_text(PROGRAM)
             pids = stage.folder / "pids"
             pids.mkdir()
-            command = ("--source", "app", "--", sys.executable, "leave_behind.py", str(pids))
+            command = ("--source", "app", "--", "python3", "leave_behind.py", str(pids))
             job_id = stage.run("submit", "--detach", "--grace", "2s", *command).strip()
             names = ["the program", "a child", "one that ignores SIGTERM", "one under nohup", "one in its own session"]
             names.append("a daemon")

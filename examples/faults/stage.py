@@ -34,6 +34,7 @@ class Stage:
         if lease:
             self.env["GPULAYER_LEASE_TTL"] = lease
         self._joined: list[subprocess.Popen[bytes]] = []
+        self._token = ""
         self._is_good = True
 
     def __enter__(self) -> "Stage":
@@ -93,17 +94,24 @@ class Stage:
 
     def plane_alone(self) -> None:
         """A control plane that does no work itself."""
-        self.ask("up", "--detach", "--no-worker", "--port", "0")
+        self._token = self._up()
 
     def join(self, name: str, *, faults: str = "") -> "subprocess.Popen[bytes]":
         """A worker with a folder of its own, as ``gpulayer up`` says to start one; ready when this returns."""
         folder = self.folder / name
         url = json.loads((self.state / "endpoint.json").read_text())["url"]
-        token = [] if folder.exists() else ["--token", self.ask("up", "--detach").split()[4]]
+        token: list[str] = []
+        if not folder.exists():
+            token = ["--token", self._token or self._up()]
+            self._token = ""  # it works once
         worker = self.start("join", url, *token, "--name", name, "--work-dir", str(folder), faults=faults)
         self._joined.append(worker)
         self.until(lambda: self.worker_state(name) == "ready", f"{name} is ready")
         return worker
+
+    def _up(self) -> str:
+        """Starts it, or finds it there; the join token of the line that it prints."""
+        return self.ask("up", "--detach", "--no-worker", "--port", "0").split()[4]
 
     def worker_state(self, name: str) -> str:
         with self.client() as client:
