@@ -5,6 +5,10 @@ jobs; it goes on until every point has been died at. So thirty deaths cost thirt
 later deaths meet what earlier ones left.
 """
 
+from pathlib import Path
+
+from gpulayer.faults import POINTS
+
 AGENT = [
     "agent.in_admission",
     "agent.after_admission",
@@ -126,6 +130,26 @@ def test_a_watchdog_that_dies_over_its_spawners_death_leaves_nothing_running_and
     for job in jobs:
         scene.check(job, attempts=range(1, 8), excused=frozenset({"worker_lost"}))
     scene.check_workers()
+
+
+# A write that fails once: what was to be written is written later, and no end is lost or changed by it.
+def test_a_write_that_fails_at_a_named_point_is_made_again_or_costs_an_attempt(make_scene):
+    scene = make_scene()
+    scene.plane.lives.append("blobs.before_rename:7:enospc,plane.before_log_piece:2:eio")
+    scene.plane.start()
+    worker = scene.add_worker(
+        "one", "agent.before_journal:2:enospc,spawner.before_entry:2:enospc,spawner.in_record:2:eio"
+    )
+    jobs = scene.traffic(lambda: len(scene.plane.fired + worker.fired + worker.fired_below) == 5, width=1)
+    for job in jobs:
+        scene.check(job, attempts=[1, 2], excused=frozenset({"worker_lost"}))
+    scene.check_workers()
+
+
+def test_every_fault_point_is_died_at_by_a_test_of_this_folder():
+    here = Path(__file__).parent
+    text = "".join(file.read_text(encoding="utf-8") for file in here.glob("test_*.py"))
+    assert [name for name in POINTS if name not in text] == []
 
 
 def names(lives):
