@@ -259,7 +259,7 @@ class Scene:
         *,
         width: int = 2,
         lines: int = 4,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float = 3 * DEADLINE_S,
         **options: Any,
     ) -> list[Sent]:
         """Keep ``width`` jobs in flight until ``is_done``; returns them all, ended."""
@@ -299,8 +299,13 @@ class Scene:
             is_last = number == len(record["attempts"])
             assert log == sent.log if is_last else sent.log.startswith(log), f"{log!r}\n{story}"
         assert {output["path"]: output["digest"] for output in record["outputs"]} == sent.outputs, story
-        self.until(lambda: not left_of(sent), f"the tree of {sent.id} is gone: {left_of(sent)}")
+        self.until(lambda: not self.left_of(sent), f"the tree of {sent.id} is gone: {self.left_of(sent)}")
         return record
+
+    @staticmethod
+    def left_of(sent: Sent) -> list[int]:
+        """Processes that have the job's mark in their environment."""
+        return [pid for pid in pids() if f"MARK={sent.mark}".encode() in read(pid, "environ")]
 
     def log(self, sent: Sent, attempt: int) -> bytes:
         return self.ask(lambda client: b"".join(client.job(sent.id).logs(attempt=attempt)))
@@ -330,11 +335,6 @@ class Scene:
         while left := processes_of(self.folder):
             assert time.monotonic() < ends, f"left behind: {left}\n{self.story()}"
             time.sleep(0.02)
-
-
-def left_of(sent: Sent) -> list[int]:
-    """Processes that have the job's mark in their environment."""
-    return [pid for pid in pids() if f"MARK={sent.mark}".encode() in read(pid, "environ")]
 
 
 def processes_of(folder: Path) -> list[int]:

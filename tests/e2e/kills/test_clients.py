@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
+
 # A submit of a source that is there asks what is missing, and then sends the job.
 BEFORE = ["client.after_send:1", "client.before_submit"]
 MAYBE = ["client.after_send:2"]

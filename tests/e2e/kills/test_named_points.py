@@ -7,7 +7,11 @@ later deaths meet what earlier ones left.
 
 from pathlib import Path
 
+import pytest
+
 from gpulayer.faults import POINTS
+
+pytestmark = pytest.mark.timeout(600)  # quick where nothing else runs; a machine may be busy
 
 AGENT = [
     "agent.in_admission",
