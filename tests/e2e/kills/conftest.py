@@ -270,7 +270,7 @@ class Scene:
             live = [job for job in sent[-width:] if self.record(job.id)["ended_at"] is None]
             if len(live) < width:
                 sent.append(self.submit(lines=lines, **options))
-            time.sleep(0.01)
+            time.sleep(0.03)
         for job in sent:
             self.ended(job)
         return sent

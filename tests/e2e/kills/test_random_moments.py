@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpulayer.faults import POINTS
+
 pytestmark = pytest.mark.timeout(600)
 
 ALONE = ("agent", "spawner", "watchdog", "plane")
@@ -17,6 +19,8 @@ PAIRS = (
     ("agent", "watchdog"),
     ("agent", "spawner", "watchdog"),
 )
+
+ONCE = frozenset({"plane.after_enrol", "watchdog.before_spawner"})  # reached at the very start of a scene alone
 
 
 def test_whatever_is_killed_at_whatever_moment_every_job_ends_as_its_program_did(scene, chance):
@@ -33,6 +37,37 @@ def test_soak_of_kills_at_random_moments(make_scene, chance, request):
         mischief(scene, chance, kills=min(left, 100))
         scene.close()
         left -= 100
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_soak_of_named_points_at_random_and_together(scene, chance, request):
+    kills = request.config.getoption("--kills")
+    scene.rng.seed(chance.random())
+
+    def lives(*prefixes):
+        """Enough of them, each with a point of every prefix: whichever is reached first, others stay for the rest."""
+        found = [[name for name in POINTS if name.startswith(prefix) and name not in ONCE] for prefix in prefixes]
+        for _ in range(kills):
+            yield ",".join(f"{chance.choice(names)}:{chance.randint(1, 4)}" for names in found)
+
+    for name in ("left", "right"):
+        scene.add_worker(name, *lives("agent.", "spawner.", "watchdog."))
+    scene.plane.lives.extend(lives("plane.", "blobs."))
+    scene.plane.kill()
+
+    def deaths():
+        return len(scene.plane.deaths) + sum(len(one.deaths) + len(one.fired_below) for one in scene.workers)
+
+    jobs = scene.traffic(lambda: deaths() >= kills, width=3, retries=10 * kills, deadline_s=60 + 5 * kills)
+    for kept in (scene.plane, *scene.workers):
+        kept.lives.clear()
+        kept.kill()  # what it is still armed with is not for the checks
+    for worker in scene.workers:
+        worker.kill_floor(spawner=True)
+    for job in jobs:
+        scene.check(job, attempts=range(1, 10 * kills), excused=frozenset({"worker_lost"}))
+    scene.check_workers()
 
 
 def mischief(scene, chance, *, kills):
