@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
 from gpulayer.errors import GpulayerError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Returns an exit code; errors are one line and a hint on stderr, which is a log here."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        arm_faults(os.environ)
         match arguments[:1]:
             case ["plane"]:
                 return serve_plane(arguments)
@@ -100,6 +102,7 @@ def serve_plane(argv: Sequence[str]) -> int:
             worker_command=None if given.no_worker else own_worker,
             worker_environment=worker_variables(os.environ),
             idle_exit_s=given.idle_exit_s,
+            lease_ttl_ms=lease_ttl_ms(os.environ),
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
         )
     )
@@ -159,6 +162,7 @@ def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
         labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
         once=given.once,
         environment=dict(os.environ),
+        faults=wanted_faults(os.environ),
     )
 
 

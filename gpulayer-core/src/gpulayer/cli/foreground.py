@@ -21,6 +21,7 @@ from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, Unreachable, UsageError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.sdk.job import RUNS_FOLDER
 
@@ -102,6 +103,7 @@ class Foreground:
                 if watch is not None:
                     watch.stop()
                 self._output.write(piece, cursor)
+                here("client.following")
         finally:
             if watch is not None:
                 watch.stop()
@@ -122,11 +124,13 @@ class Foreground:
 
             if record["output_tree"] != EMPTY_TREE:
                 destination = Path(_working_folder(self._id), RUNS_FOLDER, self._id)
+                here("client.before_home")
                 with transfer_progress(is_quiet=self._is_quiet) as progress:
                     home = bring_home(self._transport, Digest(record["output_tree"]), destination, progress=progress)
                 for warning in home.warnings:
                     say(f"note: {warning}")
                 landed = str(Path(RUNS_FOLDER, self._id))
+                here("client.after_home")
         if record["state"] == "rejected":
             from gpulayer.cli.verdicts import rejection_lines  # noqa: PLC0415 - only after a rejection
 

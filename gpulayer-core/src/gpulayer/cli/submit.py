@@ -15,6 +15,7 @@ from gpulayer.cli.progress import transfer_progress
 from gpulayer.client import calls
 from gpulayer.client.connect import has_ended
 from gpulayer.errors import UsageError
+from gpulayer.faults import here
 from gpulayer.sdk.client import local_job_env, ship_plan
 from gpulayer.sdk.options import JobOptions, plan_job
 
@@ -166,7 +167,9 @@ def submit(
                 progress=progress,
                 notes=lambda note: None if quiet else say(f"note: {note}"),
             )
+        here("client.before_submit")
         record = transport.send(calls.submit_job(submission, key=plan.key))
+        here("client.after_submit")
         if detach and record["state"] != "rejected":
             _print_detached(record, as_json=json)
             return Exit.OK

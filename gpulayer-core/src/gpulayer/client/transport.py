@@ -29,6 +29,7 @@ from gpulayer.client.answers import (
 )
 from gpulayer.client.calls import Call, FileBody
 from gpulayer.errors import GpulayerError
+from gpulayer.faults import here
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
 
 __all__ = ["ByteStream", "StreamBroken", "Transport"]
@@ -198,6 +199,7 @@ class Transport:
             else:
                 connection.sock.settimeout(_ANSWER_S + call.hold_s)
             self._send(connection, call)
+            here("client.after_send")
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()

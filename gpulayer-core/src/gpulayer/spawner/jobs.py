@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner import tree
 from gpulayer.spawner.holds import Hold, Holds
 from gpulayer.spawner.launch import LaunchFailed, launch
@@ -153,6 +154,7 @@ class Jobs:
             return SpawnFailed(order.id, order.key, errno.EBUSY, str(error), None)
         output: JobOutput | None = None
         try:
+            here("spawner.before_entry")
             output = JobOutput(
                 order.key,
                 order.log_path,
@@ -169,6 +171,7 @@ class Jobs:
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
+        here("spawner.after_entry")
         job_ends = output.job_ends()
         try:
             with self._holds.inside(hold):
@@ -240,8 +243,10 @@ class Jobs:
         if job is not None:
             if job.phase is not _Phase.ENDED:
                 return False
+            here("spawner.before_removal")
             del self._jobs[key]
             self._state.remove(key)
+            here("spawner.after_removal")
         return True
 
     def rows(self) -> tuple[Row, ...]:
@@ -302,12 +307,14 @@ class Jobs:
         return failure
 
     def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int, hold: Hold) -> Spawned:
+        here("spawner.after_launch")
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
+        here("spawner.after_pid")
         job = _Job(entry, _Phase.RUNNING, output=output, hold=hold)
         self._jobs[order.key] = job
         self._live[pid] = job
@@ -393,6 +400,7 @@ class Jobs:
             self._begin_end(job)
 
     def _begin_end(self, job: _Job) -> None:
+        here("spawner.after_exit")
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _END_PATIENCE_S
@@ -459,7 +467,9 @@ class Jobs:
             unwritten_bytes=drained.unwritten_bytes,
         )
         job.phase = _Phase.ENDED
+        here("spawner.before_record")
         is_written = self._write_record(job)
+        here("spawner.after_record")
         self._emit(Exited(job.record, is_written))
 
     def _write_record(self, job: _Job) -> bool:

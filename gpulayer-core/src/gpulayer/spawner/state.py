@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpulayer.faults import here
 from gpulayer.spawner import tree
 from gpulayer.spawner.messages import BadMessage, ExitRecord, decode_record, encode_record
 
@@ -268,6 +269,7 @@ def write_exit_record(path: str, record: ExitRecord) -> None:
                 raise OSError(28, "No space left on device", path)
         finally:
             os.close(fd)
+        here("spawner.in_record")
         os.rename(temporary, path)
     except OSError:
         try:

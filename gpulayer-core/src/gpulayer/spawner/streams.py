@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner.messages import Output, Stalled
 from gpulayer.spawner.output import OutputPipe, Pumped
 from gpulayer.spawner.reactor import Reactor
@@ -210,6 +211,7 @@ class JobOutput:
             if was_spliced and not stream.pipe.is_spliced:
                 self._copies()
             if stream.pipe.spool.size != before:
+                here("spawner.in_output")
                 self._tell(stream)
 
     def _stalled(self, stream: _Stream, error: OSError) -> None:

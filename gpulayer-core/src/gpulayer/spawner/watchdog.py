@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from gpulayer.faults import arm, here
 from gpulayer.spawner import ALREADY_RUNNING, tree
 from gpulayer.spawner.cgroups import remove_below
 from gpulayer.spawner.lifeline import Loan, Patience, Watch, packet_pair
@@ -34,8 +35,9 @@ _LOOK_AGAIN_S: Final = 0.002
 _STUCK_LOOK_S: Final = (0.01, 1.0)  # first and longest wait between two looks at a spawner that does not die
 
 
-def main(state_dir: str, *, lock_folders: Sequence[str] = (), groups: Sequence[str] = ()) -> NoReturn:
+def main(state_dir: str, *, lock_folders: Sequence[str] = (), groups: Sequence[str] = (), faults: str = "") -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
+    arm(faults)
     # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -74,6 +76,7 @@ def _watch(state: StateDir, ready_fd: int, lock_folders: Sequence[str], groups: 
     # What is loaded is never freed: kept out of the collector's reach it stays shared between the two.
     gc.collect()
     gc.freeze()
+    here("watchdog.before_spawner")
     spawner_pid = os.fork()
     if spawner_pid == 0:
         code = 1
@@ -228,6 +231,7 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
     why, spawner_pid = state.take_why() or guard.why, guard.pid
     entries = [entry for entry in state.load() if read_exit_record(entry.exit_path) is None]
     mains = {entry.pid for entry in entries if entry.pid}
+    here("watchdog.before_cleaning")
     statuses: dict[int, int] = {}
     # What has ended by itself: those codes are the programs' own, but for a SIGKILL, which may be the spawner's. No
     # later one is, also where it looks like it: a shell whose child is killed before it is itself exits with 137.
@@ -239,6 +243,7 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
     bases = state.read_groups()
     left = end_leftovers(entries, spare=own, bases=bases)
     left |= _end_descendants(statuses, spawner_pid, mains)
+    here("watchdog.in_cleaning")
     # Nobody writes any more: what the pipes hold is the end of each log.
     complete = {key for key, loans in watch.loans.items() if _save(loans)}
     told = record_what_became(
@@ -248,6 +253,7 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
         say(f"the spawner died; {entry.key}: {record.reason}")
     for base in bases:
         remove_below(base)
+    here("watchdog.after_cleaning")
     state.remove_socket()
 
 

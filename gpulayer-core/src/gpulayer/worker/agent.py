@@ -28,6 +28,7 @@ from gpulayer.errors import (
     TooLarge,
     Unreachable,
 )
+from gpulayer.faults import here
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine, ProbeSite
 from gpulayer.plugins.registry import Registry
@@ -241,6 +242,7 @@ class Agent:
         match action:
             case Admit(assignment):
                 self._keeper.admit(assignment)
+                here("agent.after_admission")
             case Journal(key, progress):
                 if key in self._state.held and self._state.held[key].assignment.command:
                     self._write_progress(key, progress)
@@ -297,6 +299,7 @@ class Agent:
     # Start ------------------------------------------------------------------------------------------------------------
 
     async def _recover(self, attached: Attached) -> None:
+        here("agent.before_recovery")
         rows = {row.key: row for row in attached.rows}
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
@@ -368,6 +371,7 @@ class Agent:
 
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
+        here("agent.after_exit")
         if key in self._state.held:
             self._feed(self._end_of(self._state.held[key].assignment, record))
         elif record.reason != "spawn_failed":
@@ -423,7 +427,9 @@ class Agent:
         body = report_to_wire(plan, self._known.facts)
         path = f"{self._plane.worker_path}/reports"
         try:
+            here("agent.before_report")
             reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
+            here("agent.after_report")
         except GpulayerError as error:
             self._report_tries += 1
             self._hear_of_removal(error)
@@ -462,6 +468,7 @@ class Agent:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
             return Staged(key)
 
@@ -483,7 +490,9 @@ class Agent:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
             starter = SpawnerStarter(self._link, assignment, kill_by_ms)
             machine = Machine(self._known.facts, self._settings.environment)
+            here("agent.before_spawn")
             failed = await launch(self._launcher, assignment, starter, site=self._site(assignment), machine=machine)
+            here("agent.after_spawn")
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
             if failed is not None:
@@ -577,6 +586,7 @@ class Agent:
         self._start(self._delete(key), f"forgetting {key}")
 
     async def _delete(self, key: NodeKey) -> None:
+        here("agent.before_forget")
         try:
             await self._link.forget(str(key))
         except NotFound:
@@ -584,6 +594,7 @@ class Agent:
         except GpulayerError as error:
             _log.warning("forgetting %s: %s", key, error.message)
             return  # the folder stays: the next start finds both again
+        here("agent.before_delete")
         await asyncio.to_thread(self._folders.forget, key)
 
     async def _shut_spawner_down(self) -> None:

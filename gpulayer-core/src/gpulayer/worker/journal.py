@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.errors import Blame, GpulayerError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
@@ -77,9 +78,12 @@ class Journal:
         ):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(json.dumps(document).encode() + b"\n")
+            if path == files.assign:
+                here("agent.in_admission")
 
     def write(self, key: NodeKey, progress: Progress) -> None:
         """Whole or not at all. Raises OSError; FileNotFoundError for a node that was never admitted."""
+        here("agent.before_journal")
         line = json.dumps(_progress_to_json(progress)).encode() + b"\n"
         descriptor = os.open(self._files(key).phase, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -92,6 +96,7 @@ class Journal:
                 raise
         finally:
             os.close(descriptor)
+        here("agent.after_journal")
 
     def renew_work_folder(self, key: NodeKey) -> None:
         """Staging begins (again): into an empty folder."""
@@ -157,6 +162,7 @@ class Journal:
         trash = folder.with_name(_TRASH + folder.name)
         shutil.rmtree(trash, ignore_errors=True)
         folder.rename(trash)
+        here("agent.in_delete")
         shutil.rmtree(trash, ignore_errors=True)
 
 

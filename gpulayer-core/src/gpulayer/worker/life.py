@@ -171,6 +171,7 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
                 python=settings.python,
                 environment=environment,
                 lock_folders=settings.lock_folders,
+                faults=settings.faults,
             ) as link:
                 agent = Agent(
                     settings,

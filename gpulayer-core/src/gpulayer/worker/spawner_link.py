@@ -28,6 +28,7 @@ from gpulayer.errors import (
     TimedOut,
     Unreachable,
 )
+from gpulayer.faults import rest_of
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
@@ -92,12 +93,14 @@ class SpawnerLink:
         python: str,
         environment: Mapping[str, str],
         lock_folders: Sequence[str] = (),
+        faults: str = "",
         speaks: Sequence[int],
         pulse: Pulse,
     ) -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
         self._environment = dict(environment)
+        self._faults = faults
         self._speaks = speaks
         self._protocol = max(speaks)
         self._may_retire = True
@@ -123,6 +126,7 @@ class SpawnerLink:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
         lock_folders: Sequence[str] = (),
+        faults: str = "",
         deadline_s: float = _START_DEADLINE_S,
         speaks: Sequence[int] = m.SPOKEN,
         pulse: Pulse | None = None,
@@ -131,8 +135,9 @@ class SpawnerLink:
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
         where ``python`` does not start without. lock_folders: where all workers of this host lock its devices.
-        speaks: protocol versions; an older spawner is spoken to in its own, and replaced once nothing runs under it.
-        pulse: how patient to be with one that does not answer.
+        faults: a life for each spawner that this link starts, as of ``gpulayer.faults.arm``. speaks: protocol versions;
+        an older spawner is spoken to in its own, and replaced once nothing runs under it. pulse: how patient to be with
+        one that does not answer.
 
         Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks none of these.
         """
@@ -141,6 +146,7 @@ class SpawnerLink:
             python=python,
             environment=environment or {},
             lock_folders=lock_folders,
+            faults=faults,
             speaks=speaks,
             pulse=pulse or Pulse(),
         )
@@ -454,7 +460,10 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python, lock_folders=self._lock_folders)
+            command = spawner_command(
+                self._state.path, python=self._python, lock_folders=self._lock_folders, faults=self._faults
+            )
+            self._faults = rest_of(self._faults)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment

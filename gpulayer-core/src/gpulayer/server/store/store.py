@@ -17,6 +17,7 @@ from gpulayer import __version__
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.errors import InternalError, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
 from gpulayer.server.store.codec import (
@@ -97,6 +98,7 @@ class Store:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
+            here("plane.in_transaction")
 
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
