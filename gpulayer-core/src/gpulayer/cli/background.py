@@ -10,10 +10,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpulayer.errors import GpulayerError
 
-__all__ = ["main", "plane_command", "run_worker", "serve_plane", "worker_command"]
+if TYPE_CHECKING:
+    from gpulayer.worker import WorkerSettings
+
+__all__ = ["main", "plane_command", "run_worker", "serve_plane", "worker_command", "worker_settings"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +49,7 @@ def plane_command(
     port: int = 0,
     has_worker: bool = True,
     idle_exit_s: float | None = None,
+    keep_logs_ms: int | None = None,
 ) -> list[str]:
     """The arguments of a control plane, as ``main`` reads them. Pure."""
     argv = ["plane", "--state", str(state), "--mode", mode, "--host", host, "--port", str(port)]
@@ -52,6 +57,8 @@ def plane_command(
         argv.append("--no-worker")
     if idle_exit_s is not None:
         argv += ["--idle-exit-s", f"{idle_exit_s:g}"]
+    if keep_logs_ms is not None:
+        argv += ["--keep-logs-ms", str(keep_logs_ms)]
     return argv
 
 
@@ -77,8 +84,10 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--no-worker", action="store_true")
     parser.add_argument("--idle-exit-s", type=float, default=600.0)
+    parser.add_argument("--keep-logs-ms", type=int)
     given = parser.parse_args(argv)
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
+    from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
 
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
@@ -89,12 +98,26 @@ def serve_plane(argv: Sequence[str]) -> int:
             port=given.port,
             worker_command=None if given.no_worker else own_worker,
             idle_exit_s=given.idle_exit_s,
+            keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
         )
     )
 
 
 def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
     """Work until told to end. Blocks. What it does is told on stderr, which is its log unless ``is_foreground``."""
+    from gpulayer.cli.worker_log import tell_in_log, tell_plainly  # noqa: PLC0415 - not for a control plane
+    from gpulayer.worker import run  # noqa: PLC0415 - loads the whole worker
+
+    settings = worker_settings(argv)
+    if is_foreground:
+        tell_plainly()
+    else:
+        tell_in_log()
+    return run(settings)
+
+
+def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
+    """What a worker's command line means."""
     parser = argparse.ArgumentParser(prog="gpulayer-worker", allow_abbrev=False)
     parser.add_argument("--work-dir", type=Path, required=True)
     where = parser.add_mutually_exclusive_group(required=True)
@@ -107,25 +130,18 @@ def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
     parser.add_argument("--label", action="append", default=[])
     parser.add_argument("--once", action="store_true")
     given = parser.parse_args(argv)
-    from gpulayer.cli.worker_log import tell_in_log, tell_plainly  # noqa: PLC0415 - not for a control plane
-    from gpulayer.worker import WorkerSettings, run  # noqa: PLC0415 - loads the whole worker
+    from gpulayer.worker import WorkerSettings  # noqa: PLC0415 - not for a control plane
 
-    if is_foreground:
-        tell_plainly()
-    else:
-        tell_in_log()
-    return run(
-        WorkerSettings(
-            work_dir=given.work_dir,
-            urls=tuple(given.url or ()),
-            endpoint_file=given.endpoint_file,
-            token_file=given.token_file,
-            name=given.name,
-            default_name=given.default_name or _host_name(),
-            labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
-            once=given.once,
-            environment=dict(os.environ),
-        )
+    return WorkerSettings(
+        work_dir=given.work_dir,
+        urls=tuple(given.url or ()),
+        endpoint_file=given.endpoint_file,
+        token_file=given.token_file,
+        name=given.name,
+        default_name=given.default_name or _host_name(),
+        labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
+        once=given.once,
+        environment=dict(os.environ),
     )
 
 

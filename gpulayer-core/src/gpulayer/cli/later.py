@@ -18,9 +18,8 @@ LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),
     "explain": frozenset(_NEEDS.split()),
     "up": frozenset({"--store", "--blobs", "--tls"}),
-    "join": frozenset({"--fingerprint", "--python", "--install-service"}),
+    "join": frozenset({"--fingerprint", "--python"}),
     "resources": frozenset({"--python"}),
-    "job logs": frozenset({"--since", "--rank", "--grep"}),
 }
 
 LATER_COMMANDS: Final = frozenset(

@@ -35,7 +35,6 @@ __all__ = ["serve"]
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_WORKER_STOP_S: Final = 30.0
 _BACKLOG: Final = 1024
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 
@@ -109,8 +108,10 @@ def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker 
 
 async def _serve(served: _Served) -> None:
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
-    from gpulayer.server.app import create_app  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.app import create_app  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
+    from gpulayer.server.retention import keep_sweeping  # noqa: PLC0415
     from gpulayer.server.settings import PlaneSettings  # noqa: PLC0415
 
     settings = served.settings
@@ -120,7 +121,10 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.url,
             has_local_worker=served.worker is not None,
-        )
+            heartbeat_ms=settings.heartbeat_ms,
+            keep_logs_ms=settings.keep_logs_ms,
+        ),
+        policy=Policy(lease_ttl_ms=settings.lease_ttl_ms),
     )
     try:
         await plane.start()
@@ -137,9 +141,11 @@ async def _serve(served: _Served) -> None:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[served.listener]))
             looking = group.create_task(_look_after(plane, served, document))
+            sweeping = group.create_task(keep_sweeping(plane))
             await _until_first(plane.shutdown_asked.wait(), serving)
             _remove_endpoint(served.layout, served.lock)
             looking.cancel()
+            sweeping.cancel()
             if served.worker is not None:
                 await _end_worker(plane, served.worker)
             plane.stop_holding()
@@ -206,14 +212,7 @@ async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
     if plane.keep_worker:
         worker.forget()
         return
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + _WORKER_STOP_S
-    worker.stop()
-    while worker.is_running():
-        if loop.time() > ends:
-            _log.warning("the worker did not end within %d s; killing it", _WORKER_STOP_S)
-            worker.stop(force=True)
-            return
+    while not worker.end_step():  # noqa: ASYNC110 - another process, which nobody here is told of
         await asyncio.sleep(_STOP_POLL_S)
 
 

@@ -1,16 +1,20 @@
 """The life of every job: started, watched, ended, drained, recorded.
 
-A job is *running* until its main process has ended. Then it is *ending*: what is left of its tree is killed (a
-background child does not keep a job alive), while the main process stays a zombie, so that its number, which is also
-the number of its session, can't be another's. When the tree is empty the main process is reaped, the pipe is
-drained, the exit record is written, and only then is the job *ended* and its end told. It is remembered until
-``forget``. Nothing here waits: what is not done yet is looked at again by the reactor.
+A job is *running* until its main process has ended; if it was told to end (SIGTERM), until its whole tree has, or
+SIGKILL is sent: a shell dies of the signal at once, and the program it waited for may still be saving its work. Then
+it is *ending*: what is left of its tree is killed (a background child does not keep a job alive), while the main
+process stays a zombie, so that its number, which is also the number of its session, can't be another's. When the tree
+is empty the main process is reaped, the pipe is drained, the exit record is written, and only then is the job *ended*
+and its end told. It is remembered until ``forget``. Nothing here waits: what is not done yet is looked at again by the
+reactor.
 """
 
 import enum
+import math
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +22,7 @@ from typing import Final
 
 from gpulayer.spawner import tree
 from gpulayer.spawner.launch import LaunchFailed, launch
+from gpulayer.spawner.lifeline import Lifeline
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.state import JobEntry, StateDir, write_exit_record
@@ -29,6 +34,8 @@ _LOOK_AGAIN_S: Final = (0.002, 0.05)  # first and longest wait between two looks
 _WRITE_AGAIN_S: Final = 1.0  # an exit record, on a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _EXPIRY_LOOK_S: Final = 1.0
+_LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
+_ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -57,7 +64,10 @@ class _Job:
     wait_s: float = 0.0
     give_up_at: float = 0.0
     kill_by_ms: int | None = None
-    is_expired: bool = False
+    is_lent: bool = False
+    ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
+    is_patient: bool = False  # SIGTERM was sent, SIGKILL was not
+    is_lingering: bool = False  # _look_lingering is due
 
     @property
     def log_bytes(self) -> int:
@@ -79,6 +89,7 @@ class Jobs:
         continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
+        watchdog: socket.socket | None = None,
         descriptors: tuple[int, int] | None = None,
     ) -> None:
         self._state = state
@@ -89,11 +100,13 @@ class Jobs:
         self._spare = spare
         self._can_mark = can_mark
         self._descriptors = descriptors
+        self.lifeline = Lifeline(watchdog, reactor=reactor, earliest=self._earliest_ms)
         self._boot_id = tree.boot_id()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs: dict[str, _Job] = {}
         self._live: dict[int, _Job] = {}  # by PID; RUNNING and ENDING, so not reaped
         self._owners: dict[int, str] = {}  # orphan PID -> key; true until the orphan is reaped
+        self._look_at = math.inf
         self._is_all = True  # _live_orphans, the last time, missed none
 
     @property
@@ -133,6 +146,7 @@ class Jobs:
                 limit_bytes=order.limits.log_bytes,
                 reactor=self._reactor,
                 emit=self._emit,
+                copies=lambda: self._copies(order.key),
             )
             self._state.add(entry)
         except OSError as error:
@@ -165,9 +179,13 @@ class Jobs:
         job = self._jobs.get(key)
         if job is None:
             return None
-        if job.phase is _Phase.RUNNING:
-            return self._signal_tree(job, signum)
-        return 0
+        if job.phase is not _Phase.RUNNING:
+            return 0
+        count = self._signal_tree(job, signum)
+        if signum == signal.SIGTERM:
+            job.is_patient = True
+            self._signal_tree(job, signal.SIGCONT)  # what is stopped hears it only when it goes on
+        return count
 
     def kill(self, key: str) -> bool:
         """Begin to kill the tree; False for an unknown key. A job that is ending is being killed already."""
@@ -183,16 +201,18 @@ class Jobs:
         job = self._jobs.get(key)
         if job is None:
             return False
-        is_watched = job.kill_by_ms is not None
         job.kill_by_ms = kill_by_ms
-        if not is_watched:
-            self._look_expired(job)
+        if job.phase is _Phase.RUNNING:
+            self.lifeline.due(kill_by_ms)
+            self._look_by(kill_by_ms)
         return True
 
-    def kill_all(self) -> None:
-        """Begin to kill every tree; the ends follow as events."""
-        for key in list(self._jobs):
-            self.kill(key)
+    def stop_all(self) -> None:
+        """Begin to kill every tree, because this spawner is to end; the ends follow as events."""
+        self.lifeline.stopping()
+        for job in list(self._live.values()):
+            if job.phase is _Phase.RUNNING:
+                self._kill_for(job, "stopped")
 
     def forget(self, key: str) -> bool:
         """Drop an ended or unknown job; False where it still runs."""
@@ -224,7 +244,7 @@ class Jobs:
         self._live_orphans()
         for job in list(self._live.values()):
             if job.phase is _Phase.RUNNING:
-                if self._has_exited(job):
+                if self._has_exited(job) and not self._lingers(job):
                     self._begin_end(job)
             else:
                 self._end_tree(job)
@@ -274,18 +294,50 @@ class Jobs:
         output.watch()
         if order.kill_by_ms is not None:
             self.extend(order.key, order.kill_by_ms)
+        self._reactor.later(_LEND_AFTER_S, lambda: self._lend(job))
         return Spawned(order.id, order.key, pid)
 
-    def _look_expired(self, job: _Job) -> None:
-        """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
-        if job.phase is not _Phase.RUNNING or job.kill_by_ms is None:
+    def _lend(self, job: _Job) -> None:
+        """Bytes that pass through this process are lost with it: no duplicate could make such a log whole."""
+        if job.phase is _Phase.RUNNING and job.output is not None and job.output.is_spliced:
+            job.is_lent = True
+            for read_fd, path in job.output.pipes():
+                self.lifeline.lend(job.entry.key, read_fd, path)
+
+    def _unlend(self, job: _Job) -> None:
+        if job.is_lent:
+            job.is_lent = False
+            self.lifeline.end(job.entry.key)
+
+    def _copies(self, key: str) -> None:
+        """Its bytes begin to pass through this process."""
+        if key in self._jobs:
+            self._unlend(self._jobs[key])
+
+    def _earliest_ms(self) -> int:
+        return min((job.kill_by_ms for job in self._live.values() if job.kill_by_ms is not None), default=0)
+
+    def _look_by(self, kill_by_ms: int) -> None:
+        """Look at every second, since timers stand still while the machine is suspended and this time does not."""
+        wait_s = min(max(kill_by_ms - self._continuous_ms(), 0) / 1000, _EXPIRY_LOOK_S)
+        look_at = self._reactor.now() + wait_s
+        if look_at < self._look_at:
+            self._look_at = look_at
+            self._reactor.later(wait_s, self._look_expired)
+
+    def _look_expired(self) -> None:
+        """One look for all jobs. One that was asked for before an earlier one finds that it has no purpose."""
+        if self._reactor.now() < self._look_at:
             return
-        left_ms = job.kill_by_ms - self._continuous_ms()
-        if left_ms > 0:
-            self._reactor.later(min(left_ms / 1000, _EXPIRY_LOOK_S), lambda: self._look_expired(job))
-            return
-        job.is_expired = True
-        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        self._look_at = math.inf
+        now_ms = self._continuous_ms()
+        for job in list(self._live.values()):
+            if job.phase is not _Phase.RUNNING or job.kill_by_ms is None or job.ended_for:
+                continue
+            if job.kill_by_ms <= now_ms:
+                self._kill_for(job, "expired")
+            else:
+                self._look_by(job.kill_by_ms)
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
@@ -305,6 +357,20 @@ class Jobs:
         job.cpu_s = round(usage.ru_utime + usage.ru_stime, 6)
         job.max_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
         return True
+
+    def _lingers(self, job: _Job) -> bool:
+        """Whether what is left of a tree that was told to end still has time to do so."""
+        if not job.is_patient or not (self._orphans_of(job) or not self._is_all):
+            return False
+        if not job.is_lingering:
+            job.is_lingering = True
+            self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._look_lingering(job))
+        return True
+
+    def _look_lingering(self, job: _Job) -> None:
+        job.is_lingering = False
+        if job.phase is _Phase.RUNNING and not self._lingers(job):
+            self._begin_end(job)
 
     def _begin_end(self, job: _Job) -> None:
         job.phase = _Phase.ENDING
@@ -348,8 +414,8 @@ class Jobs:
             key=job.entry.key,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
-            message="its time was not extended by the agent" if job.is_expired else "",
+            reason=job.ended_for or ("exited" if code >= 0 else "signaled"),
+            message=_ENDED_FOR.get(job.ended_for, ""),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=drained.log_bytes,
             # No end, but no survivor: a process outside the tree was handed the pipe. What the tree wrote is there.
@@ -382,6 +448,7 @@ class Jobs:
 
     def _close_output(self, job: _Job) -> None:
         if job.output is not None:
+            self._unlend(job)
             job.output.close()
             job.output = None
 
@@ -394,9 +461,17 @@ class Jobs:
     def _kill_until(self, job: _Job, deadline: float) -> None:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
+        job.is_patient = False
         self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
+
+    def _kill_for(self, job: _Job, reason: str) -> None:
+        """What has ended by itself keeps its own end. What has not does not get one now: a shell whose child is killed
+        before it is itself may still come to exit with 137."""
+        if not self._has_exited(job):
+            job.ended_for = job.ended_for or reason
+        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)  # what is left of its tree, too
 
     def _signal_tree(self, job: _Job, signum: int) -> int:
         pid = job.entry.pid

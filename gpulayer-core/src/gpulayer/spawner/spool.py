@@ -11,7 +11,7 @@ another spawner can do it, or do it to its end, for one that died.
 import os
 from typing import Final
 
-__all__ = ["MIN_LIMIT_BYTES", "Spool", "beside_bytes", "join_tail", "tail_bytes"]
+__all__ = ["MIN_LIMIT_BYTES", "Spool", "beside_bytes", "join_tail", "newest_file", "tail_bytes"]
 
 MIN_LIMIT_BYTES: Final = 64 * 1024
 _TAIL_LIMIT_BYTES: Final = 16 * 1024 * 1024
@@ -143,7 +143,7 @@ def join_tail(path: str) -> int:
         # From here on all that is written is known by this name alone, and writing it again changes nothing.
         newest, former = f"{_tail_path(path, number)}.{start}.{tail}", newest
         os.rename(former, newest)
-    from_older = tail - size if number > 0 else 0
+    from_older = max(0, tail - size) if number > 0 else 0  # what was saved from a pipe may be more than a tail
     left_out = number * tail - from_older
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -158,6 +158,12 @@ def join_tail(path: str) -> int:
     finally:
         os.close(fd)
     return left_out
+
+
+def newest_file(path: str) -> str:
+    """Where the newest bytes of a stream are: what is saved from its pipe goes behind them. Raises ``OSError``."""
+    found = _find_tails(path)
+    return found[-1][1] if found and found[-1][2] is None else path
 
 
 def beside_bytes(path: str) -> int:

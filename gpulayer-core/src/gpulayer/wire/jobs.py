@@ -143,7 +143,11 @@ class AttemptNodeRecord(TypedDict):
 
 
 class AttemptRecord(TypedDict):
-    """One try. ``number`` counts from 1; ``epoch`` names it for ever. Times are ISO text in UTC."""
+    """One try. ``number`` counts from 1; ``epoch`` names it for ever. Times are ISO text in UTC.
+
+    log_tail, stderr_tail: the last lines of the log, and of standard error where that was kept apart; of an attempt
+    that ended without success, in the record of one job alone.
+    """
 
     number: int
     epoch: int
@@ -154,10 +158,13 @@ class AttemptRecord(TypedDict):
     ended_by: str | None
     blame: str | None
     evidence: str
+    log_tail: NotRequired[str]
+    stderr_tail: NotRequired[str]
 
 
 class JobRecord(TypedDict):
-    """``placement``: why the latest attempt runs where it runs. ``verdicts``: of a rejected job, else empty."""
+    """``placement``: why the latest attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
+    ``split_streams``: stdout and stderr are two logs."""
 
     id: str
     name: str
@@ -180,6 +187,7 @@ class JobRecord(TypedDict):
     outputs: list[OutputRecord]
     output_tree: str | None
     placement: str | None
+    split_streams: bool
     verdicts: "list[VerdictRecord]"
 
 

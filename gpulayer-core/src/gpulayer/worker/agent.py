@@ -42,6 +42,7 @@ from gpulayer.protocol.messages import (
     DiskFilled,
     DrainLog,
     Extend,
+    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -77,6 +78,7 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.logs import not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
@@ -145,6 +147,7 @@ class Agent:
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
         self._is_stop_wanted = False
+        self._why_stopped = ""
         self._story = Story()
         self.removed: NotFound | NotKnown | None = None
 
@@ -152,13 +155,14 @@ class Agent:
         """The control plane's terms hold from now on."""
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
-    def stop(self) -> None:
-        """End all jobs, say so, and leave. May be repeated, and called before ``run``."""
+    def stop(self, why: str = "") -> None:
+        """End all jobs, say so, and leave. May be repeated, and called before ``run``. why: for the jobs' records."""
         if not self._is_stop_wanted:
             self._story.stopping(jobs=len(self._state.held))
         self._is_stop_wanted = True
+        self._why_stopped = self._why_stopped or why
         if self._state.boot:
-            self._feed_from_outside(StopAllRequested())
+            self._feed_from_outside(StopAllRequested(evidence=self._why_stopped))
 
     async def run(self) -> None:
         """Raises what makes a worker unable to go on: the loss of its spawner link to another agent.
@@ -173,7 +177,7 @@ class Agent:
                 self._group = group
                 await self._recover(attached)
                 if self._is_stop_wanted:
-                    self._feed(StopAllRequested())
+                    self._feed(StopAllRequested(evidence=self._why_stopped))
                 loops = [
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),
@@ -470,7 +474,7 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
@@ -518,9 +522,7 @@ class Agent:
             lost = sum(self._unwritten.get(key, ()))
             return LogDrained(key, f"{lost} bytes of its log found no room on the worker's disk" if lost else "")
 
-        await self._guarded(
-            key, upload, lambda error: LogDrained(key, warning=f"its log did not come home whole: {_told(error)}")
-        )
+        await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
 
     async def _collect(self, key: NodeKey) -> None:
         assignment = self._state.held[key].assignment
@@ -559,7 +561,8 @@ class Agent:
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:
-            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+            _log.warning("extending %s: %s", key, error.message)
+            self._feed(ExtendFailed(key))
 
     async def _kill_tree(self, key: NodeKey) -> None:
         try:

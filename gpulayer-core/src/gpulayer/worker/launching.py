@@ -7,6 +7,7 @@ from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
 from gpulayer.spawner.messages import ExitRecord, SpawnLimits
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import NodeKey
+from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.spawner_link import SpawnerLink
 
 __all__ = ["SpawnerStarter", "end_of"]
@@ -18,7 +19,7 @@ class SpawnerStarter:
     ended: it had ended already. is_disk_full: that is why it was not started.
     """
 
-    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
+    def __init__(self, link: SpawnerLink, kill_by_ms: int) -> None:
         self._link = link
         self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
@@ -49,6 +50,10 @@ class SpawnerStarter:
 def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
     if number == errno.E2BIG:
         return "one argument or variable may have 128 KiB, all together 2 MiB: put what is longer into a file"
+    if number == errno.EISDIR:
+        return "name a program in it; the work folder of the job is where it starts"
+    if number == errno.ENOEXEC:
+        return "build it for this machine, or choose another with --worker or --label"
     if exit_code == 126:
         return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
     if exit_code == 127:
@@ -65,6 +70,10 @@ def end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | Sp
             return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
         case "spawn_failed":
             return SpawnFailed(key, record.exit_code, record.message)
+        case "expired":
+            return ProcessLost(key, record.message, is_expired=True)
+        case "stopped":
+            return ProcessLost(key, record.message, ended_by=EndedBy.WORKER_STOPPED)
         case _:
             return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
 
