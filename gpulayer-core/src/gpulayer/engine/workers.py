@@ -78,6 +78,7 @@ def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
     if worker is not None and worker.state is not WorkerState.SILENT:
         worker.state = WorkerState.SILENT
         turn.workers[worker.id] = worker
+        schedule.workers_changed(turn.state)  # a task that waited for it rather than for another does so no more
 
 
 def lease_expired(turn: Turn, event: LeaseExpired) -> None:
@@ -127,6 +128,7 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
     worker.state = WorkerState.GONE
     turn.workers[worker.id] = worker
     del turn.state.workers[worker.id]
+    schedule.workers_changed(turn.state)
 
 
 def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
@@ -178,6 +180,7 @@ def _left(turn: Turn, worker: Worker) -> None:
             attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
     worker.state = WorkerState.SILENT
     turn.workers[worker.id] = worker
+    schedule.workers_changed(turn.state)
 
 
 def _lose(turn: Turn, worker: Worker, attempt: Attempt, evidence: str) -> None:

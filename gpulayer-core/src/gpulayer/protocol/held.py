@@ -10,7 +10,7 @@ from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 from gpulayer.spec.units import format_duration
 
-__all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn"]
+__all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn", "outcome_of_stop"]
 
 LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 
@@ -21,8 +21,9 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; others may still have to be dead.
-    told_kill_by_ms: when the spawner ends it by itself, as far as is known; None: not known, as after a restart.
+    stop_grace_ms: of the stop that was asked for. stop_evidence, stop_blame: see ``Progress``. is_staged: its files are
+    here; others may still have to be dead. told_kill_by_ms: when the spawner ends it by itself; None: what it was told
+    is not known, as after a restart.
     """
 
     assignment: Assignment
@@ -30,6 +31,8 @@ class Held:
     changed_ms: int
     started_ms: int | None = None
     stop: EndedBy | None = None
+    stop_evidence: str = ""
+    stop_blame: Blame | None = None
     stop_grace_ms: int = 0
     kill_at_ms: int | None = None
     is_signalled: bool = False
@@ -58,6 +61,8 @@ class Held:
             phase=self.phase,
             started_ms=self.started_ms,
             stop=self.stop,
+            stop_evidence=self.stop_evidence,
+            stop_blame=self.stop_blame,
             kill_at_ms=self.kill_at_ms,
             is_signalled=self.is_signalled,
             outcome=self.outcome,
@@ -91,33 +96,38 @@ class Held:
         return self.changed_ms if is_urgent else self.changed_ms + LINGER_MS
 
 
+def outcome_of_stop(held: Held, evidence: str, *, exit_code: int | None = None, signal: int | None = None) -> Outcome:
+    """The end of a node that was stopped, whatever ended it then. Only where a stop was asked for."""
+    assert held.stop is not None
+    text = "\n".join(part for part in (held.stop_evidence, evidence) if part)
+    return Outcome(held.stop, exit_code, signal, text, held.stop_blame or blame_for(held.stop))
+
+
 def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
     """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
-        ended_by = held.stop or event.ended_by
         evidence = _expiry(held.assignment) if event.is_expired else event.evidence
-        return Outcome(ended_by, evidence=evidence, blame=blame_for(ended_by))
+        if held.stop is not None:
+            return outcome_of_stop(held, evidence)
+        return Outcome(event.ended_by, evidence=evidence, blame=blame_for(event.ended_by))
+    exit_code = event.exit_code if event.signal is None else None
     if held.stop is not None:
-        ended_by = held.stop
-    elif event.is_out_of_memory:
+        return outcome_of_stop(held, event.evidence, exit_code=exit_code, signal=event.signal)
+    if event.is_out_of_memory:
         ended_by = EndedBy.OUT_OF_MEMORY
+    elif event.is_disk_full:
+        ended_by = EndedBy.DISK_FULL
     else:
         ended_by = EndedBy.PROGRAM if event.signal is None else EndedBy.SIGNAL
-    return Outcome(
-        ended_by,
-        exit_code=event.exit_code if event.signal is None else None,
-        signal=event.signal,
-        evidence=event.evidence,
-        blame=blame_for(ended_by),
-    )
+    return Outcome(ended_by, exit_code, event.signal, event.evidence, blame_for(ended_by))
 
 
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
     """Without an exit code the machine is at fault and the task may be retried; with 126 or 127 the command is."""
     if held.stop is not None:
-        return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
+        return outcome_of_stop(held, event.evidence)
     if event.exit_code is None:
-        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
+        return Outcome(event.ended_by, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
     return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
 
 

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from typing import Final, NoReturn
 
 from gpulayer.spawner import ALREADY_RUNNING, tree
@@ -23,6 +22,7 @@ from gpulayer.spawner.lifeline import Loan, Patience, Watch, packet_pair
 from gpulayer.spawner.loop import Spawner, take_descriptors
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
 from gpulayer.spawner.salvage import salvage
+from gpulayer.spawner.saying import say, say_fault
 from gpulayer.spawner.state import StateDir, read_exit_record
 
 __all__ = ["main"]
@@ -49,7 +49,7 @@ def main(state_dir: str) -> NoReturn:
             os.chdir("/")
             code = _watch(state, ready_w)
         except BaseException:
-            traceback.print_exc()
+            say_fault()
         finally:
             _leave(code)
     os.close(ready_w)
@@ -80,7 +80,7 @@ def _watch(state: StateDir, ready_fd: int) -> int:
             state.write_pids(lock_fd, watchdog=watchdog_pid, spawner=os.getpid())
             code = _spawn_loop(state, watchdog_pid, alive_r, spawner_end, ready_fd)
         except BaseException:
-            traceback.print_exc()
+            say_fault()
         finally:
             _leave(code)
     os.close(alive_r)
@@ -170,7 +170,7 @@ class _Guard:
         dies when it comes out of there, and its jobs must not live as long."""
         seen = tree.process(self.pid)
         state = "" if seen is None else f" (state {seen.state})"
-        print(f"the spawner is stuck{state}: ending it", flush=True)  # noqa: T201 - this process's stdout is its log
+        say(f"the spawner is stuck{state}: ending it")
         self.why = f"the spawner was stuck{state} and was ended"
         os.kill(self.pid, signal.SIGKILL)
         wait_s, longest_s = _STUCK_LOOK_S
@@ -223,12 +223,12 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
         entries, statuses={} if guard.has_killed else kept, left=left, wall_ms=_wall_ms, why=why, complete=complete
     )
     for entry, record in told:
-        print(f"the spawner died; {entry.key}: {record.reason}", flush=True)  # noqa: T201 - this process's stdout is its log
+        say(f"the spawner died; {entry.key}: {record.reason}")
     state.remove_socket()
 
 
 def _save(loans: list[Loan]) -> bool:
-    saved = [salvage(loan.read_fd, loan.path) for loan in loans]
+    saved = [salvage(loan.read_fd, loan.path, limit_bytes=loan.limit_bytes) for loan in loans]
     return all(saved)
 
 
@@ -272,7 +272,7 @@ def _end_groups(mains: set[int]) -> None:
 def _report(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code != 0:
-        print(f"the spawner ended with {code}", flush=True)  # noqa: T201 - this process's stdout is its log
+        say(f"the spawner ended with {code}")
 
 
 def _continuous_ms() -> int:
@@ -287,6 +287,4 @@ def _wall_ms() -> int:
 
 def _leave(code: int) -> NoReturn:
     # Not sys.exit: a forked process must not run what its parent meant to run at its own end.
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)

@@ -1,12 +1,13 @@
 """What must outlive the agent, in a folder a node: ``attempts/<epoch>.<node>/``.
 
-``assign.json``, ``phase``, ``baseline.json``, ``log``, ``exit.json``, ``work/`` and ``out/``. ``phase`` has a line a
-change, and its last whole line counts: appending one is a single write, while replacing a file costs a tiny job more
-than all else here. Nothing is synced: a host that lost power has no program left to come back to, and what was
-promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being renamed first,
-so that half of one is never read.
+``assign.json``, ``phase``, ``baseline.json``, ``log`` (and ``log.err``), ``exit.json``, ``work/`` and ``out/``.
+``phase`` has a line a change, and its last whole line counts: appending one is a single write, while replacing a file
+costs a tiny job more than all else here. Nothing is synced: a host that lost power has no program left to come back
+to, and what was promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being
+renamed first, so that half of one is never read.
 """
 
+import errno
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import Blame, GpulayerError
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
@@ -58,10 +59,11 @@ class Journal:
         self._boot_id = boot_id
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def site(self, key: NodeKey) -> LaunchSite:
-        """Paths alone; nothing is made."""
+    def site(self, key: NodeKey, *, is_split: bool = False) -> LaunchSite:
+        """Paths alone; nothing is made. is_split: stderr has a log of its own."""
         folder = self._root / str(key)
-        return LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json")
+        err_path = folder / "log.err" if is_split else None
+        return LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json", err_path)
 
     def admit(self, assignment: Assignment) -> None:
         """Raises OSError where the disk is full; nothing half-made is read later."""
@@ -77,10 +79,19 @@ class Journal:
                 file.write(json.dumps(document).encode() + b"\n")
 
     def write(self, key: NodeKey, progress: Progress) -> None:
-        """Raises OSError; FileNotFoundError for a node that was never admitted."""
+        """Whole or not at all. Raises OSError; FileNotFoundError for a node that was never admitted."""
         line = json.dumps(_progress_to_json(progress)).encode() + b"\n"
-        with open(os.open(self._files(key).phase, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "wb") as file:
-            file.write(line)
+        descriptor = os.open(self._files(key).phase, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self._files(key).phase))
+            except OSError:
+                os.ftruncate(descriptor, size)  # half a line would spoil the next one
+                raise
+        finally:
+            os.close(descriptor)
 
     def renew_work_folder(self, key: NodeKey) -> None:
         """Staging begins (again): into an empty folder."""
@@ -159,6 +170,8 @@ def _progress_to_json(progress: Progress) -> dict[str, Any]:
         "phase": str(progress.phase),
         "started_ms": progress.started_ms,
         "stop": None if progress.stop is None else str(progress.stop),
+        "stop_evidence": progress.stop_evidence,
+        "stop_blame": None if progress.stop_blame is None else str(progress.stop_blame),
         "kill_at_ms": progress.kill_at_ms,
         "is_signalled": progress.is_signalled,
         "outcome": None if progress.outcome is None else outcome_to_wire(progress.outcome),
@@ -168,10 +181,13 @@ def _progress_to_json(progress: Progress) -> dict[str, Any]:
 
 def _progress_from_json(document: dict[str, Any]) -> Progress:
     stop, outcome, outputs = document["stop"], document["outcome"], document["outputs"]
+    blame = document.get("stop_blame")
     return Progress(
         phase=Phase(document["phase"]),
         started_ms=document["started_ms"],
         stop=None if stop is None else EndedBy(stop),
+        stop_evidence=document.get("stop_evidence", ""),
+        stop_blame=None if blame is None else Blame(blame),
         kill_at_ms=document["kill_at_ms"],
         is_signalled=document["is_signalled"],
         outcome=None if outcome is None else outcome_from_wire(outcome),
