@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpulayer.spawner import tree
 from gpulayer.spawner.lifeline import Lifeline, Patience, Watch, packet_pair
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.salvage import salvage
+from gpulayer.spawner.spool import MIN_LIMIT_BYTES, Spool, join_tail
 from gpulayer.spawner.state import read_exit_record
 
 WRITES = """
@@ -233,7 +235,7 @@ def test_the_first_time_is_told_at_once_and_later_ones_with_the_next_beat(bench)
 def test_a_full_queue_loses_no_loan_and_no_end_of_one(bench, tmp_path):
     read_fd, write_fd = os.pipe()
     for number in range(2_000):
-        bench.lifeline.lend(f"{number}.0", read_fd, str(tmp_path / f"log-{number}"))
+        bench.lifeline.lend(f"{number}.0", read_fd, str(tmp_path / f"log-{number}"), 0)
     bench.lifeline.end("1999.0")  # still waiting: nothing is said of it at all
     bench.lifeline.end("0.0")
     for _ in range(100):
@@ -271,3 +273,53 @@ def test_salvage_appends_all_and_says_when_it_can_not(tmp_path):
     assert not salvage(read_fd, "/dev/full") or not Path("/dev/full").exists()
     os.close(read_fd)
     os.close(write_fd)
+
+
+def test_salvage_goes_on_past_the_limit_as_the_spawner_would_have(tmp_path):
+    path = str(tmp_path / "log")
+    content = bytes(range(256)) * 400  # 100 KiB: past the least limit, and past one file beside it
+    limit = MIN_LIMIT_BYTES
+    whole = Spool(str(tmp_path / "whole"), limit_bytes=limit)
+    for start in range(0, len(content), 1000):
+        put(whole, content[start : start + 1000])
+    whole.join()
+    whole.close()
+    for cut in (1_000, limit - 10, limit, limit + 10, limit + 20_000):
+        first = Spool(path, limit_bytes=limit)
+        put(first, content[:cut])
+        first.close()
+        for start in range(cut, len(content), 50_000):
+            read_fd, write_fd = os.pipe()
+            os.write(write_fd, content[start : start + 50_000])
+            assert salvage(read_fd, path, limit_bytes=limit)
+            os.close(read_fd)
+            os.close(write_fd)
+        join_tail(path)
+        assert Path(path).read_bytes() == (tmp_path / "whole").read_bytes(), cut
+        os.unlink(path)
+
+
+def put(spool, content):
+    while content:
+        target, room = spool.target()
+        written = os.write(target, content[:room])
+        spool.took(written)
+        content = content[written:]
+
+
+def test_both_streams_of_a_killed_spawners_job_are_whole(spawner, agent, until):
+    done = spawner.folder / "done"
+    err = spawner.folder / "err"
+    program = "import os\nfor n in range(4000): os.write(1, b'%07d\\n' % n); os.write(2, b'%07d\\n' % -n)\n"
+    program += f"open({str(done)!r}, 'w').close(); import time; time.sleep(600)"
+    order = replace(spawner.order(1, "1.0", (sys.executable, "-I", "-S", "-c", program)), err_path=str(err))
+    before = loans_of(spawner.watchdog_pid)
+    agent.ask(lambda number: replace(order, id=number))
+    until(lambda: loans_of(spawner.watchdog_pid) == before + 2, "two read ends are lent")
+    until(done.exists, "all is written")
+    os.kill(spawner.spawner_pid, signal.SIGKILL)
+    until(spawner.exit_path("1.0").exists, "the record")
+    record = read_exit_record(str(spawner.exit_path("1.0")))
+    assert (record.log_complete, record.log_bytes, record.err_bytes) == (True, 32_000, 32_000)
+    assert spawner.log("1.0").read_bytes() == b"".join(b"%07d\n" % n for n in range(4000))
+    assert err.read_bytes() == b"".join(b"%07d\n" % -n for n in range(4000))

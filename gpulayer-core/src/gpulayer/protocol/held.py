@@ -23,8 +23,8 @@ class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
     stop_grace_ms: of the stop that was asked for. stop_evidence, stop_blame: see ``Progress``. is_staged: its files are
-    here; others may still have to be dead. told_kill_by_ms: when the spawner ends it by itself, as far as is known;
-    None: not known, as after a restart.
+    here; others may still have to be dead. told_kill_by_ms: when the spawner ends it by itself; None: what it was told
+    is not known, as after a restart.
     """
 
     assignment: Assignment

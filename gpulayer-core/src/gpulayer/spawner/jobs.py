@@ -161,8 +161,7 @@ class Jobs:
                 order.err_path,
                 limit_bytes=order.limits.log_bytes,
                 reactor=self._reactor,
-                emit=self._emit,
-                copies=lambda: self._copies(order.key),
+                emit=self._on_output,
             )
             self._state.add(entry)
         except OSError as error:
@@ -324,22 +323,25 @@ class Jobs:
         self._reactor.later(_LEND_AFTER_S, lambda: self._lend(job))
         return Spawned(order.id, order.key, pid)
 
+    # Output -----------------------------------------------------------------------------------------------------------
+
+    def _on_output(self, event: Output | Stalled) -> None:
+        job = self._jobs.get(event.key)
+        if job is not None and job.is_lent and job.output is not None and not job.output.is_spliced:
+            self._unlend(job)
+        self._emit(event)
+
     def _lend(self, job: _Job) -> None:
         """Bytes that pass through this process are lost with it: no duplicate could make such a log whole."""
         if job.phase is _Phase.RUNNING and job.output is not None and job.output.is_spliced:
             job.is_lent = True
-            for read_fd, path in job.output.pipes():
-                self.lifeline.lend(job.entry.key, read_fd, path)
+            for pipe in job.output.pipes:
+                self.lifeline.lend(job.entry.key, pipe.read_fd, pipe.spool.path, pipe.spool.limit_bytes)
 
     def _unlend(self, job: _Job) -> None:
         if job.is_lent:
             job.is_lent = False
             self.lifeline.end(job.entry.key)
-
-    def _copies(self, key: str) -> None:
-        """Its bytes begin to pass through this process."""
-        if key in self._jobs:
-            self._unlend(self._jobs[key])
 
     def _earliest_ms(self) -> int:
         return min((job.kill_by_ms for job in self._live.values() if job.kill_by_ms is not None), default=0)

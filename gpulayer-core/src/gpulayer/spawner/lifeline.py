@@ -45,7 +45,7 @@ class Lifeline:
         self._is_beating = False
         self._is_stopping = False
         self._lent: set[str] = set()
-        self._to_lend: dict[tuple[str, str], int] = {}
+        self._to_lend: dict[tuple[str, str], tuple[int, int]] = {}
         self._to_end: dict[str, None] = {}
 
     def due(self, kill_by_ms: int) -> None:
@@ -59,9 +59,10 @@ class Lifeline:
         self._is_stopping = True
         self._beat_on()
 
-    def lend(self, key: str, read_fd: int, path: str) -> None:
-        """Let the watchdog save into ``path`` what is left in the pipe. The descriptor stays open until ``end``."""
-        self._to_lend[key, path] = read_fd
+    def lend(self, key: str, read_fd: int, path: str, limit_bytes: int) -> None:
+        """Let the watchdog save into the spool ``path`` what is left in the pipe. The descriptor stays open until
+        ``end``. limit_bytes: see ``Spool``."""
+        self._to_lend[key, path] = (read_fd, limit_bytes)
         self._flush()
 
     def end(self, key: str) -> None:
@@ -97,8 +98,8 @@ class Lifeline:
                 break
             del self._to_end[key]
         while self._to_lend and not self._to_end:
-            (key, path), read_fd = next(iter(self._to_lend.items()))
-            if not self._send(_LOAN + key.encode() + b"\0" + fsencode(path), read_fd):
+            (key, path), (read_fd, limit_bytes) = next(iter(self._to_lend.items()))
+            if not self._send(_LOAN + b"%s\0%d\0%s" % (key.encode(), limit_bytes, fsencode(path)), read_fd):
                 break
             del self._to_lend[key, path]
             self._lent.add(key)
@@ -124,10 +125,11 @@ class Lifeline:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A duplicate of the read end of a job's pipe, and the spool file that its bytes belong into."""
+    """A duplicate of the read end of a job's pipe, and the spool that its bytes belong into."""
 
     read_fd: int
     path: str
+    limit_bytes: int
 
 
 class Watch:
@@ -164,8 +166,8 @@ class Watch:
         if kind == _BEAT:
             self.kill_by_ms = int(rest)
         elif kind == _LOAN and descriptors:  # none: this process has as many open as it may
-            key, _, path = rest.partition(b"\0")
-            self.loans.setdefault(key.decode(), []).append(Loan(descriptors[0], fsdecode(path)))
+            key, limit, path = rest.split(b"\0", 2)
+            self.loans.setdefault(key.decode(), []).append(Loan(descriptors[0], fsdecode(path), int(limit)))
         elif kind == _END:
             for loan in self.loans.pop(rest.decode(), ()):
                 close(loan.read_fd)

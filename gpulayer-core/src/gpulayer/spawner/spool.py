@@ -8,10 +8,11 @@ after a line that says how many were left out. It finds all it needs in the name
 another spawner can do it, or do it to its end, for one that died.
 """
 
+import errno
 import os
 from typing import Final
 
-__all__ = ["MIN_LIMIT_BYTES", "Spool", "beside_bytes", "join_tail", "newest_file", "tail_bytes"]
+__all__ = ["MIN_LIMIT_BYTES", "Spool", "beside_bytes", "join_tail", "tail_bytes"]
 
 MIN_LIMIT_BYTES: Final = 64 * 1024
 _TAIL_LIMIT_BYTES: Final = 16 * 1024 * 1024
@@ -28,12 +29,13 @@ def tail_bytes(limit_bytes: int) -> int:
 class Spool:
     """One stream's files, for one writer. limit_bytes: 0 for none; less than 64 KiB counts as 64 KiB.
 
-    size: bytes in the spool file itself. left_out_bytes: known after ``join``.
+    size: bytes in the spool file itself. left_out_bytes: known after ``join``. path, limit_bytes: as given.
     """
 
     def __init__(self, path: str, *, limit_bytes: int = 0) -> None:
         """Opened or created, to be appended to; raises ``OSError``."""
-        self._path = path
+        self._path = self.path = path
+        self.limit_bytes = limit_bytes
         self._limit = max(limit_bytes, MIN_LIMIT_BYTES) if limit_bytes else _UNLIMITED
         self._tail_limit = tail_bytes(self._limit)
         # Not O_APPEND: splice refuses such a file. This process is the spool's only writer.
@@ -44,6 +46,25 @@ class Spool:
         self._number = -1
         self._tail_fd = -1
         self._tail_size = 0
+
+    @classmethod
+    def resume(cls, path: str, *, limit_bytes: int) -> "Spool":
+        """Go on where a writer that has died was. Raises ``OSError``, also where that one was about to join the end on:
+        then no more was to come."""
+        os.stat(path)
+        found = _find_tails(path)
+        if found and found[-1][2] is not None:
+            raise OSError(errno.EBUSY, "its end is being joined on", path)
+        spool = cls(path, limit_bytes=limit_bytes)
+        if found:
+            spool._number, newest = found[-1][:2]
+            try:
+                spool._tail_fd = os.open(newest, os.O_WRONLY | os.O_CLOEXEC)
+                spool._tail_size = os.lseek(spool._tail_fd, 0, os.SEEK_END)
+            except OSError:
+                spool.close()
+                raise
+        return spool
 
     @property
     def is_full(self) -> bool:
@@ -143,7 +164,7 @@ def join_tail(path: str) -> int:
         # From here on all that is written is known by this name alone, and writing it again changes nothing.
         newest, former = f"{_tail_path(path, number)}.{start}.{tail}", newest
         os.rename(former, newest)
-    from_older = max(0, tail - size) if number > 0 else 0  # what was saved from a pipe may be more than a tail
+    from_older = tail - size if number > 0 else 0
     left_out = number * tail - from_older
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -158,12 +179,6 @@ def join_tail(path: str) -> int:
     finally:
         os.close(fd)
     return left_out
-
-
-def newest_file(path: str) -> str:
-    """Where the newest bytes of a stream are: what is saved from its pipe goes behind them. Raises ``OSError``."""
-    found = _find_tails(path)
-    return found[-1][1] if found and found[-1][2] is None else path
 
 
 def beside_bytes(path: str) -> int:

@@ -64,16 +64,13 @@ class JobOutput:
         limit_bytes: int,
         reactor: Reactor,
         emit: Callable[[Output | Stalled], None],
-        copies: Callable[[], None] = lambda: None,
     ) -> None:
-        """Opens the spools; raises ``OSError``. ``copies``: called when bytes begin to pass through this process."""
+        """Opens the spools; raises ``OSError``."""
         self._key = key
         self._reactor = reactor
         self._emit = emit
-        self._copies = copies
         self._then: Callable[[Drained], None] | None = None
         self._give_up_at = 0.0
-        self._paths = (log_path,) if err_path is None else (log_path, err_path)
         self._streams = [_Stream("stdout", OutputPipe(log_path, limit_bytes=limit_bytes))]
         if err_path is not None:
             try:
@@ -93,13 +90,13 @@ class JobOutput:
         return sum(stream.pipe.spool.size for stream in self._streams[1:])
 
     @property
+    def pipes(self) -> tuple[OutputPipe, ...]:
+        return tuple(stream.pipe for stream in self._streams)
+
+    @property
     def is_spliced(self) -> bool:
         """No byte is in this process's memory at any time, as far as is known yet."""
-        return all(stream.pipe.is_spliced for stream in self._streams)
-
-    def pipes(self) -> list[tuple[int, str]]:
-        """The read end of each stream, open until ``close``, and the path of its spool."""
-        return [(stream.pipe.read_fd, path) for stream, path in zip(self._streams, self._paths, strict=True)]
+        return all(pipe.is_spliced for pipe in self.pipes)
 
     def job_ends(self) -> tuple[int, ...]:
         """Descriptors for the job: of both its streams, or one for each; the caller closes them."""
@@ -204,12 +201,10 @@ class JobOutput:
     # Both -------------------------------------------------------------------------------------------------------------
 
     def _move(self, stream: _Stream) -> Pumped:
-        before, was_spliced = stream.pipe.spool.size, stream.pipe.is_spliced
+        before = stream.pipe.spool.size
         try:
             return stream.pipe.pump()
         finally:
-            if was_spliced and not stream.pipe.is_spliced:
-                self._copies()
             if stream.pipe.spool.size != before:
                 here("spawner.in_output")
                 self._tell(stream)

@@ -258,7 +258,7 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
 
 
 def _save(loans: list[Loan]) -> bool:
-    saved = [salvage(loan.read_fd, loan.path) for loan in loans]
+    saved = [salvage(loan.read_fd, loan.path, limit_bytes=loan.limit_bytes) for loan in loans]
     return all(saved)
 
 
