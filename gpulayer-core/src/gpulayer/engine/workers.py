@@ -5,7 +5,7 @@ its epoch and ends at the next contact. Without, the attempt is shown unreachabl
 by itself.
 """
 
-from gpulayer.engine import attempts, schedule
+from gpulayer.engine import ahead, attempts, schedule
 from gpulayer.engine.effects import Void
 from gpulayer.engine.events import (
     KeepForPassed,
@@ -60,12 +60,7 @@ def reported(turn: Turn, event: WorkerReported) -> None:
     is_repeated = event.boot == worker.boot and event.seq <= worker.seq
     if not is_repeated:
         _contact(turn, worker, event)
-        for item in event.items:
-            attempt = _lent_to(state, worker, item.epoch)
-            if attempt is not None and worker.leases.get(item.epoch) == item.node:
-                if _is_stopping(attempt, item):
-                    _stops(turn, worker)
-                attempts.node_reported(turn, attempt, item.node, item)
+        _take(turn, worker, event.items)
         if event.leaving:
             _left(turn, worker)
     said = {*event.holding, *(event.recovered or ()), *(item.epoch for item in event.items)}
@@ -79,6 +74,7 @@ def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
     if worker is not None and worker.state is not WorkerState.SILENT:
         worker.state = WorkerState.SILENT
         turn.workers[worker.id] = worker
+        ahead.revoke_all(turn, worker)
 
 
 def lease_expired(turn: Turn, event: LeaseExpired) -> None:
@@ -115,6 +111,9 @@ def set_draining(turn: Turn, worker_id: WorkerId, *, draining: bool) -> None:
     if worker.state in (WorkerState.READY, WorkerState.DRAINING):
         worker.state = _present_state(worker)
         schedule.workers_changed(turn.state)
+        turn.gained[worker.id] = worker
+    if draining:
+        ahead.revoke_all(turn, worker)
     turn.workers[worker.id] = worker
 
 
@@ -127,6 +126,8 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
         _lose(turn, worker, turn.state.attempts[epoch], f"worker {worker.name} was removed")
     worker.state = WorkerState.GONE
     turn.workers[worker.id] = worker
+    turn.gained.pop(worker.id, None)
+    turn.state.paces.pop(worker.id, None)
     del turn.state.workers[worker.id]
 
 
@@ -139,10 +140,12 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     if not worker.is_heard:
         worker.is_heard = True
         schedule.workers_changed(turn.state)
+        turn.gained[worker.id] = worker
     if is_new_boot or worker.state in (WorkerState.JOINING, WorkerState.SILENT):
         worker.state = _present_state(worker)
         turn.workers[worker.id] = worker
         schedule.workers_changed(turn.state)
+        turn.gained[worker.id] = worker
     if is_new_boot:
         turn.workers[worker.id] = worker
         _end_vanished(turn, worker, event.recovered or ())
@@ -151,6 +154,24 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
         if attempt.is_unreachable:
             attempt.is_unreachable = False
             attempts.refresh(turn, attempt)
+
+
+def _take(turn: Turn, worker: Worker, items: tuple[NodeReport, ...]) -> None:
+    """Ends first: what they make room for may have started already, and stand before them in the report."""
+    state = turn.state
+    ended: list[int] = []
+    for item in sorted(items, key=lambda item: item.phase is not NodePhase.ENDED):
+        attempt = _lent_to(state, worker, item.epoch)
+        if attempt is None or worker.leases.get(item.epoch) != item.node:
+            continue
+        if _is_stopping(attempt, item):
+            _stops(turn, worker)
+        if item.phase is NodePhase.ENDED and not attempt.nodes[item.node].is_revoked:
+            ended.append(attempt.lent_ms)
+        attempts.node_reported(turn, attempt, item.node, item)
+    ahead.learn(state, worker, ended)
+    for attempt in ahead.push_back(state, worker) if items else ():
+        attempts.refresh(turn, attempt)
 
 
 def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> None:
@@ -174,6 +195,7 @@ def _stops(turn: Turn, worker: Worker) -> None:
         worker.state = WorkerState.DRAINING
         turn.workers[worker.id] = worker
         schedule.workers_changed(turn.state)
+        ahead.revoke_all(turn, worker)
 
 
 def _left(turn: Turn, worker: Worker) -> None:
@@ -202,6 +224,7 @@ def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -
     attempts.refresh_free(turn.state, worker)
     turn.workers[worker.id] = worker
     schedule.workers_changed(turn.state)
+    turn.gained[worker.id] = worker
 
 
 def _lent_to(state: State, worker: Worker, epoch: Epoch) -> Attempt | None:

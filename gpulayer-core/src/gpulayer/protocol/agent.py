@@ -15,7 +15,9 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
 
-The agent never queues: whoever assigns knows what is free.
+Short work may be lent ahead: more than there is room for. Programs are started in the order of their epochs, as far as
+the machine's cores and memory allow, so that whoever lends need not know the moment at which one ends; what has not
+started is given back when it is revoked.
 """
 
 from typing import Final, TypeVar, assert_never
@@ -50,6 +52,7 @@ from gpulayer.protocol.messages import (
     ReportAnswered,
     ReportedState,
     ReportFailed,
+    Revoke,
     SaveContact,
     SendReport,
     SessionOpened,
@@ -75,6 +78,8 @@ __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
 FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
+_USING: Final = (Phase.SPAWNING, Phase.RUNNING, Phase.DRAINING)
+
 REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands are never repeated as late as that
 
 _Key = TypeVar("_Key")
@@ -94,6 +99,8 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             for command in event.commands:
                 if isinstance(command, Stop):
                     _stop_epoch(state, command, now_ms, actions)
+                elif isinstance(command, Revoke):
+                    _give_back(state, command.epoch, now_ms, actions)
                 elif is_current(state, event.asked_ms, now_ms=now_ms):
                     _assign(state, command, now_ms, actions)
         case ReportAnswered():
@@ -109,6 +116,8 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             _void(state, event.epochs, actions)
         case FactsChanged():
             state.has_new_facts = True
+            state.cpus = state.cpus if event.cpus is None else event.cpus
+            state.memory_bytes = state.memory_bytes if event.memory_bytes is None else event.memory_bytes
         case StopAllRequested():
             _stop_all(state, event.grace_cap_ms, now_ms, actions)
         case Ticked():
@@ -230,13 +239,32 @@ def _stop_epoch(state: AgentState, command: Stop, now_ms: int, actions: list[Act
     nodes = [held for held in state.held.values() if held.key.epoch == command.epoch]
     for held in nodes:
         _stop(state, held, command, now_ms, actions)
-    if nodes or command.epoch in state.refused or any(key.epoch == command.epoch for key in state.done):
+    if not nodes:
+        _refuse_epoch(state, command.epoch, command.ended_by, now_ms)
+
+
+def _refuse_epoch(state: AgentState, epoch: Epoch, ended_by: EndedBy, now_ms: int) -> None:
+    """It was not heard of, and will not start when it is."""
+    if epoch in state.refused or any(key.epoch == epoch for key in state.done):
         return
-    _remember(state.refused, command.epoch, command.ended_by)
-    # A stop names no node. The control plane waits for the end of what it lent: of the only node, which is 0, we can
-    # tell it without having seen the assignment.
-    stub = Assignment(key=NodeKey(command.epoch, 0), job_id=JobId(""), attempt=0, command=())
-    _refuse(state, stub, command.ended_by, now_ms)
+    _remember(state.refused, epoch, ended_by)
+    # The command names no node. The control plane waits for the end of what it lent: of the only node, which is 0, we
+    # can tell it without having seen the assignment.
+    stub = Assignment(key=NodeKey(epoch, 0), job_id=JobId(""), attempt=0, command=())
+    _refuse(state, stub, ended_by, now_ms)
+
+
+def _give_back(state: AgentState, epoch: Epoch, now_ms: int, actions: list[Action]) -> None:
+    """End what has not started; what has runs on, and its report answers the command."""
+    nodes = [held for held in state.held.values() if held.key.epoch == epoch]
+    for held in nodes:
+        if held.phase is Phase.STAGING and not held.is_void:
+            actions.append(AbandonStage(held.key))
+            evidence = "given back before it started"
+            outcome = Outcome(EndedBy.PREEMPTED, evidence=evidence, blame=blame_for(EndedBy.PREEMPTED))
+            _end(held, outcome, now_ms, actions)
+    if not nodes:
+        _refuse_epoch(state, epoch, EndedBy.PREEMPTED, now_ms)
 
 
 def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[Action]) -> None:
@@ -346,10 +374,26 @@ def _node_event(
 
 
 def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
-    """Start what is ready, oldest first. A void attempt may still hold a device that was lent again meanwhile."""
+    """Start what is ready and has room, in order of epochs. A void attempt may still hold a device that was lent again
+    meanwhile, and uses its cores until it is dead."""
     ready = [held for held in state.held.values() if held.phase is Phase.STAGING and held.is_staged]
-    for held in ready:
-        devices = set(held.assignment.devices)
+    if not ready:
+        return
+    using = [held.assignment for held in state.held.values() if held.phase in _USING]
+    cpus = sum(assignment.cpus for assignment in using)
+    memory_bytes = sum(assignment.memory_bytes for assignment in using)
+    is_out_of_contact = now_ms > state.contact_ms + state.lease_ttl_ms
+    for held in sorted(ready, key=lambda held: held.key):
+        share = held.assignment
+        # With nothing running there is room by definition, whatever the machine looks like now.
+        has_room = not (cpus or memory_bytes) or (
+            (state.cpus is None or cpus + share.cpus <= state.cpus)
+            and (state.memory_bytes is None or memory_bytes + share.memory_bytes <= state.memory_bytes)
+        )
+        if not has_room or (held.has_waited and is_out_of_contact):  # then it may have been lent again
+            held.has_waited = True
+            continue
+        devices = set(share.devices)
         if any(
             devices.intersection(other.assignment.devices)
             or (other.is_void and other.assignment.job_id == held.assignment.job_id)
@@ -357,6 +401,7 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
             if other.phase in (Phase.SPAWNING, Phase.RUNNING)
         ):
             continue
+        cpus, memory_bytes = cpus + share.cpus, memory_bytes + share.memory_bytes
         held.phase, held.changed_ms = Phase.SPAWNING, now_ms
         actions += [Journal(held.key, held.progress), Spawn(held.assignment, kill_by_ms(state, held))]
 

@@ -1,10 +1,15 @@
 """What an agent reports, and when: news at once or with company, a heartbeat at least every ``heartbeat_ms``."""
 
+from typing import Final
+
 from gpulayer.protocol.held import Held
 from gpulayer.protocol.messages import Item, Phase, ReportedState, ReportPlan
 from gpulayer.protocol.state import AgentState
 
 __all__ = ["can_leave", "next_report", "report_due_ms"]
+
+
+_COMPANY_MS: Final = 20  # while work waits here for room, news waits so long for more of it
 
 
 def report_due_ms(state: AgentState) -> int:
@@ -14,9 +19,17 @@ def report_due_ms(state: AgentState) -> int:
     due = state.last_sent_ms + state.heartbeat_ms
     if state.recovered is not None or state.has_new_facts or can_leave(state):
         due = state.last_sent_ms
+    waiting = ended = 0
+    news_ms: int | None = None
     for held in state.held.values():
         if held.is_news:
-            due = min(due, held.news_due_ms)
+            ended += held.phase is Phase.ENDED
+            news_ms = held.news_due_ms if news_ms is None else min(news_ms, held.news_due_ms)
+        elif held.has_waited and held.phase is Phase.STAGING:
+            waiting += 1
+    if news_ms is not None:
+        # Slots are not idle meanwhile; but more must have been lent before what waits here has run out.
+        due = min(due, news_ms + _COMPANY_MS if ended < waiting else news_ms)
     return max(due, state.retry_at_ms)
 
 
@@ -31,15 +44,17 @@ def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
         sent_ms=now_ms,
         holding=tuple(sorted({held.key.epoch for held in state.held.values() if not held.is_void})),
         recovered=state.recovered,
-        items=tuple(_item(held) for held in news),
+        items=tuple(_item(held, now_ms) for held in news),
         has_facts=state.has_new_facts,
         leaving=can_leave(state),
     )
 
 
-def _item(held: Held) -> Item:
+def _item(held: Held, now_ms: int) -> Item:
     if held.phase is Phase.ENDED:
-        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs)
+        is_start_told = held.started_ms is None or held.acked not in (None, ReportedState.STAGING)
+        ago_ms = None if is_start_told or held.started_ms is None else max(0, now_ms - held.started_ms)
+        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs, ago_ms)
     return Item(held.key, held.reported_state)
 
 

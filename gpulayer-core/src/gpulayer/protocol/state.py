@@ -15,12 +15,16 @@ __all__ = ["AgentState"]
 class AgentState:
     """Made once a start of the agent; the first input is ``Recovered``. ``once``: leave after the first job.
 
+    cpus, memory_bytes: what programs may use at one time; None: whatever was lent.
+
     refused: epochs that must not start here any more, and what stopped them; None: they are void.
     recovered: what the first answered report of this boot tells; None once it was answered.
     contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
     """
 
     once: bool = False
+    cpus: int | None = None
+    memory_bytes: int | None = None
     boot: int = 0
     seq: int = 0
     heartbeat_ms: int = 10_000

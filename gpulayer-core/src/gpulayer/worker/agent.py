@@ -126,7 +126,7 @@ class Agent:
         self._facts = facts
         self._clock = clock
         self._boot = boot
-        self._state = AgentState(once=settings.once)
+        self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -386,7 +386,7 @@ class Agent:
             )
             if facts != self._facts:
                 self._facts = facts
-                self._feed(FactsChanged())
+                self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
 
     # Actions that wait ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from gpulayer.engine.events import (
 from gpulayer.engine.state import Worker
 from gpulayer.errors import BadRequest, Conflict, Forbidden, GpulayerError, NotFound, StaleAttempt
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
-from gpulayer.server.mailbox import AssignOrder, Order, StopOrder, orders_of
+from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import worker_record
 from gpulayer.server.store import IdentityRow, Side, TokenRow
@@ -273,7 +273,7 @@ async def _item(plane: Plane, item: ReportItem) -> NodeReport:
             outputs = Digest(tree)
         except GpulayerError as error:
             outcome = _without_outputs(outcome, error)
-    return NodeReport(Epoch(item["epoch"]), item["node"], phase, outcome, outputs)
+    return NodeReport(Epoch(item["epoch"]), item["node"], phase, outcome, outputs, item.get("started_ago_ms"))
 
 
 def _without_outputs(outcome: Outcome, error: GpulayerError) -> Outcome:
@@ -307,6 +307,8 @@ async def _commands(plane: Plane, orders: list[Order]) -> list[Command]:
                         "grace_ms": order.grace_ms,
                     }
                 )
+            case RevokeOrder():
+                found.append({"type": "revoke", "epoch": order.epoch})
     return found
 
 
