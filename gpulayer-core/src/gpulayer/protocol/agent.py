@@ -68,6 +68,7 @@ from gpulayer.protocol.messages import (
     Ticked,
     TreeSignalled,
 )
+from gpulayer.protocol.notes import drop, note, note_all
 from gpulayer.protocol.reporting import next_report, report_due_ms
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment, NodeKey
@@ -78,8 +79,6 @@ __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
 FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
-_USING: Final = (Phase.SPAWNING, Phase.RUNNING, Phase.DRAINING)
-
 REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands are never repeated as late as that
 
 _Key = TypeVar("_Key")
@@ -89,6 +88,7 @@ _Value = TypeVar("_Value")
 def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
     """Take one input in and say what is to be done, in this order. Inputs for a node that is gone change nothing."""
     actions: list[Action] = []
+    touched: Held | None = None
     match event:
         case Recovered():
             _recover(state, event, now_ms, actions)
@@ -123,9 +123,14 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
         case Ticked():
             pass
         case _:
-            held = state.held.get(event.key)
-            if held is not None:
-                _node_event(state, held, event, now_ms, actions)
+            touched = state.held.get(event.key)
+            if touched is None:
+                return ()
+            _node_event(state, touched, event, now_ms, actions)
+    if touched is None:
+        note_all(state)
+    elif touched.key in state.held:
+        note(state, touched)
     _start_staged(state, now_ms, actions)
     _deadlines(state, now_ms, actions)
     _report(state, now_ms, actions)
@@ -141,13 +146,8 @@ def next_wake_ms(state: AgentState) -> int | None:
         times.append(report_due_ms(state))
     if state.finish_by_ms is not None:
         times.append(state.finish_by_ms)
-    for held in state.held.values():
-        if held.kill_at_ms is not None and held.phase is Phase.RUNNING:
-            times.append(held.kill_at_ms)
-        if held.stop is None and not held.is_void:
-            end = stop_due(state, held)
-            if end is not None:
-                times.append(end[0])
+    if state.deadline_ms is not None:
+        times.append(state.deadline_ms)
     return min(times) if times else None
 
 
@@ -376,14 +376,12 @@ def _node_event(
 def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
     """Start what is ready and has room, in order of epochs. A void attempt may still hold a device that was lent again
     meanwhile, and uses its cores until it is dead."""
-    ready = [held for held in state.held.values() if held.phase is Phase.STAGING and held.is_staged]
-    if not ready:
+    if not state.ready:
         return
-    using = [held.assignment for held in state.held.values() if held.phase in _USING]
-    cpus = sum(assignment.cpus for assignment in using)
-    memory_bytes = sum(assignment.memory_bytes for assignment in using)
+    cpus = sum(held.assignment.cpus for held in state.using.values())
+    memory_bytes = sum(held.assignment.memory_bytes for held in state.using.values())
     is_out_of_contact = now_ms > state.contact_ms + state.lease_ttl_ms
-    for held in sorted(ready, key=lambda held: held.key):
+    for held in sorted(state.ready.values(), key=lambda held: held.key):
         share = held.assignment
         # With nothing running there is room by definition, whatever the machine looks like now.
         has_room = not (cpus or memory_bytes) or (
@@ -391,7 +389,9 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
             and (state.memory_bytes is None or memory_bytes + share.memory_bytes <= state.memory_bytes)
         )
         if not has_room or (held.has_waited and is_out_of_contact):  # then it may have been lent again
-            held.has_waited = True
+            if not held.has_waited:
+                held.has_waited = True
+                note(state, held)
             continue
         devices = set(share.devices)
         if any(
@@ -403,6 +403,7 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
             continue
         cpus, memory_bytes = cpus + share.cpus, memory_bytes + share.memory_bytes
         held.phase, held.changed_ms = Phase.SPAWNING, now_ms
+        note(state, held)
         actions += [Journal(held.key, held.progress), Spawn(held.assignment, kill_by_ms(state, held))]
 
 
@@ -453,6 +454,7 @@ def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -
 
 def _forget(state: AgentState, held: Held, actions: list[Action]) -> None:
     del state.held[held.key]
+    drop(state, held)
     _remember(state.done, held.key, None)
     actions.append(Forget(held.key))
 
@@ -463,6 +465,14 @@ def _forget(state: AgentState, held: Held, actions: list[Action]) -> None:
 def _deadlines(state: AgentState, now_ms: int, actions: list[Action]) -> None:
     if state.boot == 0 or state.is_finished:
         return
+    if state.deadline_ms is not None and state.deadline_ms <= now_ms:
+        _look_at_all(state, now_ms, actions)
+        note_all(state)
+    if state.finish_by_ms is not None and state.finish_by_ms <= now_ms:
+        _finish(state, actions)
+
+
+def _look_at_all(state: AgentState, now_ms: int, actions: list[Action]) -> None:
     for held in list(state.held.values()):
         if held.stop is None and not held.is_void:
             end = stop_due(state, held)
@@ -474,8 +484,6 @@ def _deadlines(state: AgentState, now_ms: int, actions: list[Action]) -> None:
             elif held.kill_at_ms is not None and held.kill_at_ms <= now_ms:
                 held.kill_at_ms = now_ms + KILL_AGAIN_MS
                 actions.append(KillTree(held.key))
-    if state.finish_by_ms is not None and state.finish_by_ms <= now_ms:
-        _finish(state, actions)
 
 
 # Reports --------------------------------------------------------------------------------------------------------------

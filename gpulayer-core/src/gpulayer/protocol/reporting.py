@@ -19,17 +19,11 @@ def report_due_ms(state: AgentState) -> int:
     due = state.last_sent_ms + state.heartbeat_ms
     if state.recovered is not None or state.has_new_facts or can_leave(state):
         due = state.last_sent_ms
-    waiting = ended = 0
-    news_ms: int | None = None
-    for held in state.held.values():
-        if held.is_news:
-            ended += held.phase is Phase.ENDED
-            news_ms = held.news_due_ms if news_ms is None else min(news_ms, held.news_due_ms)
-        elif held.has_waited and held.phase is Phase.STAGING:
-            waiting += 1
-    if news_ms is not None:
+    if state.news:
+        news_ms = min(held.news_due_ms for held in state.news.values())
         # Slots are not idle meanwhile; but more must have been lent before what waits here has run out.
-        due = min(due, news_ms + _COMPANY_MS if ended < waiting else news_ms)
+        ended = sum(held.phase is Phase.ENDED for held in state.news.values())
+        due = min(due, news_ms + _COMPANY_MS if ended < len(state.ready) else news_ms)
     return max(due, state.retry_at_ms)
 
 
@@ -37,7 +31,7 @@ def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
     """The report that is due now; None where none is, or one is on its way. Changes nothing."""
     if state.boot == 0 or state.is_finished or state.in_flight is not None or now_ms < report_due_ms(state):
         return None
-    news = [held for held in state.held.values() if held.is_news]
+    news = [held for key, held in state.held.items() if key in state.news]
     return ReportPlan(
         boot=state.boot,
         seq=state.seq,

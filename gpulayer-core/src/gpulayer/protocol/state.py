@@ -16,6 +16,7 @@ class AgentState:
     """Made once a start of the agent; the first input is ``Recovered``. ``once``: leave after the first job.
 
     cpus, memory_bytes: what programs may use at one time; None: whatever was lent.
+    news, ready, using, deadline_ms: see ``notes``: to report, to start, using cores; when a node is to be looked at.
 
     refused: epochs that must not start here any more, and what stopped them; None: they are void.
     recovered: what the first answered report of this boot tells; None once it was answered.
@@ -30,6 +31,10 @@ class AgentState:
     heartbeat_ms: int = 10_000
     lease_ttl_ms: int = 30_000
     held: dict[NodeKey, Held] = field(default_factory=dict)
+    news: dict[NodeKey, Held] = field(default_factory=dict)
+    ready: dict[NodeKey, Held] = field(default_factory=dict)
+    using: dict[NodeKey, Held] = field(default_factory=dict)
+    deadline_ms: int | None = None
     refused: dict[Epoch, EndedBy | None] = field(default_factory=dict)
     done: dict[NodeKey, None] = field(default_factory=dict)
     recovered: tuple[Epoch, ...] | None = ()

@@ -181,6 +181,7 @@ class Agent:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            self._folders.close()
         if not self._state.held:
             await self._shut_spawner_down()
 
@@ -251,9 +252,16 @@ class Agent:
             case DrainLog(key):
                 if key not in self._logs:
                     self._follow_log(key, is_resumed=True)
-                self._logs[key].drain()
+                if not self._logs[key].is_started and self._logs[key].is_empty():
+                    self._feed(LogDrained(key))
+                else:
+                    self._send_log(key)
+                    self._logs[key].drain()
             case CollectOutputs(key):
-                self._start_for(key, self._collect(key))
+                if self._folders.made_nothing(key):
+                    self._feed(OutputsCollected(key, None))
+                else:
+                    self._start_for(key, self._collect(key))
             case SendReport(plan):
                 self._start(self._report(plan), "report")
             case Forget(key):
@@ -324,6 +332,7 @@ class Agent:
             case Output():
                 key = _key_of(event.key)
                 if key in self._logs:
+                    self._send_log(key)
                     self._logs[key].grown()
             case Exited():
                 self._ended(event.record)
@@ -336,6 +345,7 @@ class Agent:
                     elif row is not None and row.exit is not None:
                         self._ended(row.exit)
                     if held.key in self._logs:
+                        self._send_log(held.key)
                         self._logs[held.key].grown()
             case Stalled():
                 _log.warning("output of %s waits: %s", event.key, event.message)
@@ -485,7 +495,13 @@ class Agent:
         if key not in self._logs:
             uploader = LogUploader(self._plane, key, self._folders.site(key).log_path, is_resumed=is_resumed)
             self._logs[key] = uploader
-            self._start_for(key, self._upload_log(key, uploader))
+            if is_resumed:
+                self._send_log(key)
+
+    def _send_log(self, key: NodeKey) -> None:
+        if not self._logs[key].is_started:
+            self._logs[key].is_started = True
+            self._start_for(key, self._upload_log(key, self._logs[key]))
 
     async def _upload_log(self, key: NodeKey, uploader: LogUploader) -> None:
         async def upload() -> Input:
@@ -561,7 +577,8 @@ class Agent:
         except GpulayerError as error:
             _log.warning("forgetting %s: %s", key, error.message)
             return  # the folder stays: the next start finds both again
-        await asyncio.to_thread(self._folders.forget, key)
+        if not self._folders.put_by(key):
+            await asyncio.to_thread(self._folders.forget, key)
 
     async def _shut_spawner_down(self) -> None:
         try:

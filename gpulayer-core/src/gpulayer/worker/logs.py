@@ -21,7 +21,8 @@ PIECE: Final = 256 * 1024
 
 
 class LogUploader:
-    """``run`` it once; ``grown`` and ``drain`` may be called at any time."""
+    """``run`` it once; ``grown`` and ``drain`` may be called at any time. ``is_started``: the caller's note that it
+    runs, since a program that prints nothing needs no run at all."""
 
     def __init__(self, plane: Plane, key: NodeKey, path: Path, *, is_resumed: bool) -> None:
         self._plane = plane
@@ -30,6 +31,14 @@ class LogUploader:
         self._offset: int | None = None if is_resumed else 0
         self._woken = asyncio.Event()
         self._is_draining = False
+        self.is_started = False
+
+    def is_empty(self) -> bool:
+        """The spool holds nothing."""
+        try:
+            return os.stat(self._path).st_size == 0
+        except FileNotFoundError:
+            return True
 
     def grown(self) -> None:
         """The spool has more bytes; harmless when it has not."""

@@ -82,6 +82,7 @@ class SpawnerLink:
         self._environment = dict(environment)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
+        self._outgoing: list[bytes] = []
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
@@ -266,10 +267,24 @@ class SpawnerLink:
         future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
-            writer.write(m.encode(make(number)))
+            self._send(m.encode(make(number)))
             return await future
         finally:
             self._pending.pop(number, None)
+
+    def _send(self, line: bytes) -> None:
+        """What is asked in one turn of the loop goes out in one write: each wakes the spawner, which costs as much as
+        what it is asked for."""
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, self._writer)
+        self._outgoing.append(line)
+
+    def _flush(self, writer: asyncio.StreamWriter | None) -> None:
+        lines, self._outgoing = self._outgoing, []
+        if (
+            writer is not None and writer is self._writer and not writer.is_closing()
+        ):  # else whoever waits for an answer hears of the loss
+            writer.write(b"".join(lines))
 
     # The connection ---------------------------------------------------------------------------------------------------
 
