@@ -134,6 +134,7 @@ class Agent:
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, LogUploader] = {}
+        self._unwanted: list[NodeKey] = []
         self._report_tries = 0
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
@@ -567,18 +568,22 @@ class Agent:
         for task in self._tasks.pop(key, ()):
             if task is not current:
                 task.cancel()
-        self._start(self._delete(key), f"forgetting {key}")
+        self._unwanted.append(key)
+        if len(self._unwanted) == 1:
+            self._start(self._delete(), "forgetting")
 
-    async def _delete(self, key: NodeKey) -> None:
+    async def _delete(self) -> None:
+        """All that was forgotten in one turn: one report's answer is the end of many tiny jobs."""
+        await asyncio.sleep(0)
+        keys, self._unwanted = self._unwanted, []
         try:
-            await self._link.forget(str(key))
-        except NotFound:
-            pass
+            await self._link.forget_all([str(key) for key in keys])
         except GpulayerError as error:
-            _log.warning("forgetting %s: %s", key, error.message)
-            return  # the folder stays: the next start finds both again
-        if not self._folders.put_by(key):
-            await asyncio.to_thread(self._folders.forget, key)
+            _log.warning("forgetting %s: %s", ", ".join(map(str, keys)), error.message)
+            return  # the folders stay: the next start finds both again
+        left = [key for key in keys if not self._folders.put_by(key)]
+        if left:
+            await asyncio.to_thread(self._folders.forget_all, left)
 
     async def _shut_spawner_down(self) -> None:
         try:

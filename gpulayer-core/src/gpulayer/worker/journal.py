@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,7 @@ class Journal:
         self._root = work_dir / "attempts"
         self._root_path = str(self._root)  # for the hot path: building Path objects takes longer than the calls
         self._spares = Spares(str(work_dir / "spare"))
+        self._sites: dict[NodeKey, LaunchSite] = {}
         self._open: dict[NodeKey, int] = {}  # ``phase`` of what this agent has written lately
         self._contact = work_dir / "contact.json"
         self._boot_id = boot_id
@@ -65,8 +67,12 @@ class Journal:
 
     def site(self, key: NodeKey) -> LaunchSite:
         """Paths alone; nothing is made."""
-        folder = self._root / str(key)
-        return LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json")
+        known = self._sites.get(key)
+        if known is None:
+            folder = self._root / str(key)
+            known = LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json")
+            self._sites[key] = known
+        return known
 
     def admit(self, assignment: Assignment) -> None:
         """Raises OSError where the disk is full; nothing half-made is read later."""
@@ -79,9 +85,14 @@ class Journal:
                 except FileExistsError:
                     pass
         self._close(key)
-        descriptor = _write_new(f"{folder}/assign.json", json.dumps(assignment_to_wire(assignment)))
-        os.close(descriptor)
-        self._open[key] = _write_new(f"{folder}/phase", _progress_to_text(Progress(Phase.STAGING)))
+        # A folder that is used again has another job's ``phase``, which must not count once ``assign.json`` does.
+        self._open[key] = phase = _open_blank(f"{folder}/phase")
+        descriptor = _open_blank(f"{folder}/assign.json")
+        try:
+            _write_line(descriptor, json.dumps(assignment_to_wire(assignment)))
+        finally:
+            os.close(descriptor)
+        _write_line(phase, _progress_to_text(Progress(Phase.STAGING)))
 
     def write(self, key: NodeKey, progress: Progress) -> None:
         """Raises OSError; FileNotFoundError for a node that was never admitted."""
@@ -148,6 +159,7 @@ class Journal:
     def put_by(self, key: NodeKey) -> bool:
         """Keep the folder of a job that left nothing for another job; False where ``forget`` is to delete it."""
         self._close(key)
+        self._sites.pop(key, None)
         return self._spares.keep(self._folder(key))
 
     def forget(self, key: NodeKey) -> None:
@@ -155,6 +167,11 @@ class Journal:
         folder = self._files(key).folder
         if folder.exists():
             self._discard(folder)
+
+    def forget_all(self, keys: Iterable[NodeKey]) -> None:
+        """``forget`` for many."""
+        for key in keys:
+            self.forget(key)
 
     def sweep(self) -> None:
         """Delete what an earlier agent was deleting."""
@@ -196,11 +213,14 @@ def _last_progress(content: bytes) -> Progress:
     return _progress_from_json(json.loads(whole.rpartition(b"\n")[2]))
 
 
-def _write_new(path: str, text: str) -> int:
-    """The descriptor stays open, for more lines."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _open_blank(path: str) -> int:
+    """A file without a whole line, at whose beginning the next write goes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _write_line(descriptor, text)
+        # To one byte, not to none: ext4 writes out what follows a truncation to zero at once (auto_da_alloc), so that
+        # people who replace a file that way lose nothing; that takes milliseconds, and nothing is promised here.
+        if os.fstat(descriptor).st_size > 1:
+            os.ftruncate(descriptor, 1)
     except OSError:
         os.close(descriptor)
         raise
