@@ -56,6 +56,7 @@ class SimHost:
     faults: int = 0
     # Disk: survives everything.
     boots: int = 0
+    disks: int = 0
     folders: dict[NodeKey, tuple[Assignment, m.Progress]] = field(default_factory=dict)
     contact_ms: int | None = None
     # Spawner: survives the agent.
@@ -119,6 +120,7 @@ class SimHost:
             self.clock.say(f"{self.id}: and comes back with an empty disk")
             self.folders.clear()
             self.contact_ms = None
+            self.disks += 1
         self.clock.after(self.clock.spread_ms(40_000), self.start)
 
     def feed(self, event: m.Input) -> None:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulayer.engine.events import CancelRequested, WorkerJoined
-from gpulayer.ids import Digest, JobId, WorkerId
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
-from gpulayer.spec.assignment import Assignment
+from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.request import Accelerator, Request
@@ -59,6 +59,7 @@ class _World:
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
     acknowledged: dict[str, JobId] = field(default_factory=dict)
     sourced: set[JobId] = field(default_factory=set)
+    started: dict[NodeKey, tuple[SimHost, int]] = field(default_factory=dict)  # where, and which of its disks
 
 
 def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report:
@@ -97,11 +98,11 @@ def _play(world: _World) -> None:
     for number in range(shape.workers):
         _add_host(world, number)
     burst_ms = clock.rng.randrange(shape.trouble_ms)
-    in_burst = clock.rng.choice([0, shape.jobs // 2])
+    in_burst = clock.rng.choice([0, shape.jobs * 2 // 3, shape.jobs * 2 // 3])
     for number in range(shape.jobs - in_burst):
         clock.after(clock.rng.randrange(shape.trouble_ms), lambda number=number: _submit(world, number))  # type: ignore[misc]
     for number in range(shape.jobs - in_burst, shape.jobs):
-        at_ms = burst_ms + clock.rng.randrange(1_000)
+        at_ms = burst_ms + clock.rng.randrange(300)
         clock.after(at_ms, lambda number=number: _submit(world, number, is_tiny=True))  # type: ignore[misc]
     _plan_faults(world)
     clock.after(shape.trouble_ms, lambda: _make_peace(world))
@@ -162,7 +163,7 @@ def _submit(world: _World, number: int, *, is_tiny: bool = False) -> None:
         command=("program",),
         request=Request(accelerators=(Accelerator.CUDA,), devices=1) if needs_device else Request(),
         priority=rng.choice([0, 0, 0, 5]),
-        retries=rng.choice([0, 1, 2, 5]),
+        retries=rng.choice([0, 2, 2, 2, 5] if is_tiny else [0, 1, 2, 5]),
         retry_on=rng.choice([RetryOn.INFRASTRUCTURE, RetryOn.INFRASTRUCTURE, RetryOn.ANY]),
         exclusive=rng.random() < (0.05 if is_tiny else 0.25),
         timeout_ms=rng.choice([None, None, 60_000]),
@@ -270,6 +271,7 @@ def _check_started(world: _World, host: SimHost, assignment: Assignment) -> None
     alive = [process.assignment.cpus for process in host.processes.values() if process.is_alive]
     if sum(alive) > host.facts.cpus:
         raise Violation(f"{assignment.key} starts on {host.id}, where {alive} cores are in use of {host.facts.cpus}")
+    world.started[assignment.key] = (host, host.disks)
     for other in world.hosts:
         for process in other.processes.values():
             if process.assignment.key == assignment.key or not process.is_alive:
@@ -305,6 +307,11 @@ def _check_end(world: _World) -> None:
             raise Violation(f"job {job_id} had {len(tries)} attempts with {entry.retries} retries")
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
+    for epoch, attempt in disk.attempts.items():
+        host, number = world.started.get(NodeKey(Epoch(epoch), 0), (None, 0))
+        # A host that lost its disk does not know what it had started.
+        if attempt.outcome is not None and not attempt.is_shown and host is not None and host.disks == number:
+            raise Violation(f"attempt {epoch} counts as given back, and was started on {host.id}")
     for host in world.hosts:
         alive = [str(key) for key, process in host.processes.items() if process.is_alive]
         if alive or host.folders:
