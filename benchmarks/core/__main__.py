@@ -24,6 +24,7 @@ MEASURES: dict[str, tuple[Measure, int]] = {
     "warm": (tiny.warm_command, 11),
     "first-log": (tiny.first_log_line, 21),
     "batch": (tiny.batch, 5),
+    "run": (tiny.run, 5),
     "events": (durable.durable_events, 5),
     "restart": (durable.restart, 5),
     "size": (size.install_size, 1),

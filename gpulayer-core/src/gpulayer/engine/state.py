@@ -111,7 +111,7 @@ class Attempt:
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
     placement: str = ""
-    lent_ms: int = 0
+    lent_ms: int = field(default=0, compare=False)
 
     @property
     def is_ahead(self) -> bool:
