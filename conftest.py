@@ -1,12 +1,71 @@
 """What holds for every test: Hypothesis draws the same examples each time, so a run tells of the code alone.
 
 ``HYPOTHESIS_PROFILE=search`` looks for new ones (``make soak`` does).
+
+And a disk of one's own, to be filled: a mount where that is allowed, else one inside a user namespace, reached through
+the process that holds it; a test of a full disk is skipped nowhere.
 """
 
+import ctypes
 import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+_MNT_DETACH = 2  # lazily: what a failed test left open must not fail this too
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """``disk_of(kib)``: an empty folder on a file system of its own, of that size."""
+    mounted: list[Path] = []
+    holders: list[subprocess.Popen[str]] = []
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def make(kib: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted) + len(holders)}"
+        folder.mkdir()
+        if libc.mount(b"none", bytes(folder), b"tmpfs", 0, f"size={kib}k".encode()) == 0:
+            mounted.append(folder)
+            return folder
+        script = f'mount -t tmpfs -o size={kib}k none "$0" && echo ready && exec sleep infinity'
+        holder = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, folder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        holders.append(holder)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n", "a small file system can be had neither way"
+        return Path(f"/proc/{holder.pid}/root{folder}")
+
+    yield make
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+    for folder in mounted:
+        libc.umount2(bytes(folder), _MNT_DETACH)
+
+
+@pytest.fixture
+def fill() -> Callable[[Path], None]:
+    """Write a file until the disk that it is on is full."""
+
+    def write(path: Path) -> None:
+        with path.open("ab", buffering=0) as file:
+            for size in (1 << 16, 1 << 12, 1):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError:
+                    continue
+
+    return write

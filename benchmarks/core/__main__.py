@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.core import durable, size, start, tiny
+from benchmarks.core import durable, idle, logs, size, start, tiny
 from benchmarks.core.sources import ROOT, Sources
 from benchmarks.harness import Report, Row
 from benchmarks.peers import PeerPython, TaskSpooler, slurm_is_installed, slurm_version
@@ -23,6 +23,9 @@ MEASURES: dict[str, tuple[Measure, int]] = {
     "cold-down": (start.cold_submit_and_down, 5),
     "warm": (tiny.warm_command, 11),
     "first-log": (tiny.first_log_line, 21),
+    "log-100mb": (logs.throughput, 5),
+    "log-live": (logs.live, 3),
+    "idle": (idle.idle_cost, 1),
     "batch": (tiny.batch, 5),
     "run": (tiny.run, 5),
     "events": (durable.durable_events, 5),

@@ -207,6 +207,7 @@ def job_record(**changes):
         "outputs": [],
         "output_tree": None,
         "placement": None,
+        "split_streams": False,
         "verdicts": [],
     }
     return {**record, **changes}

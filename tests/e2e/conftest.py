@@ -40,6 +40,7 @@ class Story:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(folder),
             "GPULAYER_STATE_DIR": str(self.state),
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},  # the code under test
         }
 
     def start(self, *argv: str, **options: Any) -> subprocess.Popen[bytes]:

@@ -145,6 +145,28 @@ def test_ctrl_c_on_a_terminal_asks_and_d_detaches(terminal, job):
     assert job.cancels == 0
 
 
+def test_a_detached_command_does_not_wait_for_the_second_stream(terminal, job):
+    job.record["split_streams"] = True
+    screen = terminal("submit", "--split-streams", "--", "sleep")
+    screen.expect(b"first line")
+    assert job.following.wait(10)
+    screen.type(b"\x03")
+    screen.expect(b"detach or cancel? [d/C] ")
+    screen.type(b"d\n")
+    assert screen.wait() == 0
+    assert job.cancels == 0
+
+
+def test_the_reason_of_waiting_drives_no_terminal(terminal, plane, parts, job):
+    plane.on("GET", "/v1/jobs/{ref}/logs", lambda asked: job.over.wait(20) and parts.Answer(body=b""))
+    hostile = "[bold]x[/bold] \x1b]0;owned\x07\x9b2J"
+    job.record |= {"state": "queued", "attempts": [], "reason": {"code": "busy", "message": hostile}}
+    screen = terminal("submit", "--", "sleep")
+    screen.expect("is queued: [bold]x[/bold] \ufffd]0;owned\ufffd\ufffd2J".encode())
+    job.finish()
+    assert screen.wait() == 0
+
+
 @pytest.mark.parametrize("answer", [b"\n", b"c\n", b"\x03", b"\x04"], ids=["enter", "c", "second ctrl-c", "end"])
 def test_ctrl_c_on_a_terminal_asks_and_all_else_cancels(terminal, job, answer):
     screen = terminal("submit", "--", "sleep")

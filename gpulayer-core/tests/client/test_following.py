@@ -1,9 +1,10 @@
 """A log over attempts, restarts and broken connections: every byte once, in order."""
 
+from urllib.parse import parse_qs, urlsplit
+
 import pytest
 
-from gpulayer.client.following import FollowEvents, LogCursor, Next, follow_logs
-from gpulayer.client.tail import last_lines, read_tail
+from gpulayer.client.following import FollowEvents, LogCursor, Next, follow_logs, read_logs
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable
 
@@ -78,7 +79,8 @@ def test_bytes_dropped_by_the_limit_are_told(plane, parts):
     plane.on("GET", "/v1/jobs/{ref}", parts.job())
     plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(body=b"end", headers={"X-Gpulayer-Log-Start": 1000}))
     gaps = []
-    assert follow(plane, events=FollowEvents(dropped=gaps.append))[0] == b"end"
+    text, _ = follow(plane, events=FollowEvents(dropped=gaps.append))
+    assert text == b"[gpulayer: 1000 bytes of the log are missing here]\nend"
     assert gaps == [1000]
 
 
@@ -89,24 +91,81 @@ def test_nothing_but_broken_connections_ends_as_unreachable(plane, parts):
         follow(plane)
 
 
-@pytest.mark.parametrize(
-    ("content", "lines", "expected"),
-    [
-        (b"a\nb\nc\n", 2, b"b\nc\n"),
-        (b"a\nb\nc", 2, b"b\nc"),
-        (b"a\nb\nc\n", 9, b"a\nb\nc\n"),
-        (b"a\nb\n", 0, b""),
-        (b"", 3, b""),
-        (b"\n\n\n", 2, b"\n\n"),
-    ],
-)
-def test_the_last_lines_are_those_at_the_end(content, lines, expected):
-    assert last_lines(content, lines) == expected
+@pytest.mark.parametrize("last", [b"", b"\n", b"x"])
+def test_a_gap_stands_in_the_bytes_on_a_line_of_its_own(plane, parts, last):
+    """The log shrank to its last 7 bytes while the reader was away."""
+
+    def logs(asked):
+        if not asked.query.get("offset"):
+            return parts.Answer(pieces=[b"begun" + last], cut=True, headers={"X-Gpulayer-Log-Start": 0})
+        return parts.Answer(body=b"the end", headers={"X-Gpulayer-Log-Start": 100})
+
+    plane.on("GET", "/v1/jobs/{ref}/logs", logs)
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    missing = 100 - len(b"begun" + last)
+    middle = b"" if last == b"\n" else b"\n"
+    expected = b"begun" + last + middle + b"[gpulayer: %d bytes of the log are missing here]\nthe end" % missing
+    assert follow(plane)[0] == expected
+    plane.asked.clear()
+    with Transport(plane.url, plane.token, sleep=lambda _: None) as transport:
+        assert b"".join(read_logs(transport, "7f3a")) == expected
 
 
-def test_a_tail_reads_more_until_it_has_its_lines(job_plane):
-    job_plane.log = b"first\n" + b"".join(b"%d " % n * 2000 + b"\n" for n in range(30))
-    with Transport(job_plane.url, job_plane.token) as transport:
-        tail = read_tail(transport, "7f3a", attempt=1, lines=20)
-    assert tail.content == b"\n".join(job_plane.log.split(b"\n")[-21:])
-    assert tail.end == len(job_plane.log)
+def test_since_is_asked_for_until_the_log_is_open_and_is_no_gap(plane, parts):
+    asked_for = []
+
+    def logs(asked):
+        asked_for.append((asked.query.get("since_ms"), asked.query.get("offset")))
+        if len(asked_for) == 1:
+            return parts.Answer(pieces=[b"half"], cut=True, headers={"X-Gpulayer-Log-Start": 50})
+        return parts.Answer(body=b" whole", headers={"X-Gpulayer-Log-Start": 54})
+
+    plane.on("GET", "/v1/jobs/{ref}/logs", logs)
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    gaps = []
+    text, _ = follow(plane, cursor=LogCursor(since_ms=1234), events=FollowEvents(dropped=gaps.append))
+    assert (text, gaps) == (b"half whole", [])
+    assert asked_for == [("1234", None), (None, "54")]
+
+
+def test_a_log_without_times_is_told(plane, parts):
+    headers = {"X-Gpulayer-Log-Start": 0, "X-Gpulayer-Log-Timed": 0}
+    plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(body=b"all of it", headers=headers))
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    told = []
+    text, _ = follow(plane, cursor=LogCursor(since_ms=5), events=FollowEvents(untimed=lambda: told.append(1)))
+    assert (text, told) == (b"all of it", [1])
+
+
+def test_one_attempt_alone_ends_with_it(plane, parts):
+    lost = parts.attempt(ended_by="worker_lost")
+    record = parts.job(state="running", attempts=[lost, parts.attempt(number=2, ended_at=None)])
+    plane.on("GET", "/v1/jobs/{ref}", record)
+    plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(body=b"first"))
+    text, last = follow(plane, cursor=LogCursor(1, is_single=True))
+    assert (text, last["state"]) == (b"first", "running")
+    running = parts.job(state="running", attempts=[parts.attempt(ended_at=None)])
+    assert LogCursor(1, is_single=True).ended(running) is Next.HOLD
+
+
+def test_a_read_goes_on_in_the_attempt_that_it_began(plane, parts):
+    def logs(asked):
+        if asked.query.get("attempt") is None:
+            return parts.Answer(pieces=[b"of the second, "], cut=True, headers={"X-Gpulayer-Attempt": 2})
+        return parts.Answer(body=b"not of the third", headers={"X-Gpulayer-Log-Start": asked.query["offset"]})
+
+    plane.on("GET", "/v1/jobs/{ref}/logs", logs)
+    with Transport(plane.url, plane.token, sleep=lambda _: None) as transport:
+        assert b"".join(read_logs(transport, "7f3a")) == b"of the second, not of the third"
+    assert plane.asked[-1].query == {"attempt": "2", "offset": "15"}
+
+
+def test_the_cursor_carries_stream_and_rank_into_each_request():
+    call = LogCursor(3, 17, stream="stderr", rank=2).call("7f3a")
+    assert parse_qs(urlsplit(call.target).query) == {
+        "offset": ["17"],
+        "attempt": ["3"],
+        "node": ["2"],
+        "stream": ["stderr"],
+        "follow": ["1"],
+    }

@@ -7,6 +7,7 @@ from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins.builtin.process import ProcessLauncher, device_variables
 from gpulayer.plugins.contracts import LaunchPlan, LaunchSite, Machine
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.limits import DEFAULT_LOG_BYTES
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.request import Accelerator
 
@@ -45,6 +46,7 @@ def test_the_whole_plan_of_a_job_without_devices():
         env={"PATH": "/bin", "PYTHONUNBUFFERED": "1", "HOME": "/h", "LC_ALL": "C", **OURS, **HIDDEN},
         log_path=Path("/w/log"),
         exit_path=Path("/w/exit.json"),
+        log_bytes=DEFAULT_LOG_BYTES,
     )
 
 

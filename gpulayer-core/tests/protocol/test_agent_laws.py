@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.protocol.agent import AgentState, next_wake_ms, step
 from gpulayer.protocol.messages import (
@@ -13,6 +14,7 @@ from gpulayer.protocol.messages import (
     AttemptsVoided,
     CollectOutputs,
     CommandsReceived,
+    DiskFilled,
     DrainLog,
     Finish,
     FollowLog,
@@ -188,6 +190,10 @@ class LossyWorld(RuleBasedStateMachine):
     def stopped(self, epoch, reason, grace):
         if epoch not in self.over:
             self.send(CommandsReceived(self.now, (Stop(epoch, reason, grace),)))
+
+    @rule(epoch=epochs, blame=st.sampled_from([Blame.USER, Blame.INFRASTRUCTURE]))
+    def disk_filled(self, epoch, blame):
+        self.send(DiskFilled(NodeKey(epoch, 0), "full", blame))
 
     @rule(epoch=epochs)
     def voided(self, epoch):

@@ -2,13 +2,14 @@
 
 import asyncio
 import inspect
+from datetime import UTC, datetime
 
 import pytest
 
 import gpulayer as gl
 from gpulayer.client.connect import Settings
 from gpulayer.client.location import Configured
-from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut, Unreachable
+from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut, Unreachable, UsageError
 from gpulayer.sdk import AsyncJob
 
 
@@ -98,6 +99,23 @@ def test_a_job_is_submitted_followed_and_read(client, job_plane):
     assert b"".join(client(job, "logs")) == b"hello\n"
     assert client(job, "wait")["exit_code"] == 0
     assert client(job, "result")["state"] == "succeeded"
+
+
+def test_a_log_is_read_by_stream_rank_attempt_and_time_and_says_what_is_missing(client, job_plane, parts):
+    job_plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(body=b"end", headers={"X-Gpulayer-Log-Start": 9}))
+    job = client(None, "job", "7f")
+    at = datetime(2026, 11, 30, tzinfo=UTC)
+    marked = b"[gpulayer: 9 bytes of the log are missing here]\nend"
+    for follow in (False, True):
+        assert b"".join(client(job, "logs", follow=follow)) == marked
+        job_plane.asked.clear()
+        options = {"attempt": 1, "stream": "stderr", "rank": 2, "since": at}
+        assert b"".join(client(job, "logs", follow=follow, **options)) == b"end"  # what is older is not missing
+        query = {"attempt": "1", "stream": "stderr", "node": "2", "since_ms": str(int(at.timestamp() * 1000))}
+        assert job_plane.asked[0].query == query | ({"follow": "1"} if follow else {})
+    for wrong in ({"stream": "both"}, {"since": "yesterday"}):
+        with pytest.raises(UsageError):
+            client(job, "logs", **wrong)
 
 
 def test_a_job_that_goes_on_past_the_timeout_raises_and_goes_on(client, plane, parts):

@@ -233,10 +233,12 @@ class FakeWorker:
         self.cursor = answer.json()["cursor"]
         return answer.json()["commands"]
 
-    def put_log(self, epoch: int, offset: int, piece: bytes, *, final: bool = False) -> httpx.Response:
+    def put_log(
+        self, epoch: int, offset: int, piece: bytes, *, final: bool = False, stream: str = ""
+    ) -> httpx.Response:
         return self.live.bare.put(
             f"{self.live.url}/v1/workers/{self.id}/attempts/{epoch}/logs",
-            params={"offset": offset, "final": int(final)},
+            params={"offset": offset, "final": int(final), **({"stream": stream} if stream else {})},
             content=piece,
             headers=self.headers,
         )

@@ -1,11 +1,16 @@
 """Logs by offset, and followers, against a real server."""
 
 import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+
+from gpulayer.clock import ManualClock
+from gpulayer.server.logs import LogKey
+from gpulayer.spec.logs import LogStream, not_whole
 
 
 @pytest.fixture
@@ -180,3 +185,142 @@ def test_a_client_that_follows_counts_as_present(plane, worker) -> None:
         assert plane.plane.clients_now == 1
         worker.report(worker.ended(epoch))
     plane.until(lambda: plane.plane.clients_now == 0)
+
+
+def _start_split(plane, worker) -> tuple[str, int]:
+    job = plane.submit(split_streams=True)
+    assert job["split_streams"] is True
+    (command,) = worker.commands(hold_s=5)
+    assert command["split_streams"] is True
+    worker.holding.append(command["epoch"])
+    worker.report(worker.running(command["epoch"]))
+    return job["id"], command["epoch"]
+
+
+def test_a_split_jobs_streams_are_kept_and_read_apart(plane, worker) -> None:
+    job, epoch = _start_split(plane, worker)
+    assert worker.put_log(epoch, 0, b"result\n").json() == {"offset": 7}
+    assert worker.put_log(epoch, 0, b"warning\n", stream="stderr").json() == {"offset": 8}
+    assert worker.put_log(epoch, 99, b"gap", stream="stderr").status_code == 409
+    logs = f"/v1/jobs/{job}/logs"
+    assert plane.http.get(logs).content == b"result\n"
+    assert plane.http.get(logs, params={"stream": "stdout"}).content == b"result\n"
+    assert plane.http.get(logs, params={"stream": "stderr"}).content == b"warning\n"
+    with ThreadPoolExecutor(2) as pool:
+        follow = [
+            pool.submit(lambda s=s: plane.http.get(logs, params={"stream": s, "follow": 1}).content)
+            for s in ("stdout", "stderr")
+        ]
+        worker.put_log(epoch, 8, b"more\n", stream="stderr", final=True)
+        worker.report(worker.ended(epoch))
+        assert [each.result(10) for each in follow] == [b"result\n", b"warning\nmore\n"]
+
+
+def test_stderr_of_a_job_that_was_not_split_is_refused_and_so_is_any_other_stream(plane, worker) -> None:
+    job, epoch = _start(plane, worker)
+    assert plane.job(job)["split_streams"] is False
+    answer = plane.http.get(f"/v1/jobs/{job}/logs", params={"stream": "stderr"})
+    assert answer.status_code == 400
+    assert "--split-streams" in plane.check_envelope(answer)["hint"]
+    assert plane.http.get(f"/v1/jobs/{job}/logs", params={"stream": "stdlog"}).status_code == 400
+    assert worker.put_log(epoch, 0, b"x", stream="stdlog").status_code == 400
+
+
+def test_a_rank_that_is_not_there_is_named(plane, worker) -> None:
+    job, _ = _start(plane, worker)
+    answer = plane.http.get(f"/v1/jobs/{job}/logs", params={"node": 3})
+    assert answer.status_code == 404
+    assert "ran on 1 node: there is no rank 3" in plane.check_envelope(answer)["message"]
+
+
+def test_what_came_since_a_time_and_of_that_the_tail(make_plane) -> None:
+    clock = ManualClock(wall_offset_ms=1_795_000_000_000)
+    plane = make_plane(clock=clock).start()
+    worker = plane.worker()
+    worker.report()
+    job, epoch = _start(plane, worker)
+    for n in range(4):
+        worker.put_log(epoch, n * 4, b"%03d\n" % n)
+        clock.advance(2_000)
+    logs, now = f"/v1/jobs/{job}/logs", clock.wall_ms()
+    answer = plane.http.get(logs, params={"since_ms": now - 4_000})
+    assert (answer.content, answer.headers["x-gpulayer-log-start"]) == (b"002\n003\n", "8")
+    assert answer.headers["x-gpulayer-log-timed"] == "1"
+    assert plane.http.get(logs, params={"since_ms": now}).content == b""
+    assert plane.http.get(logs, params={"since_ms": 0}).content == b"000\n001\n002\n003\n"
+    assert plane.http.get(logs, params={"since_ms": now - 4_000, "tail_bytes": 4}).content == b"003\n"
+    assert plane.http.get(logs, params={"since_ms": now - 4_000, "tail_bytes": 400}).content == b"002\n003\n"
+    assert "x-gpulayer-log-timed" not in plane.http.get(logs).headers
+    plane.plane.logs.path(LogKey(job, epoch)).with_suffix(".times").unlink()
+    answer = plane.http.get(logs, params={"since_ms": now})
+    assert (answer.content, answer.headers["x-gpulayer-log-timed"]) == (b"000\n001\n002\n003\n", "0")
+    with ThreadPoolExecutor(1) as pool:
+        query = {"since_ms": now, "follow": 1}
+        following = pool.submit(lambda: plane.http.get(logs, params=query).content)
+        worker.put_log(epoch, 16, b"new\n")
+        worker.report(worker.ended(epoch))
+        assert following.result(10).endswith(b"new\n")
+
+
+def test_a_log_whose_end_was_lost_on_the_worker_says_so_itself_once(plane, worker) -> None:
+    job, epoch = _start_split(plane, worker)
+    worker.put_log(epoch, 0, b"half a line")
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(lambda: plane.http.get(f"/v1/jobs/{job}/logs", params={"follow": 1}).content)
+        evidence = f"{not_whole('[Errno 5] Input/output error')}\n{not_whole('gone', stream=LogStream.STDERR)}"
+        item = worker.ended(epoch)
+        item["outcome"]["evidence"] = evidence
+        worker.report(item)
+        worker.report(item)  # its answer was lost
+        assert following.result(10) == b"half a line\n[gpulayer: the rest of the log is missing]\n"
+    answer = plane.http.get(f"/v1/jobs/{job}/logs", params={"stream": "stderr"})
+    assert answer.content == b"[gpulayer: the rest of the log is missing]\n"
+    assert plane.job(job)["attempts"][0]["evidence"] == evidence
+
+
+def test_a_stale_report_marks_no_log(plane, worker) -> None:
+    job, epoch = _start(plane, worker)
+    item = plane.worker("other").ended(epoch)
+    item["outcome"]["evidence"] = not_whole("gone")
+    stranger = plane.worker("third")
+    stranger.report(item)
+    worker.put_log(epoch, 0, b"mine")
+    assert plane.http.get(f"/v1/jobs/{job}/logs").content == b"mine"
+
+
+def test_a_reader_that_takes_nothing_stalls_nobody(plane, worker) -> None:
+    job, epoch = _start(plane, worker)
+    host, port = plane.url.removeprefix("http://").split(":")
+    request = (
+        f"GET /v1/jobs/{job}/logs?follow=1 HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {plane.token}\r\n\r\n"
+    )
+    piece = bytes(range(256)) * 2048
+    count = 40  # 20 MB
+    with ThreadPoolExecutor(1) as pool, socket.create_connection((host, int(port))) as sleeper:
+        sleeper.sendall(request.encode())
+        assert sleeper.recv(100).startswith(b"HTTP/1.1 200")
+        reading = pool.submit(lambda: plane.http.get(f"/v1/jobs/{job}/logs", params={"follow": 1}).content)
+        for n in range(count):
+            assert worker.put_log(epoch, n * len(piece), piece).status_code == 200
+        worker.report(worker.ended(epoch))
+        assert reading.result(30) == piece * count
+        assert plane.plane.hub._watches  # the sleeper is held still, in the midst of it
+    plane.until(lambda: not plane.plane.hub._watches)
+    assert plane.plane.clients_now == 0
+
+
+def test_fifty_followers_of_one_log_all_get_it(plane, worker) -> None:
+    job, epoch = _start(plane, worker)
+    content = os.urandom(300_000)
+
+    def follow(_: int) -> bytes:
+        with httpx.Client(headers=plane.http.headers, timeout=60, trust_env=False, verify=False) as http:
+            return http.get(f"{plane.url}/v1/jobs/{job}/logs", params={"follow": 1}).content
+
+    with ThreadPoolExecutor(50) as pool:
+        following = [pool.submit(follow, n) for n in range(50)]
+        for start in range(0, len(content), 50_000):
+            worker.put_log(epoch, start, content[start : start + 50_000])
+        worker.report(worker.ended(epoch))
+        assert {each.result(60) for each in following} == {content}
+    plane.until(lambda: not plane.plane.hub._watches)

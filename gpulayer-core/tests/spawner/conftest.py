@@ -133,6 +133,8 @@ class Harness:
         log: Path | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        err: Path | None = None,
+        limits: m.SpawnLimits | None = None,
     ) -> m.Spawn:
         marker = secrets.randbits(58)
         self.markers.add(marker)
@@ -147,6 +149,8 @@ class Harness:
             marker=marker,
             nice=nice,
             kill_by_ms=kill_by_ms,
+            err_path=None if err is None else str(err),
+            limits=limits or m.SpawnLimits(),
         )
 
     def log(self, key: str) -> Path:

@@ -1,8 +1,5 @@
 """Output: exact bytes, live, bounded, and patient with a full disk."""
 
-import ctypes
-import ctypes.util
-import os
 import sys
 
 import pytest
@@ -75,14 +72,8 @@ def test_a_spool_that_can_not_be_opened_fails_the_start_and_is_not_remembered(sp
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"none", bytes(folder), b"tmpfs", 0, b"size=256k") != 0:
-        pytest.skip(f"mount: {os.strerror(ctypes.get_errno())}")
-    yield folder
-    libc.umount2(bytes(folder), 2)  # lazily: what a failed test left open must not fail this too
+def small_disk(disk_of):
+    return disk_of(256)
 
 
 def test_a_full_disk_stalls_the_output_and_loses_none_of_it(spawner, agent, small_disk):
@@ -104,16 +95,11 @@ def test_a_full_disk_stalls_the_output_and_loses_none_of_it(spawner, agent, smal
     assert _cpu_ticks(spawner.spawner_pid) - before < 50, "it does not spin"
 
 
-def test_a_job_may_end_while_its_disk_is_full(spawner, agent, small_disk):
+def test_a_job_may_end_while_its_disk_is_full(spawner, agent, small_disk, fill):
     ballast = small_disk / "ballast"
     log = small_disk / "log"
     log.touch()
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    fill(ballast)
     agent.spawn("1.0", "sh", "-c", "echo hello; exit 6", log=log)
     while not isinstance(agent.receive(), m.Stalled):
         pass

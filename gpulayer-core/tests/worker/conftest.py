@@ -43,7 +43,7 @@ class ScriptedPlane:
         self.stops = {}  # epoch → stop command
         self.states = {}  # epoch → states in the order heard
         self.ended = {}  # epoch → item
-        self.logs = {}
+        self.logs = {}  # by epoch; of stderr alone by (epoch, "stderr")
         self.final = set()
         self.blobs = {}
         self.trees = []
@@ -154,7 +154,8 @@ class ScriptedPlane:
             case "GET", ["workers", _, "commands"]:
                 return await self._commands(float(query["hold_s"]))
             case "PUT", ["workers", _, "attempts", epoch, "logs"]:
-                return self._log(int(epoch), int(query["offset"]), "final" in query, body)
+                log = int(epoch) if query.get("stream", "stdout") == "stdout" else (int(epoch), query["stream"])
+                return self._log(log, int(query["offset"]), "final" in query, body)
             case "POST", ["workers", _, "attempts", epoch, "outputs"]:
                 self.trees.append((int(epoch), json.loads(body)["tree"]))
                 return 200, {"files": 0, "size_bytes": 0}
@@ -223,15 +224,15 @@ class ScriptedPlane:
         # What is told is told again until it is acknowledged, so every command of these tests may come twice.
         return [self.jobs[epoch] for epoch in sorted(self.unacknowledged)] + list(self.stops.values())
 
-    def _log(self, epoch, offset, is_final, body):
-        if epoch in self.void:
+    def _log(self, name, offset, is_final, body):
+        if name in self.void:
             return _error(409, "stale_attempt", "not lent to you")
-        log = self.logs.setdefault(epoch, bytearray())
+        log = self.logs.setdefault(name, bytearray())
         if offset > len(log):
             return _error(409, "conflict", "a gap", {"offset": len(log)})
         log += body[len(log) - offset :]
         if is_final:
-            self.final.add(epoch)
+            self.final.add(name)
         return 200, {"offset": len(log)}
 
 

@@ -7,19 +7,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpulayer.errors import ProtocolError
+from gpulayer.worker.disk import Reserve
 from gpulayer.worker.identity import IdentityStore
 
 
 def test_the_key_is_kept_from_before_enrolment_on(tmp_path):
-    first = IdentityStore(tmp_path)
+    first = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
     key = first.identity.public_key
     assert not first.is_enrolled
     assert not (tmp_path / "identity.json").exists()
-    again = IdentityStore(tmp_path)
+    again = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
     assert again.identity.public_key == key
     again.enrolled("w1", "box")
-    assert IdentityStore(tmp_path).identity.worker_id == "w1"
-    assert IdentityStore(tmp_path).identity.public_key == key
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).identity.worker_id == "w1"
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).identity.public_key == key
     assert stat.S_IMODE((tmp_path / "identity.json").stat().st_mode) == 0o600
     assert not (tmp_path / "identity.new.json").exists()
 
@@ -27,7 +28,7 @@ def test_the_key_is_kept_from_before_enrolment_on(tmp_path):
 def test_boots_and_counters_grow_over_restarts(tmp_path):
     boots, counters = [], []
     for _ in range(3):
-        store = IdentityStore(tmp_path)
+        store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
         boots.append(store.next_boot())
         store.enrolled("w1", "box")
         counters += [store.next_signature()[0], store.next_signature()[0]]
@@ -36,7 +37,7 @@ def test_boots_and_counters_grow_over_restarts(tmp_path):
 
 
 def test_the_signature_is_over_worker_and_counter(tmp_path):
-    store = IdentityStore(tmp_path)
+    store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
     store.enrolled("w1", "box")
     counter, signature = store.next_signature()
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(store.identity.public_key))
@@ -47,5 +48,5 @@ def test_the_signature_is_over_worker_and_counter(tmp_path):
 def test_a_file_that_cannot_be_read_is_told_not_replaced(tmp_path, content):
     (tmp_path / "identity.json").write_text(content)
     with pytest.raises(ProtocolError, match="join again"):
-        IdentityStore(tmp_path)
+        IdentityStore(tmp_path, reserve=Reserve(tmp_path))
     assert (tmp_path / "identity.json").read_text() == content

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from gpulayer.errors import Conflict, StaleAttempt
+from gpulayer.errors import Conflict, StaleAttempt, TooLarge
 from gpulayer.ids import Epoch
+from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
-from gpulayer.worker.logs import PIECE, LogUploader
+from gpulayer.worker.logs import PIECE, AttemptLogs, LogUploader
 
 
 class Shelf:
@@ -117,3 +118,70 @@ def test_a_stale_attempt_and_a_conflict_without_offset_are_answers(tmp_path):
         upload(tmp_path, b"x", answers=[StaleAttempt("no")])
     with pytest.raises(Conflict):
         upload(tmp_path, b"x", answers=[Conflict("no")])
+
+
+def test_what_found_no_room_on_the_disk_is_told_by_a_last_line(tmp_path):
+    line = b"[gpulayer: 12 bytes left out: the disk of the worker was full]\n"
+    for spooled in (b"", b"whole\n", b"half"):
+        path = tmp_path / "log"
+        path.write_bytes(spooled)
+        expected = spooled + (b"" if spooled in (b"", b"whole\n") else b"\n") + line
+        for held in (b"", expected[: len(spooled) + 3], expected):  # it may have got so far before the agent died
+
+            async def main(held=held, path=path):
+                shelf = Shelf(held)
+                uploader = LogUploader(shelf, NodeKey(Epoch(1), 0), path, is_resumed=bool(held))
+                uploader.drain(unwritten=12)
+                await asyncio.wait_for(uploader.run(), 10)
+                return bytes(shelf.held)
+
+            assert asyncio.run(main()) == expected
+
+
+class TwoShelves(Shelf):
+    """stderr's answer may be an error; each stream has a shelf of its own."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.err = Shelf()
+        self.err.answers = [error] if error else []
+
+    async def call(self, method, path, *, content=b""):
+        if "&stream=stderr" in path:
+            return await self.err.call(method, path.replace("&stream=stderr", ""), content=content)
+        return await super().call(method, path, content=content)
+
+
+def both(tmp_path, shelf):
+    async def main():
+        site = LaunchSite(tmp_path, tmp_path, tmp_path / "log", tmp_path / "exit.json", tmp_path / "log.err")
+        site.log_path.write_bytes(b"out")
+        site.err_path.write_bytes(b"err")
+        logs = AttemptLogs(shelf, NodeKey(Epoch(1), 0), site, is_resumed=False)
+        task = asyncio.create_task(logs.run())
+        logs.grown("stderr")
+        await asyncio.sleep(0)
+        assert not task.done()
+        logs.drain((0, 7))
+        await asyncio.wait_for(task, 10)
+
+    asyncio.run(main())
+
+
+def test_split_streams_go_their_own_ways_and_end_together(tmp_path):
+    shelf = TwoShelves()
+    both(tmp_path, shelf)
+    assert bytes(shelf.held) == b"out"
+    assert bytes(shelf.err.held) == b"err\n[gpulayer: 7 bytes left out: the disk of the worker was full]\n"
+
+
+def test_one_stream_that_is_refused_for_good_does_not_keep_the_other_from_home(tmp_path):
+    shelf = TwoShelves(TooLarge("enough"))
+    with pytest.raises(TooLarge):
+        both(tmp_path, shelf)
+    assert bytes(shelf.held) == b"out"
+
+
+def test_a_stale_attempt_ends_both_streams(tmp_path):
+    with pytest.raises(StaleAttempt):
+        both(tmp_path, TwoShelves(StaleAttempt("no")))

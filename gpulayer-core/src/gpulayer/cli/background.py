@@ -45,6 +45,7 @@ def plane_command(
     port: int = 0,
     has_worker: bool = True,
     idle_exit_s: float | None = None,
+    keep_logs_ms: int | None = None,
 ) -> list[str]:
     """The arguments of a control plane, as ``main`` reads them. Pure."""
     argv = ["plane", "--state", str(state), "--mode", mode, "--host", host, "--port", str(port)]
@@ -52,6 +53,8 @@ def plane_command(
         argv.append("--no-worker")
     if idle_exit_s is not None:
         argv += ["--idle-exit-s", f"{idle_exit_s:g}"]
+    if keep_logs_ms is not None:
+        argv += ["--keep-logs-ms", str(keep_logs_ms)]
     return argv
 
 
@@ -77,8 +80,10 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--no-worker", action="store_true")
     parser.add_argument("--idle-exit-s", type=float, default=600.0)
+    parser.add_argument("--keep-logs-ms", type=int)
     given = parser.parse_args(argv)
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
+    from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
 
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
@@ -89,6 +94,7 @@ def serve_plane(argv: Sequence[str]) -> int:
             port=given.port,
             worker_command=None if given.no_worker else own_worker,
             idle_exit_s=given.idle_exit_s,
+            keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
         )
     )
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from gpulayer.errors import GpulayerError
 
-__all__ = ["is_fancy", "print_error", "print_fields", "print_json", "print_line", "print_table", "say"]
+__all__ = ["is_fancy", "print_error", "print_fields", "print_json", "print_line", "print_table", "safe", "say"]
 
 _COLOURS = {
     "running": "green",
@@ -39,7 +39,7 @@ def is_fancy(stream: TextIO) -> bool:
 
 def say(message: str) -> None:
     """One line for people, on stderr."""
-    print(_safe(message), file=sys.stderr, flush=True)
+    print(safe(message), file=sys.stderr, flush=True)
 
 
 def print_error(error: GpulayerError) -> None:
@@ -51,7 +51,7 @@ def print_error(error: GpulayerError) -> None:
 
 def print_line(text: str) -> None:
     """To stdout, flushed at once. Control characters other than line ends are replaced: names come from elsewhere."""
-    print(_safe(text), flush=True)
+    print(safe(text), flush=True)
 
 
 def print_json(document: object) -> None:
@@ -64,7 +64,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     if not rows:
         say(empty)
         return
-    safe = [[_safe(cell) for cell in row] for row in rows]
+    cells = [[safe(cell) for cell in row] for row in rows]
     if is_fancy(sys.stdout):
         from rich.console import Console  # noqa: PLC0415 - 0.15 s, only where a person looks
         from rich.table import Table  # noqa: PLC0415
@@ -73,18 +73,18 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for header in headers:
             table.add_column(header, overflow="fold")
-        for row in safe:
+        for row in cells:
             table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
         Console().print(table)
         return
-    for line in columns([[header.upper() for header in headers], *safe]):
+    for line in columns([[header.upper() for header in headers], *cells]):
         print(line)
     sys.stdout.flush()
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     """A record on stdout: a name and a value a line; empty values are left out."""
-    shown = [(name, _safe(value)) for name, value in fields if value]
+    shown = [(name, safe(value)) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         first, *more = value.split("\n")
@@ -108,7 +108,7 @@ def _width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Names and messages come from other machines: no control character of theirs may drive this terminal."""
     return "".join(
         c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else "\N{REPLACEMENT CHARACTER}"

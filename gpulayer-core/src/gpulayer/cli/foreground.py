@@ -1,21 +1,19 @@
 """A job in the foreground: its bytes on stdout, everything else on stderr, Ctrl-C, and its ending.
 
-The program's bytes pass untouched. An interrupt never loses or doubles a byte: it is held back while one is written,
-and what was written is counted.
+The program's bytes pass untouched, those of a split job each on the stream it was written to. An interrupt never
+loses or doubles a byte: it is held back while one is written, and what was written is counted.
 """
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from gpulayer.cli.console import print_json, say
 from gpulayer.cli.exits import Exit, exit_for_job
+from gpulayer.cli.logs import SideStream, say_gap
 from gpulayer.cli.progress import QueueWatch, transfer_progress
+from gpulayer.cli.raw import RawOutput
 from gpulayer.cli.records import ending_line, notes_on
 from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs
@@ -27,7 +25,7 @@ from gpulayer.sdk.job import RUNS_FOLDER
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
 
-__all__ = ["Foreground", "RawOutput"]
+__all__ = ["Foreground"]
 
 _LOST_FOR_S = 60.0
 
@@ -51,7 +49,8 @@ class Foreground:
         self._as_json = as_json
         self._brings_outputs = brings_outputs
         self._is_cancelling = False
-        self._output = RawOutput(sys.stderr if as_json else sys.stdout)
+        self._output = RawOutput(sys.stderr if as_json else sys.stdout, LogCursor())
+        self._side: SideStream | None = None
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -80,11 +79,15 @@ class Foreground:
 
     def _follow(self) -> "JobRecord":
         watch = None if self._is_quiet else QueueWatch(self._transport, self._id)
-        cursor = LogCursor(self._output.attempt, self._output.offset)
-        events = FollowEvents(ended=self._announce_attempt, lost=self._announce_loss, dropped=self._announce_gap)
+        cursor = self._output.cursor()
+        events = FollowEvents(ended=self._announce_attempt, lost=self._announce_loss, dropped=say_gap)
+        if self._record["split_streams"] and self._side is None:
+            self._side = SideStream(self._follow_stderr)
         try:
             for piece in follow_logs(self._transport, self._id, lost_for_s=_LOST_FOR_S, events=events, cursor=cursor):
                 if not isinstance(piece, bytes):
+                    if self._side is not None:
+                        self._side.finish()
                     return piece
                 if watch is not None:
                     watch.stop()
@@ -93,6 +96,13 @@ class Foreground:
             if watch is not None:
                 watch.stop()
         raise AssertionError("follow_logs ends with a record")
+
+    def _follow_stderr(self) -> None:
+        output = RawOutput(sys.stderr, LogCursor(stream="stderr"))
+        cursor = output.cursor()
+        for piece in follow_logs(self._transport, self._id, lost_for_s=_LOST_FOR_S, cursor=cursor):
+            if isinstance(piece, bytes):
+                output.write(piece, cursor)
 
     def _finish(self, record: "JobRecord") -> int:
         landed = ""
@@ -166,9 +176,6 @@ class Foreground:
     def _announce_loss(self, why: str) -> None:
         say(f"connection lost ({why}); trying again, job {self._id} goes on")
 
-    def _announce_gap(self, dropped: int) -> None:
-        say(f"note: {dropped:,} bytes of the log were dropped by its limit")
-
 
 def _working_folder(job_id: str) -> str:
     try:
@@ -178,58 +185,3 @@ def _working_folder(job_id: str) -> str:
             "the folder in which this command was started is gone: outputs can't come home to it",
             hint=f"gpulayer job result {job_id} --download --dest DIR",
         ) from None
-
-
-class RawOutput:
-    """Bytes to a stream as they are, counted, with interrupts held back while they are written.
-
-    is_terminated: SIGTERM came, so there is nobody to ask.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._buffer = stream.buffer
-        self.attempt = 1
-        self.offset = 0
-        self.is_terminated = False
-        self._is_writing = False
-        self._is_pending = False
-
-    def write(self, piece: bytes, cursor: LogCursor) -> None:
-        """Write all of it, then remember that the log is out up to ``cursor``. Raises BrokenPipeError."""
-        self._is_writing = True
-        try:
-            self._buffer.write(piece)
-            self._buffer.flush()
-            self.attempt, self.offset = cursor.attempt, cursor.offset
-        finally:
-            self._is_writing = False
-        if self._is_pending:
-            self._is_pending = False
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def interrupts(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not within a write (unless repeated: a stuck reader).
-
-        What somebody ignores on purpose (nohup, a background job of a shell) stays ignored.
-        """
-        taken = {
-            number: before
-            for number in (signal.SIGINT, signal.SIGTERM)
-            if (before := signal.getsignal(number)) in (signal.default_int_handler, signal.SIG_DFL)
-        }
-        for number in taken:
-            signal.signal(number, self._on_interrupt)
-        try:
-            yield
-        finally:
-            for number, before in taken.items():
-                signal.signal(number, before)
-
-    def _on_interrupt(self, number: int, _frame: FrameType | None) -> None:
-        self.is_terminated = self.is_terminated or number == signal.SIGTERM
-        if self._is_writing and not self._is_pending:
-            self._is_pending = True
-            return
-        self._is_pending = False
-        raise KeyboardInterrupt

@@ -1,6 +1,5 @@
 """``gpulayer job``: what was submitted. A job is named by its id, the beginning of one, or a unique name."""
 
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,19 +8,20 @@ import typer
 
 from gpulayer.cli.console import print_fields, print_json, print_line, print_table, say
 from gpulayer.cli.exits import Exit, exit_for_job
-from gpulayer.cli.foreground import RawOutput
+from gpulayer.cli.logs import LogChoice, show_logs
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import transfer_progress
 from gpulayer.cli.records import age, command_text, details_text, ending_line, job_fields, when, workers_of
 from gpulayer.cli.references import find_job
-from gpulayer.client.following import FINAL_STATES, LogCursor, follow_logs
-from gpulayer.client.tail import read_tail
-from gpulayer.errors import Conflict, UsageError
+from gpulayer.client.following import FINAL_STATES
+from gpulayer.errors import Conflict
 from gpulayer.ids import Digest
 from gpulayer.sdk.job import RUNS_FOLDER
 from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
+    import re
+
     from gpulayer.wire.jobs import JobRecord
 
 app = command_app(help="List, show, follow, wait for, cancel and retry jobs; get results.", no_args_is_help=True)
@@ -82,30 +82,27 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines.")] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="T", help="Only what came since: 10m, 2h, 14:30, 2026-11-30T14:30.")
+    ] = "",
+    rank: Annotated[int, typer.Option("--rank", min=0, metavar="R", help="Of that rank (default 0).")] = 0,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="RE", help="Only lines in which this regular expression is found.")
+    ] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, metavar="N", help="Default: the latest.")] = None,
     target: TargetOption = "",
 ) -> None:
-    """Its output, byte for byte."""
-    if follow and attempt is not None:
-        raise UsageError("--follow goes over all attempts to the last", hint="leave out --attempt, or --follow")
-    output = RawOutput(sys.stdout)
+    """Its output, byte for byte; of a split job each stream on its own. With --grep, --tail counts what was found."""
+    choice = LogChoice(
+        follow=follow,
+        tail=tail,
+        since_ms=_since(since),
+        rank=rank,
+        grep=None if grep is None else _pattern(grep),
+        attempt=attempt,
+    )
     with open_client(target) as client:
-        found = find_job(client, job)
-        if tail is None and not follow:
-            for piece in found.logs(attempt=attempt):
-                output.write(piece, LogCursor())
-            return
-        record = found.record()
-        number = attempt or max(1, len(record["attempts"]))
-        cursor = LogCursor(number if tail is not None or record["state"] not in FINAL_STATES else 1)
-        if tail is not None:
-            last = read_tail(client.transport, found.id, attempt=number, lines=tail)
-            output.write(last.content, LogCursor())
-            cursor = LogCursor(number, last.end)
-        if follow:
-            for part in follow_logs(client.transport, found.id, cursor=cursor):
-                if isinstance(part, bytes):
-                    output.write(part, cursor)
+        show_logs(client.transport, find_job(client, job).record(), choice)
 
 
 @app.command()
@@ -221,6 +218,20 @@ def events(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> No
         return
     rows = [[str(event["seq"]), when(event["at"]), event["event"], details_text(event["details"])] for event in found]
     print_table(["seq", "at", "event", "details"], rows, empty="no events")
+
+
+def _since(text: str) -> int | None:
+    if not text:
+        return None
+    from gpulayer.client.since import parse_since  # noqa: PLC0415 - only with --since
+
+    return parse_since(text, now=datetime.now(UTC).astimezone(), what="--since")
+
+
+def _pattern(text: str) -> "re.Pattern[str]":
+    from gpulayer.client.lines import compile_pattern  # noqa: PLC0415 - only with --grep
+
+    return compile_pattern(text, what="--grep")
 
 
 def _state(record: "JobRecord") -> str:

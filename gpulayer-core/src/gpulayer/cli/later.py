@@ -20,7 +20,6 @@ LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "up": frozenset({"--store", "--blobs", "--tls"}),
     "join": frozenset({"--fingerprint", "--python", "--install-service"}),
     "resources": frozenset({"--python"}),
-    "job logs": frozenset({"--since", "--rank", "--grep"}),
 }
 
 LATER_COMMANDS: Final = frozenset(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from gpulayer.cli.console import is_fancy, say
+from gpulayer.cli.console import is_fancy, safe, say
 from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES
 from gpulayer.client.transport import Transport
@@ -105,13 +105,15 @@ class QueueWatch:
             if not is_fancy(sys.stderr):
                 say(text)
                 return
+            from rich.text import Text  # noqa: PLC0415
+
             if self._status is None:
                 from rich.console import Console  # noqa: PLC0415
                 from rich.status import Status  # noqa: PLC0415
 
-                self._status = Status("", console=Console(stderr=True, markup=False))
+                self._status = Status("", console=Console(stderr=True))
                 self._status.start()
-            self._status.update(text)
+            self._status.update(Text(safe(text)))  # a plain text would be read as markup
 
 
 def _why(record: "JobRecord") -> str:

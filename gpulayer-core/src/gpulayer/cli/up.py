@@ -19,6 +19,7 @@ from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, NotSupported, TimedOut, Unreachable, UsageError
 from gpulayer.sdk.settings import state_folder
+from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from gpulayer.client.location import EndpointFound
@@ -38,6 +39,9 @@ def up(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N")] = 8470,
     state: Annotated[str, typer.Option("--state", metavar="DIR", help="Where it keeps everything.")] = "",
     no_worker: Annotated[bool, typer.Option("--no-worker", help="This machine does no work itself.")] = False,
+    keep_logs: Annotated[
+        str, typer.Option("--keep-logs", metavar="TIME", help="How long after a job's end: 30d (default); 0 for ever.")
+    ] = "30d",
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
 ) -> int:
     """Start a control plane with a worker on this machine, and print how others reach it."""
@@ -46,6 +50,7 @@ def up(
             f"--host {host}: serving other machines needs TLS, which comes with a later version",
             hint="leave --host out; ssh -L and -R carry the port for now",
         )
+    keep_logs_ms = parse_duration_ms(keep_logs, what="--keep-logs")
     folder = state_folder(os.environ, state_dir=state)
     running = find_plane(folder)
     if running is not None and not running.embedded:
@@ -59,7 +64,9 @@ def up(
     _check_port(host, port)
     if running is not None:
         _take_over(running, folder)
-    argv = plane_command(state=folder, mode="standing", host=host, port=port, has_worker=not no_worker)
+    argv = plane_command(
+        state=folder, mode="standing", host=host, port=port, has_worker=not no_worker, keep_logs_ms=keep_logs_ms
+    )
     if detach:
         return _start(argv, folder)
     threading.Thread(target=_announce_when_up, args=(folder,), name="gpulayer-announce", daemon=True).start()

@@ -39,6 +39,7 @@ class AsyncByteStream:
     chunks: AsyncIterator[bytes]
     start: int = 0
     attempt: int = 0
+    is_timed: bool = True
 
 
 class AsyncTransport:
@@ -108,6 +109,7 @@ class AsyncTransport:
                 chunks=_chunks(response),
                 start=_header_number(response, "X-Gpulayer-Log-Start"),
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
+                is_timed=response.headers.get("X-Gpulayer-Log-Timed", "") != "0",
             )
         finally:
             await response.aclose()

@@ -134,10 +134,13 @@ def read_logs(
     offset: int = 0,
     attempt: int | None = None,
     node: int = 0,
+    stream: str = "stdout",
     follow: bool = False,
     tail_bytes: int | None = None,
+    since_ms: int | None = None,
 ) -> "Call[bytes]":
-    """Bytes of one node's log. attempt: None for the latest. tail_bytes: only the last so many.
+    """Bytes of one node's log. attempt: None for the latest. stream: ``stderr`` of a job that was split.
+    tail_bytes: only the last so many. since_ms: only what came to the control plane at this wall time or later.
 
     follow: the answer goes on until the attempt has ended, for as long as that takes; else it ends with what there is.
     """
@@ -145,8 +148,10 @@ def read_logs(
         "offset": offset or None,
         "attempt": attempt,
         "node": node or None,
+        "stream": None if stream == "stdout" else stream,
         "follow": 1 if follow else None,
         "tail_bytes": tail_bytes,
+        "since_ms": since_ms,
     }
     return _call("read_logs", path={"ref": ref}, query=query, hold_s=None if follow else 0.0)
 

@@ -1,6 +1,8 @@
 """A job's log from first byte to last, over several attempts, restarts of the control plane and lost connections.
 
-``LogCursor`` is the pure part: which bytes come next. ``follow_logs`` and ``follow_logs_async`` do the reading.
+``LogCursor`` and ``Following`` are the pure part: which bytes come next, and what a break or an end means.
+``follow_logs`` and ``read_logs``, and their async twins, only send and read. Where bytes are missing they hand out a
+line that says so, in its place.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +14,7 @@ from gpulayer.client import calls
 from gpulayer.client.calls import Call
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.errors import Unreachable
+from gpulayer.spec.logs import gap_line
 
 if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
@@ -21,11 +24,13 @@ __all__ = [
     "FINAL_STATES",
     "FRUITLESS",
     "FollowEvents",
+    "Following",
     "LogCursor",
     "Next",
-    "broken_again_and_again",
     "follow_logs",
     "follow_logs_async",
+    "read_logs",
+    "read_logs_async",
 ]
 
 # The names of spec.job.FINAL_STATES; a command that only reads records need not import the domain types.
@@ -42,49 +47,122 @@ class Next(Enum):
 
 @dataclass(slots=True)
 class LogCursor:
-    """The next byte: ``offset`` in the log of ``attempt``."""
+    """The next byte: ``offset`` in the log of ``attempt`` (None: of the latest, until an answer has said which).
 
-    attempt: int = 1
+    rank: the node. since_ms: where each attempt's log begins. is_single: the end is that of this attempt.
+    last: what was handed out last, up to one byte, so that a gap's line gets a line of its own.
+    """
+
+    attempt: int | None = 1
     offset: int = 0
+    stream: str = "stdout"
+    rank: int = 0
+    since_ms: int | None = None
+    is_single: bool = False
+    is_begun: bool = False
+    last: bytes = b""
 
-    def call(self, ref: str) -> Call[bytes]:
-        """Follows from the next byte on; to be made anew for each try."""
-        return calls.read_logs(ref, offset=self.offset, attempt=self.attempt, follow=True)
+    def call(self, ref: str, *, follow: bool = True) -> Call[bytes]:
+        """Reads from the next byte on; to be made anew for each try."""
+        return calls.read_logs(
+            ref,
+            offset=self.offset,
+            attempt=self.attempt,
+            node=self.rank,
+            stream=self.stream,
+            since_ms=None if self.is_begun else self.since_ms,
+            follow=follow,
+        )
 
-    def opened(self, start: int) -> int:
-        """The answer begins at ``start``. Returns how many bytes were dropped before it (a log over its limit)."""
-        gap = max(0, start - self.offset)
-        self.offset += gap
+    def opened(self, start: int, attempt: int = 0) -> int:
+        """The answer begins at ``start``. Returns how many bytes that should come first are missing."""
+        is_sought = self.since_ms is not None and not self.is_begun
+        gap = 0 if is_sought else max(0, start - self.offset)
+        self.offset, self.is_begun = max(start, self.offset), True
+        self.attempt = self.attempt or attempt or None
         return gap
+
+    def took(self, chunk: bytes) -> None:
+        """These bytes of the log were handed out."""
+        self.offset += len(chunk)
+        self.last = chunk[-1:]
 
     def ended(self, record: "JobRecord") -> Next:
         """The stream came to its end; ``record`` was read after that. Moves on to the next attempt where there is one.
 
         A stream also ends when the control plane goes down in order, so its end alone proves nothing.
         """
-        attempts = record["attempts"]
+        attempts, number = record["attempts"], self.attempt or 1
+        is_over = len(attempts) > number or (len(attempts) == number and attempts[-1]["ended_at"] is not None)
         is_final = record["state"] in FINAL_STATES
-        if len(attempts) > self.attempt:
-            self.attempt, self.offset = self.attempt + 1, 0
-            return Next.READ
-        if is_final:
+        if (is_final and len(attempts) <= number) or (is_over and self.is_single):
             return Next.DONE
-        if len(attempts) == self.attempt and attempts[-1]["ended_at"] is not None:
-            self.attempt, self.offset = self.attempt + 1, 0
-            return Next.READ
-        return Next.HOLD
+        if not is_over:
+            return Next.HOLD
+        self.attempt, self.offset, self.is_begun = number + 1, 0, False
+        return Next.READ
 
 
 @dataclass(frozen=True, slots=True)
 class FollowEvents:
     """Who wants to hear what happens on the way. ``ended``: (record, number) when an attempt ended and the job goes on.
 
-    ``lost``: the connection broke and is tried again. ``dropped``: bytes that the log no longer holds.
+    ``lost``: the connection broke and is tried again. ``dropped``: bytes that the log no longer holds. ``untimed``:
+    the control plane does not know when the bytes came, so all of them follow.
     """
 
     ended: "Callable[[JobRecord, int], None]" = lambda _record, _number: None
     lost: Callable[[str], None] = lambda _why: None
     dropped: Callable[[int], None] = lambda _bytes: None
+    untimed: Callable[[], None] = lambda: None
+
+
+class Following:
+    """One log on its way to a reader, without the reading: told what happened, it says what is next."""
+
+    def __init__(self, cursor: LogCursor, events: FollowEvents, url: str) -> None:
+        self._cursor = cursor
+        self._events = events
+        self._url = url
+        self._before: tuple[int | None, int] = (0, 0)
+        self._fruitless = 0
+        self._is_told = False
+
+    def opening(self) -> None:
+        """A connection is about to be made."""
+        self._before = (self._cursor.attempt, self._cursor.offset)
+
+    def opened(self, *, start: int, attempt: int, is_timed: bool) -> bytes:
+        """The answer's head is here. Returns the line to hand out for bytes that are missing, or nothing."""
+        gap = self._cursor.opened(start, attempt)
+        if not is_timed:
+            self._events.untimed()
+        if not gap:
+            return b""
+        self._events.dropped(gap)
+        line = gap_line(gap, after=self._cursor.last)
+        self._cursor.last = line[-1:]
+        return line
+
+    def broke(self, why: StreamBroken) -> Next:
+        """READ or HOLD. Raises Unreachable after ``FRUITLESS`` connections in a row that broke before a byte came."""
+        is_fruitless = (self._cursor.attempt, self._cursor.offset) == self._before
+        self._fruitless = self._fruitless + 1 if is_fruitless else 0
+        if self._fruitless == FRUITLESS:
+            raise Unreachable(f"{self._url} broke {FRUITLESS} connections in a row: {why}", hint="see its log")
+        if not self._is_told or not is_fruitless:
+            self._events.lost(str(why))
+            self._is_told = True
+        return Next.HOLD if self._fruitless > 1 else Next.READ
+
+    def ended(self, record: "JobRecord") -> Next:
+        """The stream came to its end, and the record was read after it."""
+        self._fruitless, self._is_told = 0, False
+        number = self._cursor.attempt or 1
+        found = self._cursor.ended(record)
+        if found is Next.READ:
+            self._events.ended(record, number)
+        return found
 
 
 def follow_logs(
@@ -95,40 +173,52 @@ def follow_logs(
     events: FollowEvents = FollowEvents(),
     cursor: LogCursor | None = None,
 ) -> "Iterator[bytes | JobRecord]":
-    """Yield the log's bytes as they come and, last of all, the final record.
+    """Yield the log's bytes as they come and, last of all, the record: final, or of the attempt's end if ``is_single``.
 
     Raises Unreachable when nothing answers for ``lost_for_s``; ``cursor`` then says where to go on.
     """
     cursor = cursor or LogCursor()
-    fruitless, is_told = 0, False
+    following = Following(cursor, events, transport.url)
     while True:
-        number, before = cursor.attempt, cursor.offset
+        following.opening()
         try:
             with transport.stream(cursor.call(ref), retry_for_s=lost_for_s) as stream:
-                _report_gap(cursor, stream.start, events)
+                if line := following.opened(start=stream.start, attempt=stream.attempt, is_timed=stream.is_timed):
+                    yield line
                 for chunk in stream.chunks:
-                    cursor.offset += len(chunk)
+                    cursor.took(chunk)
                     yield chunk
         except StreamBroken as broken:
-            fruitless = fruitless + 1 if cursor.offset == before else 0
-            if fruitless == FRUITLESS:
-                raise broken_again_and_again(transport.url, broken) from None
-            if not is_told or not fruitless:
-                events.lost(str(broken))
-                is_told = True
-            if fruitless > 1:
+            if following.broke(broken) is Next.HOLD:
                 transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        fruitless, is_told = 0, False
         record = transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
-        match cursor.ended(record):
+        match following.ended(record):
             case Next.DONE:
                 yield record
                 return
-            case Next.READ:
-                events.ended(record, number)
             case Next.HOLD:
                 transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
+
+
+def read_logs(
+    transport: Transport, ref: str, *, events: FollowEvents = FollowEvents(), cursor: LogCursor | None = None
+) -> Iterator[bytes]:
+    """Yield what there is now of one attempt's log, by default the latest's. Raises Unreachable."""
+    cursor = cursor or LogCursor(None)
+    following = Following(cursor, events, transport.url)
+    while True:
+        following.opening()
+        try:
+            with transport.stream(cursor.call(ref, follow=False)) as stream:
+                if line := following.opened(start=stream.start, attempt=stream.attempt, is_timed=stream.is_timed):
+                    yield line
+                for chunk in stream.chunks:
+                    cursor.took(chunk)
+                    yield chunk
+            return
+        except StreamBroken as broken:
+            following.broke(broken)
 
 
 async def follow_logs_async(
@@ -141,43 +231,44 @@ async def follow_logs_async(
 ) -> "AsyncIterator[bytes | JobRecord]":
     """The twin of ``follow_logs``."""
     cursor = cursor or LogCursor()
-    fruitless, is_told = 0, False
+    following = Following(cursor, events, transport.url)
     while True:
-        number, before = cursor.attempt, cursor.offset
+        following.opening()
         try:
             async with transport.stream(cursor.call(ref), retry_for_s=lost_for_s) as stream:
-                _report_gap(cursor, stream.start, events)
+                if line := following.opened(start=stream.start, attempt=stream.attempt, is_timed=stream.is_timed):
+                    yield line
                 async for chunk in stream.chunks:
-                    cursor.offset += len(chunk)
+                    cursor.took(chunk)
                     yield chunk
         except StreamBroken as broken:
-            fruitless = fruitless + 1 if cursor.offset == before else 0
-            if fruitless == FRUITLESS:
-                raise broken_again_and_again(transport.url, broken) from None
-            if not is_told or not fruitless:
-                events.lost(str(broken))
-                is_told = True
-            if fruitless > 1:
+            if following.broke(broken) is Next.HOLD:
                 await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        fruitless, is_told = 0, False
         record = await transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
-        match cursor.ended(record):
+        match following.ended(record):
             case Next.DONE:
                 yield record
                 return
-            case Next.READ:
-                events.ended(record, number)
             case Next.HOLD:
                 await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
 
 
-def broken_again_and_again(url: str, why: StreamBroken) -> Unreachable:
-    """The error after ``FRUITLESS`` connections in a row that broke before a byte came."""
-    return Unreachable(f"{url} broke {FRUITLESS} connections in a row: {why}", hint="see its log")
-
-
-def _report_gap(cursor: LogCursor, start: int, events: FollowEvents) -> None:
-    gap = cursor.opened(start)
-    if gap:
-        events.dropped(gap)
+async def read_logs_async(
+    transport: "AsyncTransport", ref: str, *, events: FollowEvents = FollowEvents(), cursor: LogCursor | None = None
+) -> AsyncIterator[bytes]:
+    """The twin of ``read_logs``."""
+    cursor = cursor or LogCursor(None)
+    following = Following(cursor, events, transport.url)
+    while True:
+        following.opening()
+        try:
+            async with transport.stream(cursor.call(ref, follow=False)) as stream:
+                if line := following.opened(start=stream.start, attempt=stream.attempt, is_timed=stream.is_timed):
+                    yield line
+                async for chunk in stream.chunks:
+                    cursor.took(chunk)
+                    yield chunk
+            return
+        except StreamBroken as broken:
+            following.broke(broken)

@@ -46,11 +46,13 @@ class ByteStream:
     """A body as it comes. ``chunks`` raises StreamBroken where the connection is lost before the end.
 
     start: the offset of the first byte in its log; attempt: whose log it is (0: the answer did not say).
+    is_timed: false where a time was asked for and the control plane does not know when the bytes came.
     """
 
     chunks: Iterator[bytes]
     start: int = 0
     attempt: int = 0
+    is_timed: bool = True
 
 
 class Transport:
@@ -114,6 +116,7 @@ class Transport:
                 chunks=_chunks(response),
                 start=_header_number(response, "X-Gpulayer-Log-Start"),
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
+                is_timed=response.getheader("X-Gpulayer-Log-Timed", "") != "0",
             )
         finally:
             self._release(connection, response)

@@ -249,7 +249,7 @@ def _choose(state: State, known: RequestClass, job: Job, task: Task, room: dict[
     best_left = 0
     for worker_id in room:
         worker = state.workers[worker_id]
-        if worker_id in task.avoid or not schedule.is_eligible_for(known, worker):
+        if worker_id in task.avoid or worker_id in task.full or not schedule.is_eligible_for(known, worker):
             continue
         left = _window(state, worker, known.request) - len(state.ahead.get(worker_id, ()))
         if left > best_left:

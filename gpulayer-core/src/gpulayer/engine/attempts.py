@@ -9,7 +9,7 @@ from gpulayer.engine.events import NodePhase, NodeReport
 from gpulayer.engine.state import Attempt, Job, Node, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.errors import Blame
-from gpulayer.ids import Digest
+from gpulayer.ids import Digest, WorkerId
 from gpulayer.placement.capacity import usable_capacity
 from gpulayer.spec.job import JobState, RetryOn
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -118,7 +118,7 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
             job.state = JobState.QUEUED
             _wait_again(turn, job, task)
             return
-    if _runs_again(job, task, outcome):
+    if _runs_again(job, task, outcome) and _has_place_again(state, job, task, outcome, deciding.allocation.worker):
         if outcome.ended_by is not EndedBy.WORKER_STOPPED:  # somebody stopped the worker; nothing has failed
             task.failures += 1
             if outcome.blame is not Blame.USER:
@@ -163,6 +163,16 @@ def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
             return False
         case _:
             return outcome.blame is not Blame.USER or job.entry.retry_on is RetryOn.ANY
+
+
+def _has_place_again(state: State, job: Job, task: Task, outcome: Outcome, worker: WorkerId) -> bool:
+    """After a full disk only on another worker, and only once: what fills one disk fills the next as well."""
+    if outcome.ended_by is not EndedBy.DISK_FULL or outcome.blame is Blame.USER:
+        return True
+    is_first = not task.full
+    task.full.add(worker)
+    request, nodes = job.class_key
+    return is_first and schedule.has_other_place(state, request, nodes, task.full)
 
 
 def refresh(turn: Turn, attempt: Attempt) -> None:

@@ -16,7 +16,16 @@ from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["begin", "capacity_gained", "fits_nowhere", "is_eligible_for", "run", "takes_work", "workers_changed"]
+__all__ = [
+    "begin",
+    "capacity_gained",
+    "fits_nowhere",
+    "has_other_place",
+    "is_eligible_for",
+    "run",
+    "takes_work",
+    "workers_changed",
+]
 
 
 def run(turn: Turn) -> None:
@@ -75,6 +84,16 @@ def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
     return True
 
 
+def has_other_place(state: State, request: Request, nodes: int, excluded: set[WorkerId]) -> bool:
+    """Could enough workers besides these run the request, now or once they are free?"""
+    known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
+    return nodes <= sum(
+        worker.state in (WorkerState.JOINING, WorkerState.READY) and is_eligible_for(known, worker)
+        for worker in state.workers.values()
+        if worker.id not in excluded
+    )
+
+
 def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     state = turn.state
     candidates = [
@@ -82,6 +101,8 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
         for worker in state.workers.values()
         if takes_work(worker) and (candidate := _fits(known, worker)) is not None
     ]
+    if task.full and has_other_place(state, known.request, known.nodes, task.full):
+        candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
     chosen = choose(known.request, candidates, known.nodes, avoid=frozenset(task.avoid))
     if not chosen:
         return False

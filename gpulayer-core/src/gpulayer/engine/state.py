@@ -47,7 +47,11 @@ class Policy:
 
 @dataclass(slots=True)
 class Task:
-    """The unit that is placed. ``epoch``: its live attempt, None while it waits."""
+    """The unit that is placed. ``epoch``: its live attempt, None while it waits.
+
+    full: workers on whose full disk it ended; while another can take it, it does not go there. Safe to forget: then
+    it may end there once more.
+    """
 
     index: int
     epoch: Epoch | None = None
@@ -55,6 +59,7 @@ class Task:
     attempts: int = 0
     failures: int = 0
     avoid: set[WorkerId] = field(default_factory=set)
+    full: set[WorkerId] = field(default_factory=set, compare=False)
 
 
 @dataclass(slots=True)

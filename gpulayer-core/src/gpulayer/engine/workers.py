@@ -75,6 +75,7 @@ def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
         worker.state = WorkerState.SILENT
         turn.workers[worker.id] = worker
         ahead.revoke_all(turn, worker)
+        schedule.workers_changed(turn.state)  # a task that waited for it rather than for another does so no more
 
 
 def lease_expired(turn: Turn, event: LeaseExpired) -> None:
@@ -129,6 +130,7 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
     turn.gained.pop(worker.id, None)
     turn.state.paces.pop(worker.id, None)
     del turn.state.workers[worker.id]
+    schedule.workers_changed(turn.state)
 
 
 def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
@@ -207,6 +209,7 @@ def _left(turn: Turn, worker: Worker) -> None:
             attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
     worker.state = WorkerState.SILENT
     turn.workers[worker.id] = worker
+    schedule.workers_changed(turn.state)
 
 
 def _lose(turn: Turn, worker: Worker, attempt: Attempt, evidence: str) -> None:

@@ -78,17 +78,22 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSite:
-    """The folders and files of one node of an attempt; they exist when ``act`` is called."""
+    """The folders and files of one node of an attempt; they exist when ``act`` is called.
+
+    err_path: where stderr is kept, for a job whose streams are apart; None: with stdout, in order.
+    """
 
     work_dir: Path
     output_dir: Path
     log_path: Path
     exit_path: Path
+    err_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One program to start. env is complete: nothing is added to it or inherited."""
+    """One program to start. env is complete: nothing is added to it or inherited. err_path: see ``LaunchSite``;
+    log_bytes: see ``Limits``."""
 
     key: str
     argv: tuple[str, ...]
@@ -96,6 +101,8 @@ class LaunchPlan:
     env: Mapping[str, str]
     log_path: Path
     exit_path: Path
+    err_path: Path | None = None
+    log_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

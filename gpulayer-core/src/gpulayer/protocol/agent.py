@@ -23,7 +23,7 @@ started is given back when it is revoked.
 from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
-from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn
+from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn, outcome_of_stop
 from gpulayer.protocol.leases import is_current, kill_by_ms, stop_due
 from gpulayer.protocol.messages import (
     AbandonStage,
@@ -32,6 +32,7 @@ from gpulayer.protocol.messages import (
     AttemptsVoided,
     CollectOutputs,
     CommandsReceived,
+    DiskFilled,
     DrainLog,
     Extend,
     FactsChanged,
@@ -78,6 +79,7 @@ __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
 KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
+DISK_GRACE_MS: Final = 5_000  # a program that goes on filling a full disk gets no more than that
 FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
 REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands are never repeated as late as that
 
@@ -170,6 +172,8 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
             changed_ms=now_ms,
             started_ms=progress.started_ms,
             stop=progress.stop,
+            stop_evidence=progress.stop_evidence,
+            stop_blame=progress.stop_blame,
             stop_grace_ms=node.assignment.grace_ms,
             kill_at_ms=progress.kill_at_ms,
             is_signalled=progress.is_signalled,
@@ -280,8 +284,7 @@ def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[
     match held.phase:
         case Phase.STAGING:
             actions.append(AbandonStage(held.key))
-            outcome = Outcome(ended_by, evidence="it was stopped before the program started", blame=blame_for(ended_by))
-            _end(held, outcome, now_ms, actions)
+            _end(held, outcome_of_stop(held, "it was stopped before the program started"), now_ms, actions)
         case Phase.SPAWNING:
             if is_first:
                 actions.append(Journal(held.key, held.progress))
@@ -320,6 +323,7 @@ def _node_event(
     held: Held,
     event: Staged
     | StagingFailed
+    | DiskFilled
     | Spawned
     | SpawnFailed
     | TreeSignalled
@@ -337,6 +341,11 @@ def _node_event(
         case StagingFailed() if held.phase is Phase.STAGING:
             outcome = Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
             _end(held, outcome, now_ms, actions)
+        case DiskFilled():
+            if held.stop is None:
+                held.stop_evidence, held.stop_blame = event.evidence, event.blame
+                grace_ms = min(held.assignment.grace_ms, DISK_GRACE_MS)
+                _stop(state, held, Stop(held.key.epoch, EndedBy.DISK_FULL, grace_ms), now_ms, actions)
         case Spawned() if held.phase is Phase.SPAWNING:
             _spawned(held, now_ms, actions)
         case SpawnFailed() if held.phase is Phase.SPAWNING:

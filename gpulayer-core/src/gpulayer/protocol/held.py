@@ -9,7 +9,7 @@ from gpulayer.protocol.messages import Phase, ProcessExited, ProcessLost, Progre
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
-__all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn"]
+__all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn", "outcome_of_stop"]
 
 LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 
@@ -20,8 +20,8 @@ _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
 class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
-    stop_grace_ms: of the stop that was asked for. is_staged: its files are here; others may still have to be dead.
-    has_waited: it was ready, and there was no room for it.
+    stop_grace_ms: of the stop that was asked for. stop_evidence, stop_blame: see ``Progress``. is_staged: its files are
+    here; others may still have to be dead. has_waited: it was ready, and there was no room for it.
     """
 
     assignment: Assignment
@@ -29,6 +29,8 @@ class Held:
     changed_ms: int
     started_ms: int | None = None
     stop: EndedBy | None = None
+    stop_evidence: str = ""
+    stop_blame: Blame | None = None
     stop_grace_ms: int = 0
     kill_at_ms: int | None = None
     is_signalled: bool = False
@@ -57,6 +59,8 @@ class Held:
             phase=self.phase,
             started_ms=self.started_ms,
             stop=self.stop,
+            stop_evidence=self.stop_evidence,
+            stop_blame=self.stop_blame,
             kill_at_ms=self.kill_at_ms,
             is_signalled=self.is_signalled,
             outcome=self.outcome,
@@ -93,32 +97,37 @@ class Held:
         return self.changed_ms if is_urgent else self.changed_ms + LINGER_MS
 
 
+def outcome_of_stop(held: Held, evidence: str, *, exit_code: int | None = None, signal: int | None = None) -> Outcome:
+    """The end of a node that was stopped, whatever ended it then. Only where a stop was asked for."""
+    assert held.stop is not None
+    text = "\n".join(part for part in (held.stop_evidence, evidence) if part)
+    return Outcome(held.stop, exit_code, signal, text, held.stop_blame or blame_for(held.stop))
+
+
 def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
     """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
-        ended_by = held.stop or EndedBy.WORKER_LOST
-        return Outcome(ended_by, evidence=event.evidence, blame=blame_for(ended_by))
+        if held.stop is not None:
+            return outcome_of_stop(held, event.evidence)
+        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=blame_for(EndedBy.WORKER_LOST))
+    exit_code = event.exit_code if event.signal is None else None
     if held.stop is not None:
-        ended_by = held.stop
-    elif event.is_out_of_memory:
+        return outcome_of_stop(held, event.evidence, exit_code=exit_code, signal=event.signal)
+    if event.is_out_of_memory:
         ended_by = EndedBy.OUT_OF_MEMORY
+    elif event.is_disk_full:
+        ended_by = EndedBy.DISK_FULL
     else:
         ended_by = EndedBy.PROGRAM if event.signal is None else EndedBy.SIGNAL
-    return Outcome(
-        ended_by,
-        exit_code=event.exit_code if event.signal is None else None,
-        signal=event.signal,
-        evidence=event.evidence,
-        blame=blame_for(ended_by),
-    )
+    return Outcome(ended_by, exit_code, event.signal, event.evidence, blame_for(ended_by))
 
 
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
     """Without an exit code the machine is at fault and the task may be retried; with 126 or 127 the command is."""
     if held.stop is not None:
-        return Outcome(held.stop, evidence=event.evidence, blame=blame_for(held.stop))
+        return outcome_of_stop(held, event.evidence)
     if event.exit_code is None:
-        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
+        return Outcome(event.ended_by, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
     return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "AttemptsVoided",
     "CollectOutputs",
     "CommandsReceived",
+    "DiskFilled",
     "DrainLog",
     "Extend",
     "FactsChanged",
@@ -84,12 +85,15 @@ class ReportedState(StrEnum):
 class Progress:
     """What of a node must outlive the agent. Times are of a clock that runs on while the agent is down.
 
-    is_signalled: SIGTERM has been sent; it is sent once.
+    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence, stop_blame: of a stop that this worker itself
+    decided on.
     """
 
     phase: Phase
     started_ms: int | None = None
     stop: EndedBy | None = None
+    stop_evidence: str = ""
+    stop_blame: Blame | None = None
     kill_at_ms: int | None = None
     is_signalled: bool = False
     outcome: Outcome | None = None
@@ -118,13 +122,17 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """The whole tree of the program is dead and its log complete in the spool. Code xor signal, the program's own."""
+    """The whole tree of the program is dead and its log complete in the spool. Code xor signal, the program's own.
+
+    is_disk_full: its disk was full at that moment, and it failed.
+    """
 
     key: NodeKey
     exit_code: int | None = None
     signal: int | None = None
     is_out_of_memory: bool = False
     evidence: str = ""
+    is_disk_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +199,15 @@ class StagingFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskFilled:
+    """There is no room for what the attempt writes, or it has used more than it asked for (blame: user)."""
+
+    key: NodeKey
+    evidence: str
+    blame: Blame = Blame.INFRASTRUCTURE
+
+
+@dataclass(frozen=True, slots=True)
 class Spawned:
     """The program runs, or ran: its end is told separately."""
 
@@ -199,11 +216,12 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """exit_code: 126 or 127 where the command is at fault; None where the machine is."""
+    """exit_code: 126 or 127 where the command is at fault; None where the machine is, by ``ended_by``."""
 
     key: NodeKey
     exit_code: int | None
     evidence: str
+    ended_by: EndedBy = EndedBy.WORKER_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +305,7 @@ Input = (
     | CommandsReceived
     | Staged
     | StagingFailed
+    | DiskFilled
     | Spawned
     | SpawnFailed
     | TreeSignalled

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Self, Unpack
 from gpulayer.client import calls
 from gpulayer.client.async_transport import AsyncTransport
 from gpulayer.client.connect import Settings, open_async_transport, open_transport
-from gpulayer.client.following import FINAL_STATES, FRUITLESS, broken_again_and_again, follow_logs_async
-from gpulayer.client.transport import StreamBroken, Transport
+from gpulayer.client.following import FINAL_STATES, follow_logs_async, read_logs_async
+from gpulayer.client.transport import Transport
 from gpulayer.sdk.client import local_job_env, plan_batch, ship_plan
-from gpulayer.sdk.job import Job, raise_unless_succeeded, still_runs
+from gpulayer.sdk.job import Job, log_cursor, raise_unless_succeeded, still_runs
 from gpulayer.sdk.options import BatchItem, JobOptions, JobPlan, RequestOptions, plan_job, plan_request
 from gpulayer.sdk.settings import resolve_settings
 
 if TYPE_CHECKING:
     import os
+    from datetime import datetime
 
     from gpulayer.client.upload import Transfer
     from gpulayer.wire.jobs import EventRecord, ExplainReply, JobRecord, JobSubmission, OutputRecord, SourceFields
@@ -187,27 +188,24 @@ class AsyncJob:
         """Like ``wait``, but raises JobEnded (NoWorkerFits when rejected) unless the job succeeded."""
         return raise_unless_succeeded(await self.wait(timeout=timeout))
 
-    async def logs(self, *, follow: bool = False, attempt: int | None = None) -> AsyncIterator[bytes]:
-        """The output in pieces, as ``Job.logs``. follow: over all attempts until the job has ended."""
-        if follow:
-            async for piece in follow_logs_async(self._transport, self._id):
-                if isinstance(piece, bytes):
-                    yield piece
+    async def logs(
+        self,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        stream: str = "stdout",
+        rank: int = 0,
+        since: "str | datetime | None" = None,
+    ) -> AsyncIterator[bytes]:
+        """The output in pieces; every option as of ``Job.logs``."""
+        cursor = log_cursor(follow=follow, attempt=attempt, stream=stream, rank=rank, since=since)
+        if not follow:
+            async for chunk in read_logs_async(self._transport, self._id, cursor=cursor):
+                yield chunk
             return
-        offset = fruitless = 0
-        while True:
-            before = offset
-            try:
-                call = calls.read_logs(self._id, offset=offset, attempt=attempt)
-                async with self._transport.stream(call) as stream:
-                    async for chunk in stream.chunks:
-                        offset += len(chunk)
-                        yield chunk
-                return
-            except StreamBroken as broken:
-                fruitless = fruitless + 1 if offset == before else 0
-                if fruitless == FRUITLESS:
-                    raise broken_again_and_again(self._transport.url, broken) from None
+        async for piece in follow_logs_async(self._transport, self._id, cursor=cursor):
+            if isinstance(piece, bytes):
+                yield piece
 
     async def events(self) -> "list[EventRecord]":
         """What happened to the job, in order."""

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.client import calls
-from gpulayer.client.following import FINAL_STATES, FRUITLESS, broken_again_and_again, follow_logs
-from gpulayer.client.transport import StreamBroken, Transport
-from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut
+from gpulayer.client.following import FINAL_STATES, LogCursor, follow_logs, read_logs
+from gpulayer.client.transport import Transport
+from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut, UsageError
 from gpulayer.ids import Digest
 from gpulayer.spec.units import format_duration
 
 if TYPE_CHECKING:
     import os
+    from datetime import datetime
 
     from gpulayer.wire.jobs import EventRecord, JobRecord, OutputRecord
 
-__all__ = ["RUNS_FOLDER", "Job", "raise_unless_succeeded", "still_runs"]
+__all__ = ["RUNS_FOLDER", "Job", "log_cursor", "raise_unless_succeeded", "still_runs"]
 
 RUNS_FOLDER: Final = "gpulayer_runs"
 
@@ -57,28 +58,30 @@ class Job:
         """Like ``wait``, but raises JobEnded (NoWorkerFits when rejected) unless the job succeeded."""
         return raise_unless_succeeded(self.wait(timeout=timeout))
 
-    def logs(self, *, follow: bool = False, attempt: int | None = None) -> Iterator[bytes]:
-        """The output as it was written, in pieces. follow: over all attempts until the job has ended; else what
-        there is of the latest attempt, or of ``attempt``."""
-        if follow:
-            for piece in follow_logs(self._transport, self._id):
-                if isinstance(piece, bytes):
-                    yield piece
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        stream: str = "stdout",
+        rank: int = 0,
+        since: "str | datetime | None" = None,
+    ) -> Iterator[bytes]:
+        """The output as it was written, in pieces of any size.
+
+        follow: as it comes, over all attempts until the job has ended, or until ``attempt`` has; else what there is
+        of the latest attempt, or of ``attempt``. stream: ``stderr`` of a job that was submitted with
+        ``split_streams``; else both are in ``stdout``. since: only what came to the control plane then or later, as a
+        time or as text: ``10m``, ``14:30``. Where bytes are missing, a line says so. Raises NotFound for a log that
+        was removed and for a rank that is not there, BadRequest for a stream that is not.
+        """
+        cursor = log_cursor(follow=follow, attempt=attempt, stream=stream, rank=rank, since=since)
+        if not follow:
+            yield from read_logs(self._transport, self._id, cursor=cursor)
             return
-        offset = fruitless = 0
-        while True:
-            before = offset
-            try:
-                call = calls.read_logs(self._id, offset=offset, attempt=attempt)
-                with self._transport.stream(call) as stream:
-                    for chunk in stream.chunks:
-                        offset += len(chunk)
-                        yield chunk
-                return
-            except StreamBroken as broken:
-                fruitless = fruitless + 1 if offset == before else 0
-                if fruitless == FRUITLESS:
-                    raise broken_again_and_again(self._transport.url, broken) from None
+        for piece in follow_logs(self._transport, self._id, cursor=cursor):
+            if isinstance(piece, bytes):
+                yield piece
 
     def events(self) -> "list[EventRecord]":
         """What happened to the job, in order."""
@@ -125,6 +128,26 @@ class Job:
 
     def __hash__(self) -> int:
         return hash(self._id)
+
+
+def log_cursor(
+    *, follow: bool, attempt: int | None, stream: str, rank: int, since: "str | datetime | None"
+) -> LogCursor:
+    """Where the options of ``logs`` begin to read. Raises UsageError."""
+    if stream not in ("stdout", "stderr"):
+        raise UsageError(f"stream: {stream!r} is unknown", hint="stdout or stderr")
+    since_ms = None
+    if since is not None:
+        from datetime import UTC, datetime  # noqa: PLC0415 - seldom used
+
+        from gpulayer.client.since import parse_since  # noqa: PLC0415
+
+        if isinstance(since, str):
+            since_ms = parse_since(since, now=datetime.now(UTC).astimezone())
+        else:
+            since_ms = int(since.timestamp() * 1000)
+    begins = attempt or (1 if follow else None)
+    return LogCursor(begins, stream=stream, rank=rank, since_ms=since_ms, is_single=attempt is not None)
 
 
 def still_runs(record: "JobRecord", timeout: float) -> TimedOut:

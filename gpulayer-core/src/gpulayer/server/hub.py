@@ -49,6 +49,10 @@ class Hub:
                 if not watches:
                     del self._watches[key]
 
+    def is_watched(self, key: Hashable) -> bool:
+        """Whether anybody watches it now."""
+        return key in self._watches
+
     def wake(self, keys: Iterable[Hashable]) -> None:
         """Keys that nobody watches cost nothing."""
         for key in keys:

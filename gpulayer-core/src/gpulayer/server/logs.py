@@ -1,27 +1,44 @@
-"""Logs of attempts: one file a node, ``logs/<job>/<epoch>.<node>.log``, written by byte offset.
+"""Logs of attempts: a file for each node and stream, ``logs/<job>/<epoch>.<node>[.err].log``, written by byte offset.
 
 A piece that is there already is ignored, a piece that would leave a gap is refused with the offset wanted; so a worker
-may send anything twice and in pieces of any size. Everything but ``latest`` blocks; a call holds one piece in memory,
-and the last small pieces of a few logs are kept for those who follow them.
+may send anything twice and in pieces of any size. Beside each log stand the times at which its bytes came
+(``logtimes``). What was removed leaves ``logs/<job>.removed``, an empty file whose time says when.
+
+Everything but ``latest`` blocks; a call holds one piece in memory, and the last pieces of a few logs are kept for those
+who follow them, a few megabytes in all.
 """
 
 import os
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, NamedTuple, Self
 
 from gpulayer.errors import Conflict, DiskFull, StorageUnavailable
 from gpulayer.ids import Epoch, JobId
+from gpulayer.server.logtimes import LogTimes, offset_since
+from gpulayer.spec.logs import LogStream, gap_line
 from gpulayer.staging.blobs import storage_error
 
-__all__ = ["READ_PIECE", "LogFolder"]
+__all__ = ["READ_PIECE", "LogFolder", "LogKey", "LogReader"]
 
 READ_PIECE: Final = 256 * 1024
-_KEPT_PIECE: Final = 16 * 1024
-_KEPT: Final = 64
+_SMALL_PIECE: Final = 16 * 1024
+_KEPT_BYTES: Final = 4 * 1024 * 1024
+_REMOVED: Final = ".removed"
+
+
+class LogKey(NamedTuple):
+    """One log. A job that was not split has the stream ``stdout`` alone."""
+
+    job_id: JobId
+    epoch: Epoch
+    node: int = 0
+    stream: LogStream = LogStream.STDOUT
 
 
 class LogFolder:
@@ -31,64 +48,139 @@ class LogFolder:
         self._root = root
         self._guard = threading.Lock()
         self._writing: dict[Path, tuple[threading.Lock, int]] = {}
-        self._latest: OrderedDict[tuple[Epoch, int], tuple[int, bytes]] = OrderedDict()
+        self._latest: OrderedDict[LogKey, tuple[int, bytes]] = OrderedDict()
+        self._latest_bytes = 0
+        self._times = LogTimes()
 
-    def append(self, job_id: JobId, epoch: Epoch, node: int, offset: int, piece: bytes, *, is_final: bool) -> int:
-        """Keep what is new of ``piece``, which begins at ``offset``; returns how many bytes there are now.
+    def append(
+        self,
+        key: LogKey,
+        offset: int,
+        piece: bytes,
+        *,
+        wall_ms: int,
+        is_final: bool = False,
+        is_followed: bool = False,
+    ) -> int:
+        """Keep what is new of ``piece``, which begins at ``offset`` and came at ``wall_ms``; returns how many bytes
+        there are now.
 
-        ``is_final``: make the whole log durable before returning. Raises Conflict (with ``details["offset"]``) for a
-        gap, DiskFull, StorageUnavailable.
+        ``is_final``: make the whole log durable before returning. ``is_followed``: somebody waits for it just now, so
+        that it is worth its memory. Raises Conflict (with ``details["offset"]``) for a gap, DiskFull,
+        StorageUnavailable.
         """
-        path = self.path(job_id, epoch, node)
-        try:
-            with self._exclusive(path):
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    size = _append(descriptor, offset, piece, is_final=is_final)
-                finally:
-                    os.close(descriptor)
-                if piece and size == offset + len(piece):
-                    self._keep(epoch, node, offset, piece)
-                return size
-        except OSError as error:
-            raise _storage_error(error, path) from error
+        path = self.path(key)
+        with self._writable(path) as descriptor:
+            before = os.fstat(descriptor).st_size
+            size = _append(descriptor, before, offset, piece)
+            if size > before:
+                self._note(path, before, wall_ms)
+            if is_final:
+                os.fsync(descriptor)
+            if piece and size == offset + len(piece):
+                self._keep(key, offset, piece, is_wanted=is_followed or len(piece) <= _SMALL_PIECE)
+            return size
 
-    def size(self, job_id: JobId, epoch: Epoch, node: int) -> int:
+    def mark_missing(self, key: LogKey, *, wall_ms: int) -> None:
+        """Say at the end of a log that its rest is missing. Once, however often it is called; durable."""
+        path = self.path(key)
+        with self._writable(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            line = gap_line(None)
+            end = os.pread(descriptor, len(line), max(0, size - len(line)))
+            if end != line:
+                _append(descriptor, size, size, gap_line(None, after=end))
+                self._note(path, size, wall_ms)
+                os.fsync(descriptor)
+
+    def size(self, key: LogKey) -> int:
         """Bytes held; 0 for a log that has not begun."""
         try:
-            return os.stat(self.path(job_id, epoch, node)).st_size
+            return os.stat(self.path(key)).st_size
         except FileNotFoundError:
             return 0
 
-    def read(self, job_id: JobId, epoch: Epoch, node: int, offset: int, limit: int = READ_PIECE) -> bytes:
-        """Up to ``limit`` bytes from ``offset``; empty at the end."""
-        path = self.path(job_id, epoch, node)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                file.seek(offset)
-                return file.read(limit)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise _storage_error(error, path) from error
+    def start_since(self, key: LogKey, wall_ms: int) -> int | None:
+        """Where what came at ``wall_ms`` or later begins; None for a log whose times were not noted."""
+        size = self.size(key)
+        return offset_since(_times_of(self.path(key)), wall_ms, size) if size else 0
 
-    def latest(self, epoch: Epoch, node: int, offset: int) -> bytes:
+    def open(self, key: LogKey) -> "LogReader":
+        """To read a log piece by piece, also one that has not begun. To be closed."""
+        return LogReader(self.path(key))
+
+    def latest(self, key: LogKey, offset: int) -> bytes:
         """The piece that was appended last, if it begins at ``offset``: what a follower wants next, without a read.
-        Does not block; empty where only ``read`` can tell."""
-        start, piece = self._latest.get((epoch, node), (-1, b""))
+        Does not block; empty where only a read can tell."""
+        start, piece = self._latest.get(key, (-1, b""))
         return piece if start == offset else b""
 
-    def _keep(self, epoch: Epoch, node: int, offset: int, piece: bytes) -> None:
-        with self._guard:
-            self._latest.pop((epoch, node), None)
-            if len(piece) <= _KEPT_PIECE:
-                self._latest[epoch, node] = (offset, piece)
-                if len(self._latest) > _KEPT:
-                    self._latest.popitem(last=False)
+    def held(self) -> Iterator[JobId]:
+        """The jobs that have logs here, in no order."""
+        try:
+            with os.scandir(self._root) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        yield JobId(entry.name)
+        except FileNotFoundError:
+            return
 
-    def path(self, job_id: JobId, epoch: Epoch, node: int) -> Path:
-        return self._root / job_id / f"{int(epoch)}.{int(node)}.log"
+    def remove(self, job_id: JobId, *, wall_ms: int) -> None:
+        """Delete all logs of a job for good; ``removed_at`` tells from then on. May be repeated.
+
+        Who reads one of them just now reads it to its end. Raises DiskFull, StorageUnavailable.
+        """
+        tombstone = self._tombstone(job_id)
+        try:
+            # First the word, then the deed: logs that are gone without a word would look like ones that never were.
+            with suppress(FileExistsError):
+                os.close(os.open(tombstone, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                os.utime(tombstone, ns=(wall_ms * 1_000_000, wall_ms * 1_000_000))
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self._root / job_id)
+        except OSError as error:
+            raise _storage_error(error, tombstone) from error
+
+    def removed_at(self, job_id: JobId) -> int | None:
+        """Wall clock in ms at which a job's logs were removed; None while they are kept, or never were."""
+        try:
+            return os.stat(self._tombstone(job_id)).st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+
+    def path(self, key: LogKey) -> Path:
+        suffix = ".err.log" if key.stream is LogStream.STDERR else ".log"
+        return self._root / key.job_id / f"{int(key.epoch)}.{int(key.node)}{suffix}"
+
+    def _tombstone(self, job_id: JobId) -> Path:
+        return self._root / f"{job_id}{_REMOVED}"
+
+    def _note(self, path: Path, offset: int, wall_ms: int) -> None:
+        with suppress(OSError):  # times are a comfort: the bytes are kept, and that is what the worker asked
+            self._times.note(_times_of(path), offset, wall_ms)
+
+    def _keep(self, key: LogKey, offset: int, piece: bytes, *, is_wanted: bool) -> None:
+        with self._guard:
+            self._latest_bytes -= len(self._latest.pop(key, (0, b""))[1])
+            if not is_wanted:
+                return
+            self._latest[key] = (offset, piece)
+            self._latest_bytes += len(piece)
+            while self._latest_bytes > _KEPT_BYTES:
+                self._latest_bytes -= len(self._latest.popitem(last=False)[1][1])
+
+    @contextmanager
+    def _writable(self, path: Path) -> Iterator[int]:
+        try:
+            with self._exclusive(path):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    yield descriptor
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise _storage_error(error, path) from error
 
     @contextmanager
     def _exclusive(self, path: Path) -> Iterator[None]:
@@ -107,8 +199,41 @@ class LogFolder:
                     self._writing[path] = (lock, users - 1)
 
 
-def _append(descriptor: int, offset: int, piece: bytes, *, is_final: bool) -> int:
-    size = os.fstat(descriptor).st_size
+class LogReader:
+    """One reader of one log, used by one thread at a time. Keeps the file open: what is removed meanwhile stays
+    readable to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def read(self, offset: int, limit: int = READ_PIECE) -> bytes:
+        """Up to ``limit`` bytes from ``offset``; empty at the end. Blocks. Raises DiskFull, StorageUnavailable."""
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._descriptor, limit, offset)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise _storage_error(error, self._path) from error
+
+    def close(self) -> None:
+        """May be repeated."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _append(descriptor: int, size: int, offset: int, piece: bytes) -> int:
     if offset > size:
         raise Conflict(
             f"this log has {size} bytes; a piece that begins at {offset} would leave a gap",
@@ -123,9 +248,11 @@ def _append(descriptor: int, offset: int, piece: bytes, *, is_final: bool) -> in
     except OSError:
         os.ftruncate(descriptor, size)
         raise
-    if is_final:
-        os.fsync(descriptor)
     return size
+
+
+def _times_of(path: Path) -> Path:
+    return path.with_suffix(".times")
 
 
 def _storage_error(error: OSError, path: Path) -> DiskFull | StorageUnavailable:

@@ -68,6 +68,7 @@ def job_record(
         "outputs": list(outputs),
         "output_tree": image.outputs,
         "placement": (job.attempts[-1].placement or None) if job.attempts else None,
+        "split_streams": submission.get("split_streams", False),
         "verdicts": json.loads(job.verdicts) if job.verdicts else [],
     }
 

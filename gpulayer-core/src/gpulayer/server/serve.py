@@ -111,6 +111,7 @@ async def _serve(served: _Served) -> None:
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.server.app import create_app  # noqa: PLC0415 - heavy: see the module
     from gpulayer.server.plane import Plane  # noqa: PLC0415
+    from gpulayer.server.retention import keep_sweeping  # noqa: PLC0415
     from gpulayer.server.settings import PlaneSettings  # noqa: PLC0415
 
     settings = served.settings
@@ -120,6 +121,7 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.url,
             has_local_worker=served.worker is not None,
+            keep_logs_ms=settings.keep_logs_ms,
         )
     )
     try:
@@ -137,9 +139,11 @@ async def _serve(served: _Served) -> None:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[served.listener]))
             looking = group.create_task(_look_after(plane, served, document))
+            sweeping = group.create_task(keep_sweeping(plane))
             await _until_first(plane.shutdown_asked.wait(), serving)
             _remove_endpoint(served.layout, served.lock)
             looking.cancel()
+            sweeping.cancel()
             if served.worker is not None:
                 await _end_worker(plane, served.worker)
             plane.stop_holding()

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["DEFAULT_IDLE_EXIT_S", "DEFAULT_PORT", "Layout", "PlaneSettings", "ServeSettings"]
+__all__ = ["DEFAULT_IDLE_EXIT_S", "DEFAULT_KEEP_LOGS_MS", "DEFAULT_PORT", "Layout", "PlaneSettings", "ServeSettings"]
 
 DEFAULT_PORT: Final = 8470
 DEFAULT_IDLE_EXIT_S: Final = 600.0
+DEFAULT_KEEP_LOGS_MS: Final = 30 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class PlaneSettings:
 
     mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
+    keep_logs_ms: after a job's end; 0 for ever.
     """
 
     state_dir: Path
@@ -65,6 +67,7 @@ class PlaneSettings:
     session_life_s: int = 86_400
     join_token_life_s: int = 900
     allowed_hosts: tuple[str, ...] = ()
+    keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
 
     @property
     def layout(self) -> Layout:
@@ -76,7 +79,8 @@ class ServeSettings:
     """Of a served control plane.
 
     port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
-    idle_exit_s: an embedded plane ends after so long without live jobs and requests.
+    idle_exit_s: an embedded plane ends after so long without live jobs and requests. keep_logs_ms: after a job's end;
+    0 for ever.
     """
 
     state_dir: Path
@@ -86,3 +90,4 @@ class ServeSettings:
     worker_command: tuple[str, ...] | None = None
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
+    keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS

@@ -19,17 +19,15 @@ from typing import Final
 from gpulayer.spawner import tree
 from gpulayer.spawner.launch import LaunchFailed, launch
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
-from gpulayer.spawner.output import OutputPipe, Pumped
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.state import JobEntry, StateDir, write_exit_record
+from gpulayer.spawner.streams import Drained, JobOutput
 
 __all__ = ["Jobs"]
 
-_OUTPUT_EVERY_S: Final = 0.02
 _LOOK_AGAIN_S: Final = (0.002, 0.05)  # first and longest wait between two looks at a tree that is being ended
-_WRITE_AGAIN_S: Final = (0.05, 1.0)  # the same for a disk that is full
+_WRITE_AGAIN_S: Final = 1.0  # an exit record, on a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
-_DRAIN_PATIENCE_S: Final = 60.0
 _EXPIRY_LOOK_S: Final = 1.0
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
@@ -50,14 +48,11 @@ class _Job:
     phase: _Phase
     record: ExitRecord | None = None
     failure: SpawnFailed | None = None
-    output: OutputPipe | None = None
+    output: JobOutput | None = None
     status: int | None = None
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
     survivors: tuple[int, ...] = ()
-    told_at: float = float("-inf")
-    is_telling: bool = False
-    is_stalled: bool = False
     is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
@@ -127,24 +122,33 @@ class Jobs:
             exit_path=order.exit_path,
             started_at_wall_ms=self._wall_ms(),
             boot_id=self._boot_id,
+            err_path=order.err_path,
         )
-        output: OutputPipe | None = None
+        output: JobOutput | None = None
         try:
-            output = OutputPipe(order.log_path)
+            output = JobOutput(
+                order.key,
+                order.log_path,
+                order.err_path,
+                limit_bytes=order.limits.log_bytes,
+                reactor=self._reactor,
+                emit=self._emit,
+            )
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
-        job_end = output.job_end()
+        job_ends = output.job_ends()
         try:
             pid = launch(
                 order.argv,
                 cwd=order.cwd,
                 env=order.env,
                 stdin_fd=self._null,
-                output_fd=job_end,
+                output_fd=job_ends[0],
+                error_fd=job_ends[-1],
                 marker=entry.marker,
                 nice=order.nice,
                 descriptors=self._descriptors,
@@ -152,7 +156,8 @@ class Jobs:
         except LaunchFailed as error:
             return self._not_started(order, entry, output, error)
         finally:
-            os.close(job_end)
+            for job_end in job_ends:
+                os.close(job_end)
         return self._started(order, entry, output, pid)
 
     def signal(self, key: str, signum: int) -> int | None:
@@ -237,7 +242,7 @@ class Jobs:
             return replace(job.failure, id=request)
         return Spawned(request, job.entry.key, job.entry.pid, existing=True, exit=job.record)
 
-    def _not_started(self, order: Spawn, entry: JobEntry, output: OutputPipe, error: LaunchFailed) -> SpawnFailed:
+    def _not_started(self, order: Spawn, entry: JobEntry, output: JobOutput, error: LaunchFailed) -> SpawnFailed:
         output.close()
         failure = SpawnFailed(order.id, order.key, error.errno, error.message, error.exit_code)
         record = ExitRecord(
@@ -256,7 +261,7 @@ class Jobs:
         self._write_record(job)
         return failure
 
-    def _started(self, order: Spawn, entry: JobEntry, output: OutputPipe, pid: int) -> Spawned:
+    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int) -> Spawned:
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
@@ -266,59 +271,10 @@ class Jobs:
         job = _Job(entry, _Phase.RUNNING, output=output)
         self._jobs[order.key] = job
         self._live[pid] = job
-        self._reactor.watch(output.read_fd, lambda: self._pump(job))
+        output.watch()
         if order.kill_by_ms is not None:
             self.extend(order.key, order.kill_by_ms)
         return Spawned(order.id, order.key, pid)
-
-    # Output -----------------------------------------------------------------------------------------------------------
-
-    def _pump(self, job: _Job) -> Pumped | None:
-        """Move some output on; None where the spool can't be written."""
-        assert job.output is not None
-        before = job.output.log_bytes
-        try:
-            result = job.output.pump()
-        except OSError as error:
-            # Unwatched, or a full disk would make the reactor spin on a pipe that stays readable.
-            self._reactor.unwatch(job.output.read_fd)
-            if not job.is_stalled:
-                job.is_stalled = True
-                job.wait_s = _WRITE_AGAIN_S[0]
-                self._emit(Stalled(job.entry.key, error.errno or 0, f"the log can't be written: {error.strerror}"))
-            if job.phase is _Phase.RUNNING:
-                self._again(job, _WRITE_AGAIN_S[1], lambda: self._pump_again(job))
-            return None
-        if job.is_stalled:
-            job.is_stalled = False
-            if job.phase is _Phase.RUNNING and result is not Pumped.END:
-                self._reactor.watch(job.output.read_fd, lambda: self._pump(job))
-        if job.output.log_bytes != before:
-            self._tell_output(job)
-        if result is Pumped.END:
-            # The program closed its output and goes on; the pipe is kept until its end.
-            self._reactor.unwatch(job.output.read_fd)
-        return result
-
-    def _pump_again(self, job: _Job) -> None:
-        if job.phase is _Phase.RUNNING and job.is_stalled:
-            self._pump(job)
-
-    def _tell_output(self, job: _Job) -> None:
-        if job.is_telling or job.phase is _Phase.ENDED:
-            return
-        now = self._reactor.now()
-        wait_s = job.told_at + _OUTPUT_EVERY_S - now
-        if wait_s <= 0:
-            job.told_at = now
-            self._emit(Output(job.entry.key, job.log_bytes))
-            return
-        job.is_telling = True
-        self._reactor.later(wait_s, lambda: self._tell_late(job))
-
-    def _tell_late(self, job: _Job) -> None:
-        job.is_telling = False
-        self._tell_output(job)
 
     def _look_expired(self, job: _Job) -> None:
         """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
@@ -377,27 +333,15 @@ class Jobs:
         self._reap(job, 0)
         self._live.pop(job.entry.pid, None)
         job.phase = _Phase.DRAINING
-        job.wait_s = _WRITE_AGAIN_S[0]
-        job.give_up_at = self._reactor.now() + _DRAIN_PATIENCE_S
-        self._drain(job)
+        assert job.output is not None
+        job.output.drain(lambda drained: self._finish(job, drained))
 
     def _look_again(self, job: _Job) -> None:
         job.is_waiting = False
         self._end_tree(job)
 
-    def _drain(self, job: _Job) -> None:
-        result = self._pump(job)
-        while result is Pumped.MORE:
-            result = self._pump(job)
-        if result is None and self._reactor.now() < job.give_up_at:
-            self._again(job, _WRITE_AGAIN_S[1], lambda: self._drain(job))
-            return
-        # EMPTY without END: a process outside the tree was handed the pipe. What the tree wrote is all there.
-        self._finish(job, is_complete=result is Pumped.END or (result is Pumped.EMPTY and not job.survivors))
-
-    def _finish(self, job: _Job, *, is_complete: bool) -> None:
+    def _finish(self, job: _Job, drained: Drained) -> None:
         assert job.status is not None
-        log_bytes = job.log_bytes
         self._close_output(job)
         code = os.waitstatus_to_exitcode(job.status)
         job.record = ExitRecord(
@@ -407,12 +351,16 @@ class Jobs:
             reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
             message="its time was not extended by the agent" if job.is_expired else "",
             ended_at_wall_ms=self._wall_ms(),
-            log_bytes=log_bytes,
-            log_complete=is_complete,
+            log_bytes=drained.log_bytes,
+            # No end, but no survivor: a process outside the tree was handed the pipe. What the tree wrote is there.
+            log_complete=not drained.left_out_bytes and (drained.is_ended or not job.survivors),
             tree_clean=not job.survivors,
             survivors=job.survivors,
             cpu_s=job.cpu_s,
             max_rss_bytes=job.max_rss_bytes,
+            err_bytes=drained.err_bytes,
+            left_out_bytes=drained.left_out_bytes,
+            unwritten_bytes=drained.unwritten_bytes,
         )
         job.phase = _Phase.ENDED
         is_written = self._write_record(job)
@@ -424,7 +372,7 @@ class Jobs:
             write_exit_record(job.entry.exit_path, job.record)
         except OSError:
             # The end is told all the same; the event that says so carries record_written=False.
-            self._reactor.later(_WRITE_AGAIN_S[1], lambda: self._write_again(job))
+            self._reactor.later(_WRITE_AGAIN_S, lambda: self._write_again(job))
             return False
         return True
 
@@ -434,7 +382,6 @@ class Jobs:
 
     def _close_output(self, job: _Job) -> None:
         if job.output is not None:
-            self._reactor.unwatch(job.output.read_fd)
             job.output.close()
             job.output = None
 

@@ -12,7 +12,7 @@ import signal
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from gpulayer.spawner.tree import restore_marker, set_marker
 
@@ -23,6 +23,7 @@ _NOT_EXECUTABLE: Final = 126
 _DEFAULT_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _CAUGHT: Final = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _BUSY_TRIES: Final = 10
+_MACHINES: Final = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv"}
 
 
 class LaunchFailed(Exception):
@@ -42,13 +43,15 @@ def launch(
     env: Mapping[str, str],
     stdin_fd: int,
     output_fd: int,
+    error_fd: int | None = None,
     marker: int | None = None,
     nice: int = 0,
     descriptors: tuple[int, int] | None = None,
 ) -> int:
     """Start ``argv`` as leader of a session of its own; returns its PID, or raises ``LaunchFailed``.
 
-    All signals are at their defaults and unblocked in it; it has no descriptor but 0, 1 and 2 (both ``output_fd``).
+    All signals are at their defaults and unblocked in it; it has no descriptor but 0, 1 and 2 (both ``output_fd``
+    where there is no ``error_fd``).
     descriptors: its (soft, hard) limit of open files, where this process runs with another.
     """
     if not argv or not argv[0]:
@@ -66,7 +69,7 @@ def launch(
         if descriptors is not None:
             files = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
-        pid = _start(argv, env, stdin_fd, output_fd)
+        pid = _start(argv, env, (stdin_fd, output_fd, output_fd if error_fd is None else error_fd))
     finally:
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
@@ -89,12 +92,8 @@ def marker_is_possible() -> bool:
     return limits is not None
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str], stdin_fd: int, output_fd: int) -> int:
-    actions = [
-        (os.POSIX_SPAWN_DUP2, stdin_fd, 0),
-        (os.POSIX_SPAWN_DUP2, output_fd, 1),
-        (os.POSIX_SPAWN_DUP2, output_fd, 2),
-    ]
+def _start(argv: Sequence[str], env: Mapping[str, str], standard_fds: tuple[int, int, int]) -> int:
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard_fds)]
     denied: LaunchFailed | None = None
     for path in _candidates(argv[0], env):
         try:
@@ -105,7 +104,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str], stdin_fd: int, output_fd
         except (OSError, ValueError):
             continue
         if stat.S_ISDIR(found.st_mode):
-            denied = LaunchFailed(errno.EACCES, f"{argv[0]}: is a folder", _NOT_EXECUTABLE)
+            denied = LaunchFailed(errno.EISDIR, f"{argv[0]}: is a folder", _NOT_EXECUTABLE)
             continue
         try:
             return _spawn(path, argv, env, actions)
@@ -162,8 +161,7 @@ def _explain(error: OSError, name: str, path: str) -> LaunchFailed:
         case errno.ENOENT | errno.ENOTDIR | errno.ELOOP:
             return LaunchFailed(number, f"{name}: {_missing_interpreter(path)}", _NOT_FOUND)
         case errno.ENOEXEC:
-            message = f"{name}: can't be executed here (a program for another machine, or damaged)"
-            return LaunchFailed(number, message, _NOT_EXECUTABLE)
+            return LaunchFailed(number, f"{name}: can't be executed here ({_foreign(path)})", _NOT_EXECUTABLE)
         case errno.EAGAIN | errno.ENOMEM | errno.EMFILE | errno.ENFILE:
             return LaunchFailed(number, f"{name}: the machine can't start a process: {error.strerror}", None)
         case _:
@@ -172,9 +170,21 @@ def _explain(error: OSError, name: str, path: str) -> LaunchFailed:
 
 def _missing_interpreter(path: str) -> str:
     first = _head(path).split(b"\n", 1)[0]
+    if first.endswith(b"\r") and first.startswith(b"#!"):
+        return f"its first line ends in a carriage return (Windows line ends): {os.fsdecode(first[2:].strip())}"
     if first.startswith(b"#!"):
         return f"its interpreter is missing: {os.fsdecode(first[2:].strip())}"
     return "its loader is missing (a program for another machine or C library)"
+
+
+def _foreign(path: str) -> str:
+    """For which machine an ELF program was built (System V ABI, ELF header: e_machine at offset 18)."""
+    head = _head(path)
+    order: Literal["little", "big"] = "big" if head[5:6] == b"\2" else "little"
+    built = _MACHINES.get(int.from_bytes(head[18:20], order)) if head.startswith(b"\x7fELF") else None
+    if built is None or built == os.uname().machine:
+        return "a program for another machine, or damaged"
+    return f"a program for another machine: it is built for {built}, this is {os.uname().machine}"
 
 
 def _is_text(path: str) -> bool:

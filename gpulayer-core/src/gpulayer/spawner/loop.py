@@ -10,8 +10,6 @@ import resource
 import secrets
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -21,6 +19,7 @@ from gpulayer.spawner.jobs import Event, Jobs
 from gpulayer.spawner.launch import marker_is_possible
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.recovery import recover
+from gpulayer.spawner.saying import say_fault
 from gpulayer.spawner.state import StateDir, is_key
 
 __all__ = ["Spawner"]
@@ -56,7 +55,7 @@ class Spawner:
         self._busy_at = now()
         self._connections: set[Connection] = set()
         self._agent: Connection | None = None
-        self._late_output: dict[str, m.Output] = {}
+        self._late_output: dict[tuple[str, str], m.Output] = {}
         self._is_stopping = False
         self._stop_reply: tuple[Connection, int] | None = None
         spare = frozenset({os.getpid(), watchdog_pid})
@@ -170,7 +169,7 @@ class Spawner:
         except m.BadMessage as error:
             reply = m.Failed(request, "bad_request", str(error))
         except Exception as error:  # a fault in one request must not end the jobs of all others
-            traceback.print_exc(file=sys.stderr)
+            say_fault()
             reply = m.Failed(request, "internal", f"{type(error).__name__}: {error}")
         if reply is not None:
             self._send(connection, reply)
@@ -246,7 +245,7 @@ class Spawner:
             return m.Failed(order.id, "bad_request", f"marker {order.marker} is out of range")
         if order.marker is not None and self._jobs.carries(order.marker) not in (None, order.key):
             return m.Failed(order.id, "bad_request", f"marker {order.marker} is another job's")
-        for path in (order.cwd, order.log_path, order.exit_path):
+        for path in (order.cwd, order.log_path, order.exit_path, order.err_path or order.log_path):
             if not os.path.isabs(path):
                 return m.Failed(order.id, "bad_request", f"{path!r} is not absolute")
         if self._is_stopping:
@@ -267,10 +266,11 @@ class Spawner:
         if self._agent is None:
             return  # the next agent lists what there is
         if isinstance(event, m.Output) and self._agent.is_busy:
-            self._late_output[event.key] = event  # only the newest counts
+            self._late_output[event.key, event.stream] = event  # only the newest counts
             return
         if isinstance(event, m.Exited):
-            self._late_output.pop(event.record.key, None)
+            for stream in ("stdout", "stderr"):
+                self._late_output.pop((event.record.key, stream), None)
         self._send(self._agent, event)
 
     def _send(self, connection: Connection, message: m.Message) -> None:

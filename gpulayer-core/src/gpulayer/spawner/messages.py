@@ -63,7 +63,8 @@ class ExitRecord:
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
     log_bytes: size of the spool file. log_complete: all that was written is in it.
     err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
-    did not let in. oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
+    did not let in, or a disk that stayed full. unwritten_bytes: of them, for each stream, those that no line in its
+    spool tells of. oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
     memory_peak_bytes: the most that the tree used; None: not known.
     cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the
     spawner itself held when it started the job (the kernel counts from before the exec).
@@ -83,6 +84,7 @@ class ExitRecord:
     max_rss_bytes: int = 0
     err_bytes: int = 0
     left_out_bytes: int = 0
+    unwritten_bytes: tuple[int, ...] = ()
     oom_kills: int | None = None
     memory_peak_bytes: int | None = None
 
@@ -284,19 +286,27 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The spool file now holds ``log_bytes``; at most one per key and 20 ms."""
+    """The spool file of ``stream`` now holds ``log_bytes``; at most one per key, stream and 20 ms.
+
+    stream: ``stderr`` for the spool at ``Spawn.err_path``, else ``stdout``.
+    """
 
     key: str
     log_bytes: int
+    stream: str = "stdout"
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The spool can't be written (disk full); the bytes wait in the pipe and it is tried again."""
+    """A spool can't be written (disk full); the bytes wait in the pipe and it is tried again.
+
+    is_draining: the program has ended; only what it wrote last waits.
+    """
 
     key: str
     errno: int
     message: str
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.spawner import tree
 from gpulayer.spawner.messages import ExitRecord
+from gpulayer.spawner.saying import say
+from gpulayer.spawner.spool import beside_bytes, join_tail
 from gpulayer.spawner.state import JobEntry, StateDir, read_exit_record, write_exit_record
 
 __all__ = ["end_leftovers", "record_what_became", "recover"]
@@ -63,7 +66,7 @@ def record_what_became(
             try:
                 write_exit_record(entry.exit_path, record)
             except OSError as error:
-                print(f"exit record of {entry.key} can't be written: {error}", flush=True)  # noqa: T201 - the log
+                say(f"exit record of {entry.key} can't be written: {error}")
         result.append((entry, record))
     return result
 
@@ -71,10 +74,7 @@ def record_what_became(
 def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: int) -> ExitRecord:
     code = None if status is None else os.waitstatus_to_exitcode(status)
     reason = "spawner_lost" if code is None else "exited" if code >= 0 else "signaled"
-    try:
-        log_bytes = os.stat(entry.log_path).st_size
-    except OSError:
-        log_bytes = 0
+    logs = [_end_log(path) for path in (entry.log_path, entry.err_path) if path is not None]
     return ExitRecord(
         key=entry.key,
         exit_code=code if code is not None and code >= 0 else None,
@@ -84,11 +84,36 @@ def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: in
         if code is None
         else "the spawner died before its log ended",
         ended_at_wall_ms=now_wall_ms,
-        log_bytes=log_bytes,
+        log_bytes=logs[0].size,
         log_complete=False,
         tree_clean=not left,
         survivors=tuple(sorted(left)),
+        err_bytes=sum(log.size for log in logs[1:]),
+        left_out_bytes=sum(log.left_out for log in logs),
+        unwritten_bytes=tuple(log.unwritten for log in logs),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    size: int
+    left_out: int
+    unwritten: int
+
+
+def _end_log(path: str) -> _Log:
+    """Join the end of a log on that outgrew its limit; on a full disk say how much that would have been."""
+    unwritten = 0
+    try:
+        left_out = join_tail(path)
+    except OSError as error:
+        say(f"the end of {path} can't be written: {error}")
+        left_out = unwritten = beside_bytes(path)
+    try:
+        size = os.stat(path).st_size
+    except OSError:  # it never began
+        size = 0
+    return _Log(size, left_out, unwritten)
 
 
 def _is_same(seen: tree.Process | None, entry: JobEntry) -> bool:

@@ -40,6 +40,7 @@ class JobEntry:
     boot_id: str
     pid: int = 0
     started_ticks: int = 0
+    err_path: str | None = None
 
 
 def is_key(text: str) -> bool:
@@ -75,9 +76,12 @@ class StateDir:
         return fd
 
     def write_pids(self, lock_fd: int, *, watchdog: int, spawner: int) -> None:
-        """Say in the lock file who holds it; for people and tests."""
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, json.dumps({"watchdog": watchdog, "spawner": spawner}).encode() + b"\n", 0)
+        """Say in the lock file who holds it; for people and tests. Not said where the disk is full."""
+        try:
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, json.dumps({"watchdog": watchdog, "spawner": spawner}).encode() + b"\n", 0)
+        except OSError:
+            return
 
     def read_pids(self) -> dict[str, int]:
         """PIDs of ``watchdog`` and ``spawner`` as last written; empty where there were none. They may be dead."""
@@ -131,7 +135,9 @@ class StateDir:
 
     def add(self, entry: JobEntry) -> None:
         """Record a job that is about to start; an ``OSError`` here means it must not."""
-        line = {name: getattr(entry, name) for name in ("key", "marker", "log_path", "exit_path", "boot_id")}
+        line = {
+            name: getattr(entry, name) for name in ("key", "marker", "log_path", "exit_path", "boot_id", "err_path")
+        }
         line["started_at_wall_ms"] = entry.started_at_wall_ms
         with open(os.path.join(self._jobs, entry.key), "wb") as file:
             file.write(json.dumps(line).encode() + b"\n")

@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 import time
-import traceback
 from typing import Final, NoReturn
 
 from gpulayer.spawner import ALREADY_RUNNING, tree
 from gpulayer.spawner.loop import Spawner
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
+from gpulayer.spawner.saying import say, say_fault
 from gpulayer.spawner.state import StateDir, read_exit_record
 
 __all__ = ["main"]
@@ -43,7 +43,7 @@ def main(state_dir: str) -> NoReturn:
             os.chdir("/")
             code = _watch(state, ready_w)
         except BaseException:
-            traceback.print_exc()
+            say_fault()
         finally:
             _leave(code)
     os.close(ready_w)
@@ -72,7 +72,7 @@ def _watch(state: StateDir, ready_fd: int) -> int:
             state.write_pids(lock_fd, watchdog=watchdog_pid, spawner=os.getpid())
             code = _spawn_loop(state, watchdog_pid, alive_r, ready_fd)
         except BaseException:
-            traceback.print_exc()
+            say_fault()
         finally:
             _leave(code)
     os.close(alive_r)
@@ -126,7 +126,7 @@ def _clean_up(state: StateDir, spawner_pid: int) -> None:
     # A SIGKILL can only be the one given here: whatever the program would have said, it did not get to it.
     kept = {pid: status for pid, status in statuses.items() if os.waitstatus_to_exitcode(status) != -signal.SIGKILL}
     for entry, record in record_what_became(entries, statuses=kept, left=left, wall_ms=_wall_ms):
-        print(f"the spawner died; {entry.key}: {record.reason}", flush=True)  # noqa: T201 - this process's stdout is its log
+        say(f"the spawner died; {entry.key}: {record.reason}")
     state.remove_socket()
 
 
@@ -170,7 +170,7 @@ def _end_groups(mains: set[int]) -> None:
 def _report(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code != 0:
-        print(f"the spawner ended with {code}", flush=True)  # noqa: T201 - this process's stdout is its log
+        say(f"the spawner ended with {code}")
 
 
 def _continuous_ms() -> int:
@@ -185,6 +185,4 @@ def _wall_ms() -> int:
 
 def _leave(code: int) -> NoReturn:
     # Not sys.exit: a forked process must not run what its parent meant to run at its own end.
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)

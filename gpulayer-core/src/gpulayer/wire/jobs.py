@@ -157,7 +157,8 @@ class AttemptRecord(TypedDict):
 
 
 class JobRecord(TypedDict):
-    """``placement``: why the latest attempt runs where it runs. ``verdicts``: of a rejected job, else empty."""
+    """``placement``: why the latest attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
+    ``split_streams``: stdout and stderr are two logs."""
 
     id: str
     name: str
@@ -180,6 +181,7 @@ class JobRecord(TypedDict):
     outputs: list[OutputRecord]
     output_tree: str | None
     placement: str | None
+    split_streams: bool
     verdicts: "list[VerdictRecord]"
 
 

@@ -4,8 +4,8 @@ One event loop. ``_feed`` is the only way into the machine; it runs to its end w
 becomes a task that feeds its result back. Tasks belong to a group and, where they work for a node, to that node, so
 that forgetting it ends them. What must be durable first is written inside ``_feed``, in the order given.
 
-A failure of a node's own work is that node's; the loss of the spawner link, a full disk under the journal and other
-faults of the worker itself end the agent. Then whoever looks after it starts it again, and it finds everything here.
+A failure of a node's own work is that node's, and a full disk ends what fills it; the loss of the spawner link and
+other faults of the worker itself end the agent. Then whoever looks after it starts it again, and it finds everything.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from gpulayer.errors import (
     Unreachable,
 )
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import Launcher, Machine, NotLaunched, ProbeSite
+from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine, NotLaunched, ProbeSite
 from gpulayer.plugins.registry import Registry
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
@@ -39,6 +39,7 @@ from gpulayer.protocol.messages import (
     AttemptsVoided,
     CollectOutputs,
     CommandsReceived,
+    DiskFilled,
     DrainLog,
     Extend,
     FactsChanged,
@@ -52,6 +53,7 @@ from gpulayer.protocol.messages import (
     OutputsCollected,
     OutputsFailed,
     Phase,
+    ProcessExited,
     ProcessLost,
     Progress,
     Recovered,
@@ -75,22 +77,24 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.logs import not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
-from gpulayer.wire import SCHEMA_VERSION
-from gpulayer.wire.convert import facts_to_wire
-from gpulayer.wire.workers import CommandsReply, ReportBody, ReportReply, SessionReply
+from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
+from gpulayer.worker.disk import Reserve, is_full_error
 from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.journal import Journal as Folders
+from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.launching import SpawnerStarter, end_of
-from gpulayer.worker.logs import LogUploader
+from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.session import NotKnown, Plane
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
 from gpulayer.worker.stage import Stager
 from gpulayer.worker.story import Story
-from gpulayer.worker.translating import command_from_wire, item_to_wire
+from gpulayer.worker.translating import command_from_wire, report_to_wire
+from gpulayer.worker.usage import until_over
 
 __all__ = ["Agent"]
 
@@ -111,6 +115,7 @@ class Agent:
         plane: Plane,
         link: SpawnerLink,
         folders: Folders,
+        reserve: Reserve,
         stager: Stager,
         registry: Registry,
         facts: WorkerFacts,
@@ -121,6 +126,8 @@ class Agent:
         self._plane = plane
         self._link = link
         self._folders = folders
+        self._reserve = reserve
+        self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
         self._stager = stager
         self._registry = registry
         self._facts = facts
@@ -133,7 +140,8 @@ class Agent:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
-        self._logs: dict[NodeKey, LogUploader] = {}
+        self._logs: dict[NodeKey, AttemptLogs] = {}
+        self._unwritten: dict[NodeKey, tuple[int, ...]] = {}
         self._unwanted: list[NodeKey] = []
         self._report_tries = 0
         self._settled = asyncio.Event()
@@ -155,7 +163,7 @@ class Agent:
             self._feed_from_outside(StopAllRequested())
 
     async def run(self) -> None:
-        """Raises what makes a worker unable to go on: the loss of its spawner link to another agent, a full disk.
+        """Raises what makes a worker unable to go on: the loss of its spawner link to another agent.
 
         Where the control plane has forgotten this worker, its jobs are killed, and ``removed`` says how it was told.
         """
@@ -172,6 +180,7 @@ class Agent:
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),
                     group.create_task(self._watch_machine(), name="facts"),
+                    group.create_task(self._keeper.watch(), name="room"),
                     group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
                 ]
                 await self._finished.wait()
@@ -228,12 +237,12 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Admit(assignment):
-                self._folders.admit(assignment)
+                self._keeper.admit(assignment)
             case Journal(key, progress):
                 if key in self._state.held and self._state.held[key].assignment.command:
                     self._write_progress(key, progress)
             case SaveContact(contact_ms):
-                self._folders.save_contact(contact_ms)
+                self._keeper.save_contact(contact_ms)
             case Stage(assignment):
                 self._stages[assignment.key] = self._start_for(assignment.key, self._stage(assignment))
             case AbandonStage(key):
@@ -245,19 +254,22 @@ class Agent:
             case Extend(key, kill_by_ms):
                 self._start_for(key, self._extend(key, kill_by_ms))
             case FollowLog(key):
-                self._follow_log(key, is_resumed=False)
+                assignment = self._state.held[key].assignment
+                self._follow_log(assignment, is_resumed=False)
+                if assignment.limits.disk_bytes:
+                    self._start_for(key, self._watch_usage(assignment))
             case SignalTree(key):
                 self._start_for(key, self._signal_tree(key))
             case KillTree(key):
                 self._start_for(key, self._kill_tree(key))
             case DrainLog(key):
-                if key not in self._logs:
-                    self._follow_log(key, is_resumed=True)
-                if not self._logs[key].is_started and self._logs[key].is_empty():
+                self._follow_log(self._state.held[key].assignment, is_resumed=True)
+                unwritten = self._unwritten.get(key, ())
+                if not any(unwritten) and self._logs[key].is_needless():
                     self._feed(LogDrained(key))
                 else:
-                    self._send_log(key)
-                    self._logs[key].drain()
+                    self._send_logs(key)
+                    self._logs[key].drain(unwritten)
             case CollectOutputs(key):
                 if self._folders.made_nothing(key):
                     self._feed(OutputsCollected(key, None))
@@ -274,10 +286,7 @@ class Agent:
 
     def _write_progress(self, key: NodeKey, progress: Progress) -> None:
         self._story.progressed(self._state.held[key].assignment, progress, now_ms=self._clock.monotonic_ms())
-        try:
-            self._folders.write(key, progress)
-        except FileNotFoundError:
-            pass  # refused before it was admitted: there is nothing to come back to
+        self._keeper.write(key, progress)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None
@@ -297,7 +306,7 @@ class Agent:
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
             row = rows.pop(str(assignment.key), None)
-            process = None if row is None or row.exit is None else end_of(assignment.key, row.exit)
+            process = None if row is None or row.exit is None else self._end_of(assignment.key, row.exit)
             if isinstance(process, SpawnFailed):
                 process = None  # the machine asks the spawner to start it, and hears this again
             nodes.append(
@@ -308,7 +317,7 @@ class Agent:
         for node in nodes:
             self._story.found(node.assignment, node.progress.phase)
             if node.progress.phase is not Phase.STAGING and node.progress.phase is not Phase.ENDED:
-                self._follow_log(node.assignment.key, is_resumed=True)
+                self._follow_log(node.assignment, is_resumed=True)
         self._feed(Recovered(self._boot, tuple(nodes), self._folders.contact_ms()))
 
     async def _clear(self, key: str, *, is_running: bool) -> None:
@@ -333,8 +342,8 @@ class Agent:
             case Output():
                 key = _key_of(event.key)
                 if key in self._logs:
-                    self._send_log(key)
-                    self._logs[key].grown()
+                    self._send_logs(key)
+                    self._logs[key].grown(event.stream)
             case Exited():
                 self._ended(event.record)
             case Attached():
@@ -346,19 +355,32 @@ class Agent:
                     elif row is not None and row.exit is not None:
                         self._ended(row.exit)
                     if held.key in self._logs:
-                        self._send_log(held.key)
+                        self._send_logs(held.key)
                         self._logs[held.key].grown()
             case Stalled():
-                _log.warning("output of %s waits: %s", event.key, event.message)
+                self._stalled(event)
             case _:
                 assert_never(event)
+
+    def _stalled(self, event: Stalled) -> None:
+        """Told again and again while it lasts."""
+        held = self._state.held.get(_key_of(event.key))
+        if event.is_draining:
+            self._reserve.release()  # for the last words of a program that is dead and can't take more
+        elif held is not None and held.stop is None:
+            _log.warning("output of %s waits: %s", event.key, event.message)
+            self._feed(DiskFilled(held.key, self._keeper.full_text(event.errno)))
 
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
         if key in self._state.held:
-            self._feed(end_of(key, record))
+            self._feed(self._end_of(key, record))
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
+
+    def _end_of(self, key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+        self._unwritten[key] = record.unwritten_bytes
+        return self._keeper.explained(end_of(key, record))
 
     async def _watch_commands(self) -> None:
         await self._settled.wait()
@@ -399,23 +421,15 @@ class Agent:
                 self._facts = facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
 
+    async def _watch_usage(self, assignment: Assignment) -> None:
+        site, limit_bytes = self._site(assignment), assignment.limits.disk_bytes
+        evidence = await until_over((site.work_dir, site.output_dir), limit_bytes=limit_bytes)
+        self._feed(DiskFilled(assignment.key, evidence, blame=Blame.USER))
+
     # Actions that wait ------------------------------------------------------------------------------------------------
 
     async def _report(self, plan: ReportPlan) -> None:
-        body: ReportBody = {
-            "schema": SCHEMA_VERSION,
-            "boot": plan.boot,
-            "seq": plan.seq,
-            "sent_ms": plan.sent_ms,
-            "holding": list(plan.holding),
-            "items": [item_to_wire(item) for item in plan.items],
-        }
-        if plan.recovered is not None:
-            body["recovered"] = list(plan.recovered)
-        if plan.has_facts:
-            body["facts"] = facts_to_wire(self._facts)
-        if plan.leaving:
-            body["leaving"] = True
+        body = report_to_wire(plan, self._facts)
         path = f"{self._plane.worker_path}/reports"
         try:
             reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
@@ -452,14 +466,18 @@ class Agent:
 
         async def stage() -> Input:
             assert assignment.source is not None
+            refused = self._keeper.why_not(key)
+            if refused is not None:
+                raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
             return Staged(key)
 
         def failed(error: Exception) -> Input:
-            if isinstance(error, DiskFull):
-                return StagingFailed(key, _told(error), ended_by=EndedBy.DISK_FULL)
+            if isinstance(error, DiskFull) or is_full_error(error):
+                evidence = f"{self._keeper.full_text()}\n{_told(error)}"
+                return StagingFailed(key, evidence, ended_by=EndedBy.DISK_FULL)
             is_bad_tree = isinstance(error, BadRequest | TooLarge | Conflict)
             return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
 
@@ -469,21 +487,27 @@ class Agent:
         key = assignment.key
 
         async def spawn() -> Input:
+            refused = self._keeper.why_not(key)
+            if refused is not None:
+                return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
             present = {device.uuid for device in self._facts.devices}
             gone = [uuid for uuid in assignment.devices if uuid not in present]
             if gone:
                 return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
             plan = self._launcher.plan(
-                assignment, self._folders.site(key), Machine(self._facts, self._settings.environment)
+                assignment, self._site(assignment), Machine(self._facts, self._settings.environment)
             )
             starter = SpawnerStarter(self._link, kill_by_ms)
             result = await self._launcher.act(plan, starter)
             if isinstance(result, NotLaunched):
                 evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
+                if starter.is_disk_full:
+                    evidence = f"{self._keeper.full_text()}\n{evidence}"
+                    return SpawnFailed(key, None, evidence, EndedBy.DISK_FULL)
                 return SpawnFailed(key, result.exit_code, evidence)
             if starter.ended is not None:
                 self._feed(Spawned(key))
-                return end_of(key, starter.ended)
+                return self._end_of(key, starter.ended)
             return Spawned(key)
 
         await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
@@ -492,26 +516,29 @@ class Agent:
     def _launcher(self) -> Launcher:
         return self._registry.launchers["process"]
 
-    def _follow_log(self, key: NodeKey, *, is_resumed: bool) -> None:
+    def _site(self, assignment: Assignment) -> LaunchSite:
+        return self._folders.site(assignment.key, is_split=assignment.split_streams)
+
+    def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
+        key = assignment.key
         if key not in self._logs:
-            uploader = LogUploader(self._plane, key, self._folders.site(key).log_path, is_resumed=is_resumed)
-            self._logs[key] = uploader
+            self._logs[key] = AttemptLogs(self._plane, key, self._site(assignment), is_resumed=is_resumed)
             if is_resumed:
-                self._send_log(key)
+                self._send_logs(key)
 
-    def _send_log(self, key: NodeKey) -> None:
-        if not self._logs[key].is_started:
-            self._logs[key].is_started = True
-            self._start_for(key, self._upload_log(key, self._logs[key]))
+    def _send_logs(self, key: NodeKey) -> None:
+        logs = self._logs[key]
+        if not logs.is_started:
+            logs.is_started = True
+            self._start_for(key, self._upload_logs(key, logs))
 
-    async def _upload_log(self, key: NodeKey, uploader: LogUploader) -> None:
+    async def _upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
         async def upload() -> Input:
-            await uploader.run()
-            return LogDrained(key)
+            await logs.run()
+            lost = sum(self._unwritten.get(key, ()))
+            return LogDrained(key, f"{lost} bytes of its log found no room on the worker's disk" if lost else "")
 
-        await self._guarded(
-            key, upload, lambda error: LogDrained(key, warning=f"its log did not come home whole: {_told(error)}")
-        )
+        await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
 
     async def _collect(self, key: NodeKey) -> None:
         assignment = self._state.held[key].assignment
@@ -562,6 +589,8 @@ class Agent:
 
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)
+        self._keeper.forget(key)
+        self._unwritten.pop(key, None)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
         current = asyncio.current_task()

@@ -13,6 +13,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.errors import ProtocolError
+from gpulayer.staging.blobs import storage_error
+from gpulayer.worker.disk import Reserve
 
 __all__ = ["Identity", "IdentityStore", "write_whole"]
 
@@ -44,9 +46,10 @@ class Identity:
 
 class IdentityStore:
     """The file ``identity.json``. It appears with enrolment; before, the key waits beside it, because a control plane
-    takes the file's being there for "has joined". Blocks for a few syncs."""
+    takes the file's being there for "has joined". Blocks for a few syncs. Raises DiskFull and StorageUnavailable."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, reserve: Reserve) -> None:
+        self._reserve = reserve
         self._path = folder / "identity.json"
         self._unused = folder / "identity.new.json"
         self.identity = self._load()
@@ -88,7 +91,11 @@ class IdentityStore:
             "boot": identity.boot,
         }
         path = self._path if identity.worker_id else self._unused
-        write_whole(path, json.dumps(document).encode(), is_synced=True)
+        content = json.dumps(document).encode()
+        try:
+            self._reserve.write(lambda: write_whole(path, content, is_synced=True))
+        except OSError as error:
+            raise storage_error(error, path) from error
         self.identity = identity
 
     def _load(self) -> Identity:
@@ -124,13 +131,17 @@ def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     is_synced: it also survives a loss of power.
     """
     temporary = path.with_name(path.name + ".part")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        if is_synced:
-            file.flush()
-            os.fsync(descriptor)
-    os.replace(temporary, path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            if is_synced:
+                file.flush()
+                os.fsync(descriptor)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk even half a file is too much
+        raise
     if is_synced:
         folder = os.open(path.parent, os.O_RDONLY)
         try:

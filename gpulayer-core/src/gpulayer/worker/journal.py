@@ -1,10 +1,10 @@
 """What must outlive the agent, in a folder a node: ``attempts/<epoch>.<node>/``.
 
-``assign.json``, ``phase``, ``baseline.json``, ``log``, ``exit.json``, ``work/`` and ``out/``. ``phase`` has a line a
-change, and its last whole line counts: appending one is a single write, while replacing a file costs a tiny job more
-than all else here. Nothing is synced: a host that lost power has no program left to come back to, and what was
-promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being renamed first,
-so that half of one is never read.
+``assign.json``, ``phase``, ``baseline.json``, ``log`` (and ``log.err``), ``exit.json``, ``work/`` and ``out/``.
+``phase`` has a line a change, and its last whole line counts: appending one is a single write, while replacing a file
+costs a tiny job more than all else here. Nothing is synced: a host that lost power has no program left to come back
+to, and what was promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being
+renamed first, so that half of one is never read.
 """
 
 import errno
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import Blame, GpulayerError
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
@@ -59,19 +59,20 @@ class Journal:
         self._root = work_dir / "attempts"
         self._root_path = str(self._root)  # for the hot path: building Path objects takes longer than the calls
         self._spares = Spares(str(work_dir / "spare"))
-        self._sites: dict[NodeKey, LaunchSite] = {}
+        self._sites: dict[tuple[NodeKey, bool], LaunchSite] = {}
         self._open: dict[NodeKey, int] = {}  # ``phase`` of what this agent has written lately
         self._contact = work_dir / "contact.json"
         self._boot_id = boot_id
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def site(self, key: NodeKey) -> LaunchSite:
-        """Paths alone; nothing is made."""
-        known = self._sites.get(key)
+    def site(self, key: NodeKey, *, is_split: bool = False) -> LaunchSite:
+        """Paths alone; nothing is made. is_split: stderr has a log of its own."""
+        known = self._sites.get((key, is_split))
         if known is None:
             folder = self._root / str(key)
-            known = LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json")
-            self._sites[key] = known
+            err_path = folder / "log.err" if is_split else None
+            known = LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json", err_path)
+            self._sites[key, is_split] = known
         return known
 
     def admit(self, assignment: Assignment) -> None:
@@ -95,7 +96,7 @@ class Journal:
         _write_line(phase, _progress_to_text(Progress(Phase.STAGING)))
 
     def write(self, key: NodeKey, progress: Progress) -> None:
-        """Raises OSError; FileNotFoundError for a node that was never admitted."""
+        """Whole or not at all. Raises OSError; FileNotFoundError for a node that was never admitted."""
         descriptor = self._open.get(key)
         if descriptor is None:
             path = f"{self._folder(key)}/phase"
@@ -159,7 +160,8 @@ class Journal:
     def put_by(self, key: NodeKey) -> bool:
         """Keep the folder of a job that left nothing for another job; False where ``forget`` is to delete it."""
         self._close(key)
-        self._sites.pop(key, None)
+        for is_split in (False, True):
+            self._sites.pop((key, is_split), None)
         return self._spares.keep(self._folder(key))
 
     def forget(self, key: NodeKey) -> None:
@@ -229,7 +231,11 @@ def _open_blank(path: str) -> int:
 
 def _write_line(descriptor: int, text: str) -> None:
     line = text.encode() + b"\n"
-    if os.write(descriptor, line) != len(line):
+    written = os.write(descriptor, line)
+    if written != len(line):
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.ftruncate(descriptor, end - written)  # half a line would spoil the next one
+        os.lseek(descriptor, end - written, os.SEEK_SET)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -242,6 +248,8 @@ def _progress_to_json(progress: Progress) -> dict[str, Any]:
         "phase": str(progress.phase),
         "started_ms": progress.started_ms,
         "stop": None if progress.stop is None else str(progress.stop),
+        "stop_evidence": progress.stop_evidence,
+        "stop_blame": None if progress.stop_blame is None else str(progress.stop_blame),
         "kill_at_ms": progress.kill_at_ms,
         "is_signalled": progress.is_signalled,
         "outcome": None if progress.outcome is None else outcome_to_wire(progress.outcome),
@@ -251,10 +259,13 @@ def _progress_to_json(progress: Progress) -> dict[str, Any]:
 
 def _progress_from_json(document: dict[str, Any]) -> Progress:
     stop, outcome, outputs = document["stop"], document["outcome"], document["outputs"]
+    blame = document.get("stop_blame")
     return Progress(
         phase=Phase(document["phase"]),
         started_ms=document["started_ms"],
         stop=None if stop is None else EndedBy(stop),
+        stop_evidence=document.get("stop_evidence", ""),
+        stop_blame=None if blame is None else Blame(blame),
         kill_at_ms=document["kill_at_ms"],
         is_signalled=document["is_signalled"],
         outcome=None if outcome is None else outcome_from_wire(outcome),

@@ -4,7 +4,7 @@ import errno
 
 from gpulayer.plugins.contracts import Launched, LaunchPlan, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
-from gpulayer.spawner.messages import ExitRecord
+from gpulayer.spawner.messages import ExitRecord, SpawnLimits
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.worker.spawner_link import SpawnerLink
@@ -13,12 +13,16 @@ __all__ = ["SpawnerStarter", "end_of"]
 
 
 class SpawnerStarter:
-    """``plugins.contracts.Starter`` over the spawner link, for one launch. ``ended``: it had ended already."""
+    """``plugins.contracts.Starter`` over the spawner link, for one launch.
+
+    ended: it had ended already. is_disk_full: that is why it was not started.
+    """
 
     def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
         self._link = link
         self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
+        self.is_disk_full = False
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
         """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
@@ -30,8 +34,11 @@ class SpawnerStarter:
             log_path=plan.log_path,
             exit_path=plan.exit_path,
             kill_by_ms=self._kill_by_ms,
+            err_path=plan.err_path,
+            limits=SpawnLimits(log_bytes=plan.log_bytes),
         )
         if isinstance(reply, NotSpawned):
+            self.is_disk_full = reply.exit_code is None and reply.errno in (errno.ENOSPC, errno.EDQUOT)
             return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0], reply.errno))
         if reply.exit is not None and reply.exit.reason == "spawn_failed":
             return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))

@@ -17,10 +17,11 @@ from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.staging.blobs import BlobFolder
+from gpulayer.staging.blobs import BlobFolder, storage_error
 from gpulayer.wire.convert import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.agent import Agent
+from gpulayer.worker.disk import Reserve, is_full, is_full_error
 from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
@@ -44,9 +45,14 @@ _LOCAL_PATIENCE: Final = 30  # tries until it is worth a word that the control p
 
 def live(settings: WorkerSettings) -> int:
     """See ``gpulayer.worker.run``."""
-    os.makedirs(settings.work_dir, mode=0o700, exist_ok=True)
-    with _alone(settings.work_dir):
-        asyncio.run(_live(settings))
+    reserve = Reserve(settings.work_dir)
+    try:
+        with _alone(settings.work_dir, reserve):
+            asyncio.run(_live(settings, reserve))
+    except OSError as error:
+        if is_full_error(error):
+            raise storage_error(error, settings.work_dir) from error
+        raise
     return 0
 
 
@@ -80,8 +86,10 @@ class _Present:
             self._agent = self.session = None
 
 
-async def _live(settings: WorkerSettings) -> None:
-    identities = IdentityStore(settings.work_dir)
+async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
+    if is_full(settings.work_dir):
+        reserve.release()  # made for an end, and a start needs no less; it comes back when there is room
+    identities = IdentityStore(settings.work_dir, reserve=reserve)
     boot = identities.next_boot()
     clock, registry = SystemClock(), builtin_registry()
     site = ProbeSite(settings.work_dir, settings.environment)
@@ -122,6 +130,7 @@ async def _live(settings: WorkerSettings) -> None:
                     plane=plane,
                     link=link,
                     folders=Journal(settings.work_dir, boot_id=_boot_id()),
+                    reserve=reserve,
                     stager=Stager(plane, cache),
                     registry=registry,
                     facts=facts,
@@ -230,9 +239,14 @@ def _drop_token(settings: WorkerSettings) -> None:
 
 
 @contextmanager
-def _alone(work_dir: Path) -> Iterator[None]:
-    """Hold ``agent.lock``, with our process id in it for whoever has to end us. Raises Conflict."""
-    descriptor = os.open(work_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _alone(work_dir: Path, reserve: Reserve) -> Iterator[None]:
+    """Hold ``agent.lock``, with our process id in it for whoever has to end us. Raises Conflict, and DiskFull or
+    StorageUnavailable where the folder can't be made or written."""
+    try:
+        os.makedirs(work_dir, mode=0o700, exist_ok=True)
+        descriptor = os.open(work_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise storage_error(error, work_dir) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,8 +254,11 @@ def _alone(work_dir: Path) -> Iterator[None]:
             raise Conflict(
                 f"another worker runs in {work_dir}", hint="give this one a folder of its own: --work-dir DIR"
             ) from None
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            reserve.write(lambda: os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
+            os.truncate(descriptor, len(f"{os.getpid()}\n"))
+        except OSError as error:
+            raise storage_error(error, work_dir / "agent.lock") from error
         yield
     finally:
         os.close(descriptor)

@@ -1,37 +1,94 @@
-"""One log on its way: from the spool file to the control plane, by offset, as it grows.
+"""Logs on their way: from the spool files to the control plane, by offset, as they grow.
 
-One request at a time, at most ``PIECE`` bytes each, woken by the spawner's word that there is more. The control plane
-says how much it holds; after a restart, a gap or an overlap the log goes on from there, so no byte is lost or sent for
-good twice. Memory is bounded by one piece, however fast the program writes.
+A stream has one request on its way, of at most ``PIECE`` bytes, woken by the spawner's word that there is more. The
+control plane says how much it holds; after a restart, a gap or an overlap the log goes on from there, so no byte is
+lost or sent for good twice. Memory is bounded by one piece a stream, however fast the program writes. What found no
+room on this disk is told by a last line of the log, which the control plane gets and no spool has.
 """
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpulayer.errors import Conflict
+from gpulayer.errors import Conflict, GpulayerError, StaleAttempt
+from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.wire.workers import LogReply
 from gpulayer.worker.session import Plane
 
-__all__ = ["LogUploader"]
+__all__ = ["AttemptLogs", "LogUploader"]
 
-PIECE: Final = 256 * 1024
+PIECE: Final = 1 << 20  # what the control plane takes at most; a request costs it more than the bytes in it
+
+
+class AttemptLogs:
+    """The log of one node, or its two where streams are split. ``run`` it once; the rest at any time. ``is_started``:
+    the caller's note that it runs."""
+
+    def __init__(self, plane: Plane, key: NodeKey, site: LaunchSite, *, is_resumed: bool) -> None:
+        paths = {"stdout": site.log_path}
+        if site.err_path is not None:
+            paths["stderr"] = site.err_path
+        self._streams = {
+            stream: LogUploader(plane, key, path, is_resumed=is_resumed, stream=stream)
+            for stream, path in paths.items()
+        }
+        self.is_started = False
+
+    def is_needless(self) -> bool:
+        """It does not run, and there is nothing to send: most tiny jobs print nothing. Asked when the spools are
+        complete."""
+        return not self.is_started and all(uploader.is_empty() for uploader in self._streams.values())
+
+    def grown(self, stream: str = "") -> None:
+        """The spool of this stream, or any of them, has more bytes; harmless when it has not."""
+        for name, uploader in self._streams.items():
+            if stream in ("", name):
+                uploader.grown()
+
+    def drain(self, unwritten: Sequence[int] = ()) -> None:
+        """The spools are complete: ``run`` ends when the control plane holds them. unwritten: for each stream, how many
+        bytes found no room in its spool."""
+        counts = [*unwritten, 0, 0]
+        for uploader, count in zip(self._streams.values(), counts, strict=False):
+            uploader.drain(unwritten=count)
+
+    async def run(self) -> None:
+        """Raises StaleAttempt, and any other error that is an answer for good; the other stream comes home first."""
+        failed: list[GpulayerError] = []
+
+        async def run(uploader: LogUploader) -> None:
+            try:
+                await uploader.run()
+            except StaleAttempt:
+                raise
+            except GpulayerError as error:
+                failed.append(error)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for uploader in self._streams.values():
+                    group.create_task(run(uploader))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        if failed:
+            raise failed[0]
 
 
 class LogUploader:
-    """``run`` it once; ``grown`` and ``drain`` may be called at any time. ``is_started``: the caller's note that it
-    runs, since a program that prints nothing needs no run at all."""
+    """One stream. ``run`` it once; ``grown`` and ``drain`` may be called at any time."""
 
-    def __init__(self, plane: Plane, key: NodeKey, path: Path, *, is_resumed: bool) -> None:
+    def __init__(self, plane: Plane, key: NodeKey, path: Path, *, is_resumed: bool, stream: str = "stdout") -> None:
         self._plane = plane
         self._key = key
         self._path = path
+        self._stream = stream
         self._offset: int | None = None if is_resumed else 0
         self._woken = asyncio.Event()
         self._is_draining = False
-        self.is_started = False
+        self._unwritten = 0
 
     def is_empty(self) -> bool:
         """The spool holds nothing."""
@@ -44,9 +101,11 @@ class LogUploader:
         """The spool has more bytes; harmless when it has not."""
         self._woken.set()
 
-    def drain(self) -> None:
-        """The spool is complete: ``run`` ends when the control plane holds it all."""
+    def drain(self, *, unwritten: int = 0) -> None:
+        """The spool is complete: ``run`` ends when the control plane holds it all, and a line that tells of bytes that
+        did not get into it."""
         self._is_draining = True
+        self._unwritten = unwritten
         self._woken.set()
 
     async def run(self) -> None:
@@ -69,8 +128,10 @@ class LogUploader:
             return True  # the program never started, or wrote nothing yet
         try:
             while True:
-                offset, size = self._offset or 0, os.fstat(descriptor).st_size
-                piece = os.pread(descriptor, PIECE, offset)
+                offset, spooled = self._offset or 0, os.fstat(descriptor).st_size
+                last_words = self._last_words(descriptor, spooled) if is_draining else b""
+                size = spooled + len(last_words)
+                piece = os.pread(descriptor, PIECE, offset) or last_words[max(0, offset - spooled) :]
                 is_final = is_draining and offset + len(piece) >= size
                 # An empty log needs no word: there is nothing in it that could get lost.
                 if piece or (is_final and size):
@@ -82,8 +143,17 @@ class LogUploader:
         finally:
             os.close(descriptor)
 
+    def _last_words(self, descriptor: int, spooled: int) -> bytes:
+        if not self._unwritten:
+            return b""
+        line = f"[gpulayer: {self._unwritten} bytes left out: the disk of the worker was full]\n".encode()
+        is_new_line = not spooled or os.pread(descriptor, 1, spooled - 1) == b"\n"
+        return line if is_new_line else b"\n" + line
+
     async def _put(self, piece: bytes, offset: int, *, is_final: bool) -> None:
         path = f"{self._plane.worker_path}/attempts/{self._key.epoch}/logs?node={self._key.node}&offset={offset}"
+        if self._stream != "stdout":
+            path += f"&stream={self._stream}"
         if is_final:
             path += "&final=1"
 

@@ -130,6 +130,11 @@ class Plane:
         return self._endpoints.shown()
 
     @property
+    def worker_name(self) -> str:
+        """As the control plane calls this worker."""
+        return self._identities.identity.name
+
+    @property
     def worker_path(self) -> str:
         return f"/v1/workers/{self._identities.identity.worker_id}"
 

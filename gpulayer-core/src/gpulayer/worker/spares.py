@@ -15,7 +15,7 @@ __all__ = ["Spares"]
 KEPT: Final = 64
 _FOLDERS: Final = ("work", "out")
 _USED_AGAIN: Final = frozenset({"assign.json", "phase"})  # written over before they count
-_REMOVED: Final = frozenset({"log", "exit.json"})
+_REMOVED: Final = frozenset({"log", "log.err", "exit.json"})
 
 
 class Spares:

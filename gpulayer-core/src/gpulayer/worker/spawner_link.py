@@ -32,6 +32,7 @@ from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
+from gpulayer.worker.disk import is_full
 
 __all__ = [
     "Attached",
@@ -126,6 +127,8 @@ class SpawnerLink:
         marker: int | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        err_path: Path | None = None,
+        limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
         """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
@@ -141,6 +144,8 @@ class SpawnerLink:
                 marker=marker,
                 nice=nice,
                 kill_by_ms=kill_by_ms,
+                err_path=None if err_path is None else os.fspath(err_path),
+                limits=limits or m.SpawnLimits(),
             ),
             what=f"start {key}",
             deadline_s=deadline_s,
@@ -346,7 +351,7 @@ class SpawnerLink:
             case m.Exited():
                 self._push("exited", message.record.key, message)
             case m.Output():
-                self._push("output", message.key, message)
+                self._push(message.stream, message.key, message)
             case m.Stalled():
                 self._push("stalled", message.key, message)
             case m.Superseded():
@@ -445,7 +450,9 @@ class SpawnerLink:
                 lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError as error:
             return str(error)
-        return lines[-1] if lines else "its log is empty"
+        if lines:
+            return lines[-1]
+        return "its disk is full" if is_full(Path(self._state.path)) else "its log is empty"
 
     async def _greet(self) -> None:
         assert self._writer is not None

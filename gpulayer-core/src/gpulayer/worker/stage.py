@@ -6,11 +6,11 @@ transfers side by side over all attempts. Whatever comes is verified by its dige
 
 import asyncio
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
-from gpulayer.errors import BadRequest, DigestMismatch, NotFound, TooLarge
+from gpulayer.errors import BadRequest, DigestMismatch, DiskFull, NotFound, StorageUnavailable, TooLarge
 from gpulayer.ids import Digest
 from gpulayer.spec.tree import EntryKind, decode_tree
 from gpulayer.staging.blobs import BlobFolder
@@ -24,6 +24,8 @@ __all__ = ["Stager"]
 _TRANSFERS: Final = 4
 _TREES_A_REQUEST: Final = 64
 _BLOBS_A_REQUEST: Final = 5_000
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 _TRIES: Final = 3  # a damaged blob is taken out of the cache and fetched again
 
 
@@ -93,13 +95,13 @@ class Stager:
                     await self._fetch_single(digest, self._limits.object_bytes)
 
     async def _fetch_pack(self, digests: list[Digest]) -> None:
-        async def fetch() -> None:
+        async def fetch() -> bytes:
             async with self._plane.stream("POST", "/v1/blobs:fetch", document={"digests": digests}) as incoming:
-                body = await incoming.read()
-            await asyncio.to_thread(self._keep, body)
+                return await incoming.read()
 
         async with self._transfers:
-            await self._plane.until_answered(fetch, what="fetching sources")
+            body = await self._plane.until_answered(fetch, what="fetching sources")
+            await asyncio.to_thread(self._keep, body)
         lacking = await asyncio.to_thread(self._cache.missing, digests)
         if lacking:
             raise NotFound(f"the control plane did not send blob {lacking[0]}")
@@ -109,14 +111,32 @@ class Stager:
 
     async def _fetch_single(self, digest: Digest, size_limit: int) -> None:
         async def fetch() -> None:
-            with self._cache.writer(digest, size_limit) as writer:
+            with await _on_our_disk(self._cache.writer, digest, size_limit) as writer:
                 async with self._plane.stream("GET", f"/v1/blobs/{digest}") as incoming:
                     async for piece in incoming.pieces():
-                        await asyncio.to_thread(writer.write, piece)
-                await asyncio.to_thread(writer.commit)
+                        await _on_our_disk(writer.write, piece)
+                await _on_our_disk(writer.commit)
 
         async with self._transfers:
-            await self._plane.until_answered(fetch, what="fetching sources")
+            try:
+                await self._plane.until_answered(fetch, what="fetching sources")
+            except _OurDisk as failed:
+                raise failed.error from failed
+
+
+class _OurDisk(Exception):
+    """Carries the failure of this worker's disk past the waiting for the control plane's, which passes."""
+
+    def __init__(self, error: DiskFull | StorageUnavailable) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+async def _on_our_disk(work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs) -> _Result:
+    try:
+        return await asyncio.to_thread(work, *given, **named)
+    except (DiskFull, StorageUnavailable) as error:
+        raise _OurDisk(error) from error
 
 
 def _batches(digests: list[Digest], sizes: dict[Digest, int]) -> Iterator[list[Digest]]:

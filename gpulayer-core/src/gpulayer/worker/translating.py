@@ -5,13 +5,15 @@ from typing import Any, Final
 
 from gpulayer.errors import BadRequest
 from gpulayer.ids import Epoch
-from gpulayer.protocol.messages import Item, Revoke, Stop
+from gpulayer.protocol.messages import Item, ReportPlan, Revoke, Stop
 from gpulayer.spec.assignment import Assignment
+from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
-from gpulayer.wire.convert import assignment_from_wire, outcome_to_wire
-from gpulayer.wire.workers import ReportItem
+from gpulayer.wire import SCHEMA_VERSION
+from gpulayer.wire.convert import assignment_from_wire, facts_to_wire, outcome_to_wire
+from gpulayer.wire.workers import ReportBody, ReportItem
 
-__all__ = ["command_from_wire", "item_to_wire"]
+__all__ = ["command_from_wire", "report_to_wire"]
 
 _log: Final = logging.getLogger(__name__)
 _EVIDENCE_LIMIT: Final = 60_000  # characters; the wire allows 65,536
@@ -34,7 +36,26 @@ def command_from_wire(fields: Any) -> Assignment | Stop | Revoke | None:  # Any:
     return None
 
 
-def item_to_wire(item: Item) -> ReportItem:
+def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
+    """The whole body; ``facts`` go along where the plan says so."""
+    body: ReportBody = {
+        "schema": SCHEMA_VERSION,
+        "boot": plan.boot,
+        "seq": plan.seq,
+        "sent_ms": plan.sent_ms,
+        "holding": list(plan.holding),
+        "items": [_item_to_wire(item) for item in plan.items],
+    }
+    if plan.recovered is not None:
+        body["recovered"] = list(plan.recovered)
+    if plan.has_facts:
+        body["facts"] = facts_to_wire(facts)
+    if plan.leaving:
+        body["leaving"] = True
+    return body
+
+
+def _item_to_wire(item: Item) -> ReportItem:
     """Evidence is cut to what the wire takes."""
     fields: ReportItem = {"epoch": item.key.epoch, "node": item.key.node, "state": item.state.value}
     if item.outcome is not None:

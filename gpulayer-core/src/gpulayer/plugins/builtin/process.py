@@ -68,6 +68,8 @@ class ProcessLauncher:
             env=env,
             log_path=site.log_path,
             exit_path=site.exit_path,
+            err_path=site.err_path,
+            log_bytes=attempt.limits.log_bytes,
         )
 
     async def act(self, plan: LaunchPlan, starter: Starter) -> Launched | NotLaunched:

@@ -1,68 +1,88 @@
-"""Logs of jobs as raw bytes from an offset, followed where asked for."""
+"""Logs of jobs as raw bytes from an offset, followed where asked for.
 
-from dataclasses import dataclass
+A response holds one piece in memory and the log's file open. A reader that takes nothing costs just that, for as long
+as its connection stands, and holds up nobody: each follower reads for itself, and the worker's uploads wait for none.
+"""
+
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gpulayer.clock import iso_utc
 from gpulayer.engine import State
+from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage
 from gpulayer.engine.turn import attempt_image
-from gpulayer.errors import NotFound
-from gpulayer.ids import Epoch, JobId
-from gpulayer.server.logs import READ_PIECE
+from gpulayer.errors import BadRequest, NotFound
+from gpulayer.ids import JobId
+from gpulayer.server.logs import READ_PIECE, LogKey
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes.jobs import find_job
 from gpulayer.server.store import reads
 from gpulayer.server.web import CLIENT, Call, Query, Route, held
+from gpulayer.spec.logs import LogStream
+from gpulayer.spec.units import format_duration
 
-__all__ = ["ROUTES"]
-
-
-@dataclass(frozen=True, slots=True)
-class _LogRef:
-    job_id: JobId
-    epoch: Epoch
-    node: int
-    number: int
+__all__ = ["ROUTES", "log_stream"]
 
 
 async def logs(call: Call) -> Response:
-    """The bytes there are from ``offset`` on; with ``follow`` also those that come, until the attempt has ended."""
+    """The bytes there are from ``offset`` on; with ``follow`` also those that come, until the attempt has ended.
+
+    ``since_ms`` and ``tail_bytes`` begin later, at the latest of the places asked for.
+    """
     node = call.query_int("node", 0, most=100_000) or 0
     wanted = call.query_int("attempt", None, least=1, most=1_000_000)
     tail = call.query_int("tail_bytes", None)
+    since_ms = call.query_int("since_ms", None)
     offset = call.query_int("offset", 0) or 0
     is_following = call.query_flag("follow")
-    job_id = await find_job(call)
+    plane, job_id = call.plane, await find_job(call)
+    stream = log_stream(call)
+    if stream is LogStream.STDERR:
+        await _check_split(plane, job_id)
     attempt = await _attempt(call, job_id, wanted, is_following=is_following)
     if attempt is None:
         return Response(b"", headers=_headers(0, wanted or 0), media_type="application/octet-stream")
     if node >= len(attempt.nodes):
-        raise NotFound(f"attempt {attempt.number} of job {job_id} has {len(attempt.nodes)} nodes; there is no {node}")
-    ref = _LogRef(job_id, attempt.epoch, node, attempt.number)
+        count = len(attempt.nodes)
+        raise NotFound(
+            f"attempt {attempt.number} of job {job_id} ran on {count} node{'' if count == 1 else 's'}: "
+            f"there is no rank {node}",
+            hint="ranks count from 0",
+        )
+    if attempt.phase is NodePhase.ENDED:
+        await _check_kept(plane, job_id)
+    key = LogKey(job_id, attempt.epoch, node, stream)
     if tail is not None:
-        size = await call.plane.in_thread(call.plane.logs.size, job_id, ref.epoch, node)
+        size = await plane.in_thread(plane.logs.size, key)
         offset = max(offset, size - tail)
-    return _LogResponse(call, ref, offset, is_following=is_following)
+    headers: dict[str, str] = {}
+    if since_ms is not None:
+        start = await plane.in_thread(plane.logs.start_since, key, since_ms)
+        offset = max(offset, start or 0)
+        headers["X-Gpulayer-Log-Timed"] = "0" if start is None else "1"
+    headers |= _headers(offset, attempt.number)
+    return _LogResponse(call, key, offset, headers, is_following=is_following)
 
 
 class _LogResponse(Response):
     """Streams a log: one piece in memory at a time, read when the one before it has been taken."""
 
-    def __init__(self, call: Call, ref: _LogRef, offset: int, *, is_following: bool) -> None:
-        super().__init__(None, headers=_headers(offset, ref.number), media_type="application/octet-stream")
+    def __init__(self, call: Call, key: LogKey, offset: int, headers: dict[str, str], *, is_following: bool) -> None:
+        super().__init__(None, headers=headers, media_type="application/octet-stream")
         del self.headers["content-length"]
         self._call = call
-        self._ref = ref
+        self._key = key
+        self._reader = call.plane.logs.open(key)
         self._offset = offset
         self._is_following = is_following
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plane, ref = self._call.plane, self._ref
+        plane, key = self._call.plane, self._key
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with plane.hub.watching(("job", ref.job_id), ("log", ref.epoch, ref.node)) as watch:
+        with self._reader, plane.hub.watching(("job", key.job_id), key) as watch:
             async with held(self._call, watch) as hold:
                 while not hold.is_over:
                     watch.clear()
@@ -70,7 +90,7 @@ class _LogResponse(Response):
                     # that answer may have to wait for a commit. Bytes may have come since: hence the second look.
                     if await self._send_piece(send):
                         continue
-                    if self._is_following and not await _has_ended(plane, ref):
+                    if self._is_following and not await _has_ended(plane, key):
                         await hold.wait()
                     elif not await self._send_piece(send):
                         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -78,14 +98,53 @@ class _LogResponse(Response):
         # Closing: the response stays unfinished on purpose, so that no follower takes it for the log's end.
 
     async def _send_piece(self, send: Send) -> bool:
-        plane, ref = self._call.plane, self._ref
-        piece = plane.logs.latest(ref.epoch, ref.node, self._offset)
+        piece = self._call.plane.logs.latest(self._key, self._offset)
         if not piece:
-            piece = await plane.in_thread(plane.logs.read, ref.job_id, ref.epoch, ref.node, self._offset, READ_PIECE)
-        if piece:
-            self._offset += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            piece = await self._call.plane.in_thread(self._reader.read, self._offset)
+        # In slices, each taken before the next: a reader that is slow holds no more than one of them in memory.
+        for start in range(0, len(piece), READ_PIECE):
+            part = memoryview(piece)[start : start + READ_PIECE]
+            self._offset += len(part)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         return bool(piece)
+
+
+def log_stream(call: Call) -> LogStream:
+    """The ``stream`` asked for. Raises BadRequest for one that nobody knows."""
+    text = call.query("stream") or str(LogStream.STDOUT)
+    try:
+        return LogStream(text)
+    except ValueError:
+        raise BadRequest(f"stream: {text[:40]!r} must be stdout or stderr") from None
+
+
+async def _check_split(plane: Plane, job_id: JobId) -> None:
+    """Raises BadRequest for a job that has one log for both: an empty answer would look like a silent program."""
+    submission = (await plane.submissions([job_id]))[job_id]
+    if not submission.get("split_streams", False):
+        raise BadRequest(
+            f"stdout and stderr of job {job_id} are one log, in order",
+            hint="read it without a stream; submit with --split-streams to keep them apart",
+        )
+
+
+async def _check_kept(plane: Plane, job_id: JobId) -> None:
+    """Raises NotFound, with the date, where the logs of this job were removed."""
+    removed_ms = await plane.in_thread(plane.logs.removed_at, job_id)
+    if removed_ms is None:
+        return
+    ended_ms = (await plane.query(reads.read_job, job_id)).image.ended_wall_ms or removed_ms
+    removed_at = iso_utc(removed_ms) or ""
+    raise NotFound(
+        f"the log of job {job_id} was removed on {removed_at[:10]}, {_after(removed_ms - ended_ms)} after its end",
+        hint=f"its record is kept: gpulayer job show {job_id}; `gpulayer up --keep-logs TIME` keeps logs longer",
+        details={"removed_at": removed_at},
+    )
+
+
+def _after(ms: int) -> str:
+    days = ms // 86_400_000
+    return f"{days} day{'' if days == 1 else 's'}" if days else format_duration(max(0, ms))
 
 
 async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_following: bool) -> AttemptImage | None:
@@ -120,12 +179,12 @@ def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:
     return True, image if image is not None and image.is_shown else None
 
 
-async def _has_ended(plane: Plane, ref: _LogRef) -> bool:
+async def _has_ended(plane: Plane, key: LogKey) -> bool:
     """What is in the file once this is true is all there will ever be: an ended attempt takes no more log."""
 
     def has_ended(state: State) -> bool:
-        attempt = state.attempts.get(ref.epoch)
-        return attempt is None or attempt.nodes[ref.node].outcome is not None
+        attempt = state.attempts.get(key.epoch)
+        return attempt is None or attempt.nodes[key.node].outcome is not None
 
     return await plane.driver.read(has_ended)
 
@@ -147,14 +206,16 @@ ROUTES: Final = (
         logs,
         CLIENT,
         "The log of an attempt as raw bytes; X-Gpulayer-Log-Start is the offset of the first, X-Gpulayer-Attempt the "
-        "attempt's number",
+        "attempt's number, X-Gpulayer-Log-Timed (with since_ms) 0 where nobody knows when its bytes came",
         raw_reply="application/octet-stream",
         query=(
             Query("offset", "the first byte wanted"),
             Query("attempt", "the attempt's number; the latest by default"),
-            Query("node", "the node of a gang"),
+            Query("node", "the node of a gang, which is the rank"),
+            Query("stream", "stdout (the default, which holds both unless the job was split) or stderr", "string"),
             Query("follow", "1: go on until the attempt has ended"),
             Query("tail_bytes", "only so many bytes of what is there"),
+            Query("since_ms", "only what came then or later, by the control plane's clock: milliseconds since 1970"),
         ),
     ),
 )

@@ -1,6 +1,7 @@
 """Workers: enrolment, sessions and the two channels for agents; list, drain, resume and remove for people."""
 
 import hashlib
+import logging
 from dataclasses import replace
 from typing import Final
 
@@ -18,15 +19,27 @@ from gpulayer.engine.events import (
     WorkerResumed,
 )
 from gpulayer.engine.state import Worker
-from gpulayer.errors import BadRequest, Conflict, Forbidden, GpulayerError, NotFound, StaleAttempt
+from gpulayer.errors import (
+    BadRequest,
+    Conflict,
+    DiskFull,
+    Forbidden,
+    GpulayerError,
+    NotFound,
+    StaleAttempt,
+    StorageUnavailable,
+)
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
+from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import worker_record
+from gpulayer.server.routes.logs import log_stream
 from gpulayer.server.store import IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
 from gpulayer.server.web import CLIENT, JOIN, OPEN, WORKER, Call, Query, Route, held, json_response
+from gpulayer.spec.logs import streams_not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
 from gpulayer.spec.worker import WorkerState
@@ -53,6 +66,8 @@ from gpulayer.wire.workers import (
 __all__ = ["ROUTES"]
 
 _HOLD_LIMIT_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 async def enrol(call: Call) -> Response:
@@ -112,6 +127,8 @@ async def report(call: Call) -> Response:
     digest = None if facts is None else _facts_digest(facts)
     recovered = body.get("recovered")
     items = tuple([await _item(plane, item) for item in body["items"]])
+    for item in items:
+        await _mark_log(plane, worker_id, item)
     effects = await plane.driver.submit(
         lambda at: WorkerReported(
             at,
@@ -161,10 +178,20 @@ async def put_log(call: Call) -> Response:
     node = call.query_int("node", 0, most=100_000) or 0
     offset = call.query_int("offset", 0) or 0
     is_final = call.query_flag("final")
+    stream = log_stream(call)
     epoch, job_id = await _lent(call, node)
+    key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
-    size = await plane.in_thread(plane.logs.append, job_id, epoch, node, offset, piece, is_final=is_final)
-    plane.hub.wake([("log", epoch, node)])
+    size = await plane.in_thread(
+        plane.logs.append,
+        key,
+        offset,
+        piece,
+        wall_ms=plane.clock.wall_ms(),
+        is_final=is_final,
+        is_followed=plane.hub.is_watched(key),
+    )
+    plane.hub.wake([key])
     return json_response({"offset": size})
 
 
@@ -241,6 +268,14 @@ async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
     is on its way, and the first of a log should not wait for the report that its program runs. A no does wait.
     """
     worker_id, epoch = _own_worker(call), Epoch(call.path_int("epoch"))
+    job_id = await _job_held(call.plane, worker_id, epoch, node)
+    if job_id is None:
+        raise StaleAttempt(f"attempt {epoch} is not lent to this worker (any more)", hint="end it and forget it")
+    return epoch, job_id
+
+
+async def _job_held(plane: Plane, worker_id: WorkerId, epoch: Epoch, node: int | None) -> JobId | None:
+    """Whose attempt this is; None where this worker does not hold (that node of) it."""
 
     def held_job(state: State) -> JobId | None:
         worker, attempt = state.workers.get(worker_id), state.attempts.get(epoch)
@@ -248,10 +283,24 @@ async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
             return None
         return attempt.job_id if node in (None, worker.leases[epoch]) else None
 
-    job_id = call.plane.driver.look(held_job) or await call.plane.driver.read(held_job)
+    return plane.driver.look(held_job) or await plane.driver.read(held_job)
+
+
+async def _mark_log(plane: Plane, worker_id: WorkerId, item: NodeReport) -> None:
+    """Where a log's end was lost on the worker, the log says so itself, to whoever reads it."""
+    streams = () if item.outcome is None else streams_not_whole(item.outcome.evidence)
+    if not streams:
+        return
+    job_id = await _job_held(plane, worker_id, item.epoch, item.node)
     if job_id is None:
-        raise StaleAttempt(f"attempt {epoch} is not lent to this worker (any more)", hint="end it and forget it")
-    return epoch, job_id
+        return
+    for stream in streams:
+        key = LogKey(job_id, item.epoch, item.node, stream)
+        try:
+            await plane.in_thread(plane.logs.mark_missing, key, wall_ms=plane.clock.wall_ms())
+        except (DiskFull, StorageUnavailable) as error:
+            _log.warning("the log of job %s can't be marked: %s", job_id, error.message)  # its evidence says so, too
+        plane.hub.wake([key])
 
 
 async def _item(plane: Plane, item: ReportItem) -> NodeReport:
@@ -441,6 +490,7 @@ ROUTES: Final = (
         raw="application/octet-stream",
         query=(
             Query("node", "the node of a gang"),
+            Query("stream", "stdout (the default) or, of a job that was split, stderr", "string"),
             Query("offset", "where the piece begins"),
             Query("final", "1: this is the end; durable before the answer"),
         ),

@@ -22,6 +22,7 @@ from gpulayer.wire.jobs import JobSubmission
 __all__ = [
     "attempts_of",
     "count_jobs",
+    "ended_before",
     "find_idempotency",
     "find_job",
     "job_events",
@@ -152,6 +153,12 @@ def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[J
         rows = connection.execute(select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(wanted[start : start + 500])))
         found.update((JobId(job_id), json.loads(spec)) for job_id, spec in rows)
     return found
+
+
+def ended_before(connection: Connection, job_ids: Iterable[JobId], wall_ms: int) -> list[JobId]:
+    """Those of at most 500 jobs that ended before ``wall_ms``. Unknown jobs are left out."""
+    query = select(jobs.c.id).where(jobs.c.id.in_(list(job_ids)), ~jobs.c.is_live, jobs.c.ended_wall_ms < wall_ms)
+    return [JobId(job_id) for job_id in connection.execute(query).scalars()]
 
 
 def job_events(connection: Connection, job_id: JobId, *, after: int, limit: int) -> list[StoredEvent]:

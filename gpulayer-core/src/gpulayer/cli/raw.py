@@ -1,0 +1,77 @@
+"""A log's bytes on this program's own streams: untouched, counted, and never torn by an interrupt."""
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TextIO
+
+from gpulayer.client.following import LogCursor
+
+__all__ = ["RawOutput"]
+
+
+class RawOutput:
+    """Bytes to a stream as they are, with interrupts held back while they are written.
+
+    at: the log up to where it is out; ``cursor`` begins there. is_terminated: SIGTERM came, so there is nobody to ask.
+    """
+
+    def __init__(self, stream: TextIO, cursor: LogCursor) -> None:
+        self._stream = stream
+        self.at = cursor
+        self.is_terminated = False
+        self._is_writing = False
+        self._is_pending = False
+
+    def cursor(self) -> LogCursor:
+        """A new one, which goes on where this output stands."""
+        return copy.copy(self.at)
+
+    def write(self, piece: bytes, cursor: LogCursor) -> None:
+        """Write all of it, then remember that the log is out up to ``cursor``. Raises BrokenPipeError."""
+        self._is_writing = True
+        try:
+            self._write(piece)
+            self.at = copy.copy(cursor)
+        finally:
+            self._is_writing = False
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def _write(self, piece: bytes) -> None:
+        # Straight to the descriptor: a buffer would copy, and a thread that dies with the program would hold its lock.
+        self._stream.flush()
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(self._stream.fileno(), left) :]
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not within a write (unless repeated: a stuck reader).
+
+        What somebody ignores on purpose (nohup, a background job of a shell) stays ignored.
+        """
+        taken = {
+            number: before
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if (before := signal.getsignal(number)) in (signal.default_int_handler, signal.SIG_DFL)
+        }
+        for number in taken:
+            signal.signal(number, self._on_interrupt)
+        try:
+            yield
+        finally:
+            for number, before in taken.items():
+                signal.signal(number, before)
+
+    def _on_interrupt(self, number: int, _frame: FrameType | None) -> None:
+        self.is_terminated = self.is_terminated or number == signal.SIGTERM
+        if self._is_writing and not self._is_pending:
+            self._is_pending = True
+            return
+        self._is_pending = False
+        raise KeyboardInterrupt

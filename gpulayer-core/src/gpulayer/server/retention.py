@@ -1,0 +1,53 @@
+"""Logs do not stay for ever: a slow sweep removes those of jobs that ended long ago, and their records stay.
+
+It looks at what lies in the folder, some jobs at a time and in threads, so that the loop never waits for it and a
+sweep that was cut short is finished by the next. A job's time counts from its end, by the wall clock.
+"""
+
+import asyncio
+import logging
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from gpulayer.errors import GpulayerError
+from gpulayer.server.store import reads
+
+if TYPE_CHECKING:
+    from gpulayer.server.plane import Plane
+
+__all__ = ["keep_sweeping", "sweep"]
+
+_FIRST_S: Final = 60.0
+_EVERY_S: Final = 3600.0
+_PAUSE_S: Final = 0.2
+_AT_A_TIME: Final = 200
+
+_log = logging.getLogger(__name__)
+
+
+async def keep_sweeping(plane: "Plane", *, first_s: float = _FIRST_S, every_s: float = _EVERY_S) -> None:
+    """Sweep now and then until cancelled. Logs that can't be removed are tried again the next time."""
+    wait_s = first_s
+    while plane.settings.keep_logs_ms:
+        await asyncio.sleep(min(wait_s, plane.settings.keep_logs_ms / 1000))
+        try:
+            await sweep(plane)
+        except GpulayerError as error:
+            _log.warning("old logs were not removed: %s", error.message)
+        wait_s = every_s
+
+
+async def sweep(plane: "Plane") -> int:
+    """One round; how many jobs lost their logs. Raises StorageUnavailable, DiskFull."""
+    if not plane.settings.keep_logs_ms:
+        return 0
+    removed = 0
+    # A listing of its own, because the folder changes under it; ids are small.
+    held = iter(await plane.in_thread(lambda: list(plane.logs.held())))
+    while page := list(islice(held, _AT_A_TIME)):
+        now_ms = plane.clock.wall_ms()
+        for job_id in await plane.query(reads.ended_before, page, now_ms - plane.settings.keep_logs_ms):
+            await plane.in_thread(plane.logs.remove, job_id, wall_ms=now_ms)
+            removed += 1
+        await asyncio.sleep(_PAUSE_S if removed else 0)
+    return removed

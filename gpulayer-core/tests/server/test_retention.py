@@ -1,0 +1,116 @@
+"""Logs of jobs that ended long ago go, and what is left says so. The clock is the test's."""
+
+import asyncio
+
+import pytest
+
+from gpulayer.clock import ManualClock
+from gpulayer.errors import StorageUnavailable
+from gpulayer.server.retention import keep_sweeping, sweep
+from gpulayer.server.tokens import TokenKind
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(wall_offset_ms=1_795_000_000_000)
+
+
+@pytest.fixture
+def start(make_plane, clock):
+    def started(**settings):
+        plane = make_plane(clock=clock, **settings).start()
+        token = plane.new_token(TokenKind.CLIENT, life_s=None)  # the usual one of a test would not live for 30 days
+        plane.http.headers["Authorization"] = f"Bearer {token}"
+        return plane
+
+    return started
+
+
+def _ended_job(plane, worker) -> str:
+    job = plane.submit()
+    (command,) = worker.commands(hold_s=5)
+    worker.put_log(command["epoch"], 0, b"hello\n")
+    worker.report(worker.ended(command["epoch"]))
+    return job["id"]
+
+
+def _later(plane, clock, days: float) -> int:
+    clock.advance(int(days * DAY_MS))
+    plane.call(lambda: plane.plane.driver.read(lambda state: None))
+    return plane.call(lambda: sweep(plane.plane))
+
+
+def _logs(plane, job: str, **query):
+    return plane.http.get(f"/v1/jobs/{job}/logs", params=query)
+
+
+def test_a_log_is_removed_30_days_after_its_jobs_end_and_the_answer_says_when(start, clock) -> None:
+    plane = start()
+    worker = plane.worker()
+    worker.report()
+    job = _ended_job(plane, worker)
+    assert _later(plane, clock, 29.9) == 0
+    assert _logs(plane, job).content == b"hello\n"
+    assert _later(plane, clock, 0.2) == 1
+    for query in ({}, {"follow": 1}, {"tail_bytes": 10}, {"attempt": 1, "follow": 1}):
+        answer = _logs(plane, job, **query)
+        assert answer.status_code == 404
+        error = plane.check_envelope(answer)
+        assert error["code"] == "not_found"
+        date = error["details"]["removed_at"][:10]
+        assert f"was removed on {date}, 30 days after its end" in error["message"]
+        assert "job show" in error["hint"]
+    assert plane.job(job)["state"] == "succeeded"
+    assert _later(plane, clock, 1) == 0
+
+
+def test_the_log_of_a_job_that_lives_stays_however_old_it_is(start, clock) -> None:
+    plane = start()
+    worker = plane.worker()
+    worker.report()
+    job = plane.submit(keep_for_ms=10**11)
+    (command,) = worker.commands(hold_s=5)
+    worker.put_log(command["epoch"], 0, b"begun")
+    plane.submit()  # has no log at all
+    assert plane.call(lambda: sweep(plane.plane)) == 0
+    assert list(plane.plane.logs.held()) == [job["id"]]
+
+
+def test_zero_keeps_logs_for_ever(start, clock) -> None:
+    plane = start(keep_logs_ms=0)
+    worker = plane.worker()
+    worker.report()
+    job = _ended_job(plane, worker)
+    assert _later(plane, clock, 10_000) == 0
+    assert _logs(plane, job).content == b"hello\n"
+    plane.call(lambda: keep_sweeping(plane.plane))  # has nothing to do, and ends
+
+
+def test_a_served_plane_sweeps_by_itself_and_goes_on_after_a_failure(start, clock) -> None:
+    plane = start(keep_logs_ms=1_000)
+    worker = plane.worker()
+    worker.report()
+    first = _ended_job(plane, worker)
+    clock.advance(2_000)
+    real, failures = plane.plane.logs.remove, []
+
+    def remove(job_id, *, wall_ms):
+        if not failures:
+            failures.append(job_id)
+            raise StorageUnavailable("the disk is away")
+        real(job_id, wall_ms=wall_ms)
+
+    plane.plane.logs.remove = remove
+
+    async def sweep_until_gone() -> None:
+        sweeping = asyncio.create_task(keep_sweeping(plane.plane, first_s=0.01, every_s=0.01))
+        async with asyncio.timeout(20):
+            while plane.plane.logs.removed_at(first) is None:
+                await asyncio.sleep(0.01)
+        sweeping.cancel()
+
+    plane.call(sweep_until_gone)
+    assert failures == [first]
+    assert "2.0 s after its end" in plane.check_envelope(_logs(plane, first))["message"]
