@@ -5,7 +5,7 @@ An attempt ends when its last node has ended; the first failure decides how. A r
 
 from dataclasses import replace
 
-from gpulayer.engine import queue, schedule
+from gpulayer.engine import ahead, queue, schedule
 from gpulayer.engine.effects import Notify, Stop
 from gpulayer.engine.ends import below, end_text, final_state, stop_text
 from gpulayer.engine.events import NodePhase, NodeReport
@@ -29,9 +29,14 @@ def node_reported(turn: Turn, attempt: Attempt, index: int, report: NodeReport) 
         return
     if report.phase is NodePhase.ENDED:
         outcome = report.outcome or Outcome(EndedBy.WORKER_LOST, evidence="the worker reported no outcome")
+        if attempt.started_wall_ms is None and report.started_ago_ms is not None:
+            _begin_at(turn, attempt, turn.at.wall_ms - report.started_ago_ms)
         end_node(turn, attempt, index, outcome, report.outputs)
         return
     node.phase = report.phase
+    worker = turn.state.workers.get(node.allocation.worker)
+    if node.is_ahead and worker is not None and report.phase is not NodePhase.STAGING:
+        ahead.count(turn.state, worker, attempt)
     refresh(turn, attempt)
 
 
@@ -43,8 +48,10 @@ def end_node(turn: Turn, attempt: Attempt, index: int, outcome: Outcome, outputs
     node.phase, node.outcome, node.outputs = NodePhase.ENDED, outcome, outputs
     worker = turn.state.workers.get(node.allocation.worker)
     if worker is not None and worker.leases.pop(attempt.epoch, None) is not None:
+        ahead.forget(turn.state, worker.id, attempt.epoch)
         refresh_free(turn.state, worker)
         schedule.capacity_gained(turn.state, worker)
+        turn.gained[worker.id] = worker
     if not outcome.is_success and attempt.first_failure is None:
         attempt.first_failure = index
         _stop_others(turn, attempt, EndedBy.WORKER_STOPPED)
@@ -90,7 +97,9 @@ def refresh_free(state: State, worker: Worker) -> None:
     """Recompute what is free on a worker from its facts and leases: the one definition, so nothing can drift."""
     free = usable_capacity(worker.facts)
     for epoch, index in worker.leases.items():
-        free = free.less(state.attempts[epoch].nodes[index].allocation)
+        node = state.attempts[epoch].nodes[index]
+        if not node.is_ahead:
+            free = free.less(node.allocation)
     worker.free = free
 
 
@@ -110,18 +119,39 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
     task.epoch = None
     turn.tasks[job.entry.id, task.index] = task
     turn.jobs[job.entry.id] = job
+    if _is_given_back(attempt, outcome):
+        task.attempts -= 1  # nothing has happened but a detour
+        if job.stop is None:
+            job.state = JobState.QUEUED
+            _wait_again(turn, job, task)
+            return
     if _runs_again(job, task, outcome) and _has_place_again(state, job, task, outcome, deciding.allocation.worker):
         _spend_retry(task, outcome, deciding.allocation.worker)
         job.state = JobState.QUEUED
         job.reason_code = "retry"
         job.reason_message = f"attempt {attempt.number} ended: {end_text(outcome)}"
-        queue.push(state, job, task)
-        queue.class_of(state, job).is_blocked = False
+        _wait_again(turn, job, task)
         turn.effects.append(Notify(job.entry.id, job.state))
         return
     if job.stop is EndedBy.CANCEL and not outcome.is_success and outcome.blame is not Blame.USER:
         outcome = cancelled_outcome(job, end_text(outcome))
     end_task(turn, job, task, outcome, attempt.nodes[0].outputs)
+
+
+def _wait_again(turn: Turn, job: Job, task: Task) -> None:
+    turn.has_new_head |= queue.push(turn.state, job, task)
+    queue.class_of(turn.state, job).is_blocked = False
+
+
+def _is_given_back(attempt: Attempt, outcome: Outcome) -> bool:
+    """Its worker had not started it when it was wanted back."""
+    return outcome.ended_by is EndedBy.PREEMPTED and attempt.nodes[0].is_revoked and attempt.started_wall_ms is None
+
+
+def _begin_at(turn: Turn, attempt: Attempt, wall_ms: int) -> None:
+    job = turn.state.jobs[attempt.job_id]
+    attempt.started_wall_ms = wall_ms
+    job.started_wall_ms = job.started_wall_ms or wall_ms
 
 
 def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
@@ -169,10 +199,14 @@ def refresh(turn: Turn, attempt: Attempt) -> None:
     attempt.phase = phase
     job = turn.state.jobs[attempt.job_id]
     if phase is NodePhase.RUNNING and attempt.started_wall_ms is None:
-        attempt.started_wall_ms = turn.at.wall_ms
-        job.started_wall_ms = job.started_wall_ms or turn.at.wall_ms
+        _begin_at(turn, attempt, turn.at.wall_ms)
     before = job.state
-    job.state = JobState.UNREACHABLE if attempt.is_unreachable else _job_state(phase)
+    if attempt.is_unreachable:
+        job.state = JobState.UNREACHABLE
+    elif attempt.is_ahead and phase is not NodePhase.ENDING:
+        job.state = JobState.QUEUED
+    else:
+        job.state = _job_state(phase)
     if job.state is not before:
         job.reason_code = job.reason_message = ""
         turn.effects.append(Notify(job.entry.id, job.state))

@@ -108,6 +108,8 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
             phase=node.phase,
             outcome=node.outcome,
             outputs=node.outputs,
+            is_ahead=node.is_ahead,
+            is_revoked=node.is_revoked,
         )
         for node in image.nodes
     ]
@@ -124,9 +126,12 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
         started_wall_ms=image.started_wall_ms,
         ended_wall_ms=image.ended_wall_ms,
         placement=image.placement,
+        lent_ms=state.now_ms,
     )
     state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch
     for index, node in enumerate(nodes):
         worker = state.workers.get(node.allocation.worker)
         if worker is not None and node.outcome is None:
             worker.leases[image.epoch] = index
+            if node.is_ahead:
+                state.ahead.setdefault(worker.id, {})[image.epoch] = None

@@ -64,6 +64,8 @@ class NodeImage:
     phase: NodePhase
     outcome: Outcome | None
     outputs: Digest | None
+    is_ahead: bool = False
+    is_revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,14 @@ class AttemptImage:
     ended_wall_ms: int | None
     outcome: Outcome | None
     placement: str
+
+    @property
+    def is_shown(self) -> bool:
+        """Not to people: what waits ahead at a worker, and what was given back from there. Such a job is queued, and
+        its next attempt has the same number."""
+        if self.outcome is None:
+            return not self.nodes[0].is_ahead
+        return not (self.nodes[0].is_revoked and self.outcome.ended_by is EndedBy.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)

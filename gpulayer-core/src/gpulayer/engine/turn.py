@@ -26,7 +26,10 @@ __all__ = ["Turn", "attempt_image", "job_image", "task_image", "worker_image"]
 
 @dataclass(slots=True)
 class Turn:
-    """Collects what one ``step`` changes. Entities are touched by reference, before they leave the state."""
+    """Collects what one ``step`` changes. Entities are touched by reference, before they leave the state.
+
+    gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue.
+    """
 
     state: State
     at: Instant
@@ -36,6 +39,8 @@ class Turn:
     attempts: dict[Epoch, Attempt] = field(default_factory=dict)
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
     facts: dict[Digest, FactsImage] = field(default_factory=dict)
+    gained: dict[WorkerId, Worker] = field(default_factory=dict)
+    has_new_head: bool = False
 
     def records(self) -> tuple[Record, ...]:
         """Empty when nothing changed: then there is nothing to commit."""
@@ -98,6 +103,8 @@ def attempt_image(attempt: Attempt) -> AttemptImage:
                 phase=node.phase,
                 outcome=node.outcome,
                 outputs=node.outputs,
+                is_ahead=node.is_ahead,
+                is_revoked=node.is_revoked,
             )
             for node in attempt.nodes
         ),

@@ -23,8 +23,8 @@ class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
     stop_grace_ms: of the stop that was asked for. stop_evidence, stop_blame: see ``Progress``. is_staged: its files are
-    here; others may still have to be dead. told_kill_by_ms: when the spawner ends it by itself; None: what it was told
-    is not known, as after a restart.
+    here; others may still have to be dead. has_waited: it was ready, and there was no room for it. told_kill_by_ms:
+    when the spawner ends it by itself; None: what it was told is not known, as after a restart.
     """
 
     assignment: Assignment
@@ -39,6 +39,7 @@ class Held:
     is_signalled: bool = False
     is_void: bool = False
     is_staged: bool = False
+    has_waited: bool = False
     outcome: Outcome | None = None
     outputs: Digest | None = None
     is_log_drained: bool = False
@@ -87,8 +88,11 @@ class Held:
 
     @property
     def is_news(self) -> bool:
-        """Whether the control plane has acknowledged less than this. Never for a void attempt."""
-        return not self.is_void and (self.acked is None or _ORDER[self.reported_state] > _ORDER[self.acked])
+        """Whether the control plane has acknowledged less than this. Never for a void attempt, nor for one that waits
+        for room: there is nothing to tell of it."""
+        if self.is_void or (self.has_waited and self.phase is Phase.STAGING):
+            return False
+        return self.acked is None or _ORDER[self.reported_state] > _ORDER[self.acked]
 
     @property
     def news_due_ms(self) -> int:

@@ -45,6 +45,7 @@ __all__ = [
     "ReportFailed",
     "ReportPlan",
     "ReportedState",
+    "Revoke",
     "SaveContact",
     "SendReport",
     "SessionOpened",
@@ -119,6 +120,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Revoke:
+    """A command: give the attempt back if its program has not started. An epoch that is not known yet will then never
+    begin."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessExited:
     """The whole tree of the program is dead and its log complete in the spool. Code xor signal, the program's own.
 
@@ -181,7 +190,7 @@ class CommandsReceived:
     """The answer to a request that was sent at ``asked_ms``; only to be taken in while ``agent.is_current``."""
 
     asked_ms: int
-    commands: tuple[Assignment | Stop, ...]
+    commands: tuple[Assignment | Stop | Revoke, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +284,10 @@ class ExtendFailed:
 
 @dataclass(frozen=True, slots=True)
 class FactsChanged:
-    """The machine is not as it was last reported."""
+    """The machine is not as it was last reported. cpus, memory_bytes: what it has for jobs now; None: as before."""
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,12 +433,14 @@ class CollectOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One node's state in a report; ``outcome`` and ``outputs`` with ENDED alone."""
+    """One node's state in a report; ``outcome`` and ``outputs`` with ENDED alone. started_ago_ms: see
+    ``wire.workers.ReportItem``."""
 
     key: NodeKey
     state: ReportedState
     outcome: Outcome | None = None
     outputs: Digest | None = None
+    started_ago_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,8 +201,10 @@ def _view(state: State, worker: Worker) -> WorkerView:
     jobs: list[JobId] = []
     for epoch, index in worker.leases.items():
         attempt = state.attempts[epoch]
-        jobs.append(attempt.job_id)
         node = attempt.nodes[index]
+        if node.is_ahead:
+            continue  # it uses nothing yet
+        jobs.append(attempt.job_id)
         if node.phase is not NodePhase.ENDED:
             holders.extend((uuid, attempt.job_id) for uuid in node.allocation.devices)
     return WorkerView(

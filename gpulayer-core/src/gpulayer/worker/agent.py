@@ -136,7 +136,7 @@ class Agent:
         self._known = KnownFacts(facts, registry.probes, site, version=settings.version, labels=settings.labels)
         self._clock = clock
         self._boot = boot
-        self._state = AgentState(once=settings.once)
+        self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -145,6 +145,7 @@ class Agent:
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, AttemptLogs] = {}
         self._unwritten: dict[NodeKey, tuple[int, ...]] = {}
+        self._unwanted: list[NodeKey] = []
         self._report_tries = 0
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
@@ -196,6 +197,7 @@ class Agent:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            self._folders.close()
         if not self._state.held:
             await self._shut_spawner_down()
 
@@ -269,9 +271,17 @@ class Agent:
                 self._start_for(key, self._kill_tree(key))
             case DrainLog(key):
                 self._follow_log(self._state.held[key].assignment, is_resumed=True)
-                self._logs[key].drain(self._unwritten.get(key, ()))
+                unwritten = self._unwritten.get(key, ())
+                if not any(unwritten) and self._logs[key].is_needless():
+                    self._feed(LogDrained(key))
+                else:
+                    self._send_logs(key)
+                    self._logs[key].drain(unwritten)
             case CollectOutputs(key):
-                self._start_for(key, self._collect(key))
+                if self._folders.made_nothing(key):
+                    self._feed(OutputsCollected(key, None))
+                else:
+                    self._start_for(key, self._collect(key))
             case SendReport(plan):
                 self._start(self._report(plan), "report")
             case Forget(key):
@@ -340,6 +350,7 @@ class Agent:
             case Output():
                 key = _key_of(event.key)
                 if key in self._logs:
+                    self._send_logs(key)
                     self._logs[key].grown(event.stream)
             case Exited():
                 self._ended(event.record)
@@ -354,6 +365,7 @@ class Agent:
                     elif row is not None and row.exit is not None:
                         self._ended(row.exit)
                     if held.key in self._logs:
+                        self._send_logs(held.key)
                         self._logs[held.key].grown()
             case Stalled():
                 self._stalled(event)
@@ -414,7 +426,8 @@ class Agent:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             if await self._known.look_again():
-                self._feed(FactsChanged())
+                facts = self._known.facts
+                self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
 
     async def _watch_usage(self, assignment: Assignment) -> None:
         site, limit_bytes = self._site(assignment), assignment.limits.disk_bytes
@@ -514,7 +527,14 @@ class Agent:
     def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
         key = assignment.key
         if key not in self._logs:
-            self._logs[key] = logs = AttemptLogs(self._plane, key, self._site(assignment), is_resumed=is_resumed)
+            self._logs[key] = AttemptLogs(self._plane, key, self._site(assignment), is_resumed=is_resumed)
+            if is_resumed:
+                self._send_logs(key)
+
+    def _send_logs(self, key: NodeKey) -> None:
+        logs = self._logs[key]
+        if not logs.is_started:
+            logs.is_started = True
             self._start_for(key, self._upload_logs(key, logs))
 
     async def _upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
@@ -583,19 +603,24 @@ class Agent:
         for task in self._tasks.pop(key, ()):
             if task is not current:
                 task.cancel()
-        self._start(self._delete(key), f"forgetting {key}")
+        self._unwanted.append(key)
+        if len(self._unwanted) == 1:
+            self._start(self._delete(), "forgetting")
 
-    async def _delete(self, key: NodeKey) -> None:
+    async def _delete(self) -> None:
+        """All that was forgotten in one turn: one report's answer is the end of many tiny jobs."""
+        await asyncio.sleep(0)
+        keys, self._unwanted = self._unwanted, []
         here("agent.before_forget")
         try:
-            await self._link.forget(str(key))
-        except NotFound:
-            pass
+            await self._link.forget_all([str(key) for key in keys])
         except GpulayerError as error:
-            _log.warning("forgetting %s: %s", key, error.message)
-            return  # the folder stays: the next start finds both again
+            _log.warning("forgetting %s: %s", ", ".join(map(str, keys)), error.message)
+            return  # the folders stay: the next start finds both again
         here("agent.before_delete")
-        await asyncio.to_thread(self._folders.forget, key)
+        left = [key for key in keys if not self._folders.put_by(key)]
+        if left:
+            await asyncio.to_thread(self._folders.forget_all, left)
 
     async def _shut_spawner_down(self) -> None:
         try:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -108,6 +109,7 @@ class SpawnerLink:
         self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
+        self._outgoing: list[bytes] = []
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
@@ -227,6 +229,13 @@ class SpawnerLink:
         """Drop an ended job from the table; its files stay. Raises ``Conflict`` while it runs."""
         await self._done(lambda number: m.Forget(number, key), what=f"forget {key}", deadline_s=deadline_s)
 
+    async def forget_all(self, keys: Sequence[str], *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """``forget`` for many in one exchange. Raises the first error, when all are answered; unknown keys are none."""
+        makes = [partial(_forget, key) for key in keys]
+        for reply in await self._request_all(makes, what="forget jobs", deadline_s=deadline_s):
+            if isinstance(reply, m.Failed) and reply.code != "not_found":
+                raise _error(reply)
+
     async def shutdown(self, *, force: bool = False, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """End spawner and watchdog, and with them ``events``. Raises ``Conflict`` while jobs run, unless ``force``,
         which kills them first (their exit records are written)."""
@@ -283,6 +292,14 @@ class SpawnerLink:
     async def _request(
         self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
     ) -> m.Message:
+        (reply,) = await self._request_all([make], what=what, deadline_s=deadline_s, may_repeat=may_repeat)
+        if isinstance(reply, m.Failed):
+            raise _error(reply)
+        return reply
+
+    async def _request_all(
+        self, makes: Sequence[Callable[[int], m.Message]], *, what: str, deadline_s: float, may_repeat: bool = True
+    ) -> Sequence[m.Message]:
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -292,7 +309,7 @@ class SpawnerLink:
                     if self._is_closed:
                         raise Conflict(f"can't {what}: the link to the spawner is closed")
                     try:
-                        reply = await self._exchange(make)
+                        return await self._exchange(makes)
                     except _ConnectionLost:
                         if may_repeat:
                             continue
@@ -300,27 +317,44 @@ class SpawnerLink:
                             f"the connection to the spawner broke while asking it to {what}",
                             hint="it may or may not have happened; list the jobs",
                         ) from None
-                    if isinstance(reply, m.Failed):
-                        raise _error(reply)
-                    return reply
         except TimeoutError:
             if not self._connected.is_set():
                 raise Unreachable(f"the spawner in {self._state.path} can't be reached to {what}") from None
             raise TimedOut(f"the spawner did not answer within {deadline_s:g} s when asked to {what}") from None
 
-    async def _exchange(self, make: Callable[[int], m.Message]) -> m.Message:
+    async def _exchange(self, makes: Sequence[Callable[[int], m.Message]]) -> Sequence[m.Message]:
         writer = self._writer
         if writer is None or writer.is_closing():
             self._connected.clear()
             raise _ConnectionLost
-        number = next(self._ids)
-        future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = future
+        loop = asyncio.get_running_loop()
+        numbers: list[int] = []
+        futures: list[asyncio.Future[m.Message]] = []
         try:
-            writer.write(m.encode(make(number)))
-            return await future
+            for make in makes:
+                number = next(self._ids)
+                future = self._pending[number] = loop.create_future()
+                numbers.append(number)
+                futures.append(future)
+                self._send(m.encode(make(number)))
+            return [await future for future in futures]
         finally:
-            self._pending.pop(number, None)
+            for number in numbers:
+                self._pending.pop(number, None)
+
+    def _send(self, line: bytes) -> None:
+        """What is asked in one turn of the loop goes out in one write: each wakes the spawner, which costs as much as
+        what it is asked for."""
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, self._writer)
+        self._outgoing.append(line)
+
+    def _flush(self, writer: asyncio.StreamWriter | None) -> None:
+        lines, self._outgoing = self._outgoing, []
+        if (
+            writer is not None and writer is self._writer and not writer.is_closing()
+        ):  # else whoever waits for an answer hears of the loss
+            writer.write(b"".join(lines))
 
     # The connection ---------------------------------------------------------------------------------------------------
 
@@ -576,6 +610,10 @@ class SpawnerLink:
         self._lose_pending()
         self._connected.set()
         self._has_event.set()
+
+
+def _forget(key: str, number: int) -> m.Message:
+    return m.Forget(number, key)
 
 
 def _decode(line: bytes) -> m.Message:

@@ -187,6 +187,7 @@ def _fresh(state: State, row: JobRow) -> StoredJob | None:
     if job is None or any(task.attempts > (task.epoch is not None) for task in job.tasks.values()):
         return None
     tries = [attempt_image(state.attempts[task.epoch]) for task in job.tasks.values() if task.epoch is not None]
+    tries = [image for image in tries if image.is_shown]
     return StoredJob(
         submission=row.submission,
         owner=row.owner,

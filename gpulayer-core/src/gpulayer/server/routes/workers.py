@@ -32,7 +32,7 @@ from gpulayer.errors import (
 from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
 from gpulayer.server.logs import LogKey
-from gpulayer.server.mailbox import AssignOrder, Order, StopOrder, orders_of
+from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
@@ -333,7 +333,7 @@ async def _item(plane: Plane, item: ReportItem) -> NodeReport:
             outputs = Digest(tree)
         except GpulayerError as error:
             outcome = _without_outputs(outcome, error)
-    return NodeReport(Epoch(item["epoch"]), item["node"], phase, outcome, outputs)
+    return NodeReport(Epoch(item["epoch"]), item["node"], phase, outcome, outputs, item.get("started_ago_ms"))
 
 
 def _without_outputs(outcome: Outcome, error: GpulayerError) -> Outcome:
@@ -368,6 +368,8 @@ async def _commands(plane: Plane, orders: list[Order]) -> list[Command]:
                         "node": order.node,
                     }
                 )
+            case RevokeOrder():
+                found.append({"type": "revoke", "epoch": order.epoch})
     return found
 
 
