@@ -36,7 +36,6 @@ __all__ = ["serve"]
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_WORKER_STOP_S: Final = 30.0
 _HEARTBEAT_MS: Final = 10_000
 _HEARTBEATS_A_LEASE: Final = 3
 _BACKLOG: Final = 1024
@@ -97,7 +96,7 @@ class _Served:
 def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker | None, str | None]:
     if settings.worker_command is None:
         return None, None
-    worker = LocalWorker(settings.worker_command, layout.worker)
+    worker = LocalWorker(settings.worker_command, layout.worker, environment=settings.worker_environment)
     join_token = None
     if worker.needs_join_token() and not worker.is_running():
         # It becomes valid when the store knows it, which is before the worker learns where to show it.
@@ -219,14 +218,7 @@ async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
     if plane.keep_worker:
         worker.forget()
         return
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + _WORKER_STOP_S
-    worker.stop()
-    while worker.is_running():
-        if loop.time() > ends:
-            _log.warning("the worker did not end within %d s; killing it", _WORKER_STOP_S)
-            worker.stop(force=True)
-            return
+    while not worker.end_step():  # noqa: ASYNC110 - another process, which nobody here is told of
         await asyncio.sleep(_STOP_POLL_S)
 
 

@@ -89,6 +89,15 @@ class JobOutput:
         """Size of the second one; 0 where there is none."""
         return sum(stream.pipe.spool.size for stream in self._streams[1:])
 
+    @property
+    def pipes(self) -> tuple[OutputPipe, ...]:
+        return tuple(stream.pipe for stream in self._streams)
+
+    @property
+    def is_spliced(self) -> bool:
+        """No byte is in this process's memory at any time, as far as is known yet."""
+        return all(pipe.is_spliced for pipe in self.pipes)
+
     def job_ends(self) -> tuple[int, ...]:
         """Descriptors for the job: of both its streams, or one for each; the caller closes them."""
         return tuple(stream.pipe.job_end() for stream in self._streams)

@@ -26,7 +26,8 @@ def command_from_wire(fields: Any) -> Assignment | Stop | None:  # Any: a JSON d
             case "assign":
                 return assignment_from_wire(fields)
             case "stop":
-                return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+                ended_by = EndedBy(fields["ended_by"])
+                return Stop(Epoch(fields["epoch"]), ended_by, fields["grace_ms"], fields.get("node"))
             case unknown:
                 _log.warning("a command of type %r is not known to this version", unknown)
     except (KeyError, ValueError, TypeError, BadRequest) as error:
@@ -48,6 +49,8 @@ def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
         body["recovered"] = list(plan.recovered)
     if plan.has_facts:
         body["facts"] = facts_to_wire(facts)
+    if plan.stopping:
+        body["stopping"] = True
     if plan.leaving:
         body["leaving"] = True
     return body

@@ -142,6 +142,7 @@ async def report(call: Call) -> Response:
             items=items,
             facts=facts,
             facts_digest=digest,
+            stopping=body.get("stopping", False),
             leaving=body.get("leaving", False),
         )
     )
@@ -364,6 +365,7 @@ async def _commands(plane: Plane, orders: list[Order]) -> list[Command]:
                         "epoch": order.epoch,
                         "ended_by": str(order.ended_by),
                         "grace_ms": order.grace_ms,
+                        "node": order.node,
                     }
                 )
     return found

@@ -12,7 +12,7 @@ from gpulayer import engine
 from gpulayer.engine import attempts, workers
 from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
-from gpulayer.protocol import agent, messages
+from gpulayer.protocol import agent, leases, messages
 
 __all__ = ["MUTANTS", "planted"]
 
@@ -69,12 +69,18 @@ def _no_vanish_check(_: Any) -> Any:
     return lambda turn, worker, recovered: None
 
 
+def _endless_work(kill_by_ms: Any) -> Any:
+    """The spawner is told of a time that is far too late: a dead or stopped agent ends nothing."""
+    return lambda state, held: kill_by_ms(state, held) + 3_600_000
+
+
 MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "no_fence": (engine, "step", _no_fence),
     "reused_epoch": (engine, "rebuild", _reused_epoch),
     "short_lease": (Policy, "expiry_ms", _short_lease),
     "endless_retries": (attempts, "_runs_again", _endless_retries),
     "early_forget": (agent, "_report", _early_forget),
+    "endless_work": (leases, "kill_by_ms", _endless_work),
     "no_vanish_check": (workers, "_end_vanished", _no_vanish_check),
 }
 
