@@ -157,11 +157,11 @@ def test_a_killed_spawner_takes_its_jobs_along_and_the_next_one_tells(spawner, a
     until(lambda: spawner.start() == 0, "the watchdog has gone and another spawner starts")
     rows = spawner.client().rows()
     assert rows["0.0"].exit.exit_code == 8
+    assert spawner.log("1.0").read_bytes() == b"up\n"
     for key in ("1.0", "2.0"):
         record = rows[key].exit
         assert (record.reason, record.exit_code, record.signal) == ("spawner_lost", None, None)
         assert record.tree_clean
-        assert not record.log_complete
         assert read_exit_record(str(spawner.exit_path(key))) == record
 
 
