@@ -276,7 +276,7 @@ def test_a_stopped_worker_costs_no_retry_but_at_most_once_stays_at_most_once(pla
         plane.run("w1", "often")
     assert plane.state.jobs["often"].tasks[0].failures == 0
     assert plane.job("once").state is JobState.LOST
-    assert plane.job("once").reason_message == "worker w1 stopped"
+    assert plane.job("once").reason_message == "worker w1 was stopped"
     plane.end("w1", plane.epoch("often"), exit_code=0)
     assert plane.job("often").state is JobState.SUCCEEDED
 

@@ -62,7 +62,7 @@ def down(
 
 def _end_worker(state_dir: Path) -> None:
     """Of a control plane that was killed: it would wait for the next one, and its jobs go on."""
-    worker = LocalWorker((), state_dir / "worker")
+    worker = LocalWorker((), state_dir / "worker", environment={})
     if worker.is_gone():
         return
     say("its worker still does: ending it")

@@ -11,6 +11,7 @@ from gpulayer.protocol.messages import Phase, Stop
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.units import format_duration
 
 __all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "stop_due"]
 
@@ -36,8 +37,12 @@ def stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
         timeout_at_ms = held.started_ms + assignment.timeout_ms
         if timeout_at_ms <= lost_ms:
-            return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
-    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
+            limit = format_duration(assignment.timeout_ms)
+            return timeout_at_ms, Stop(
+                epoch, EndedBy.TIMEOUT, grace_ms, evidence=f"it ran for longer than its --timeout of {limit}"
+            )
+    limit = format_duration(keep_for_ms)
+    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms, evidence=f"its worker was out of contact for {limit}")
 
 
 def keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:

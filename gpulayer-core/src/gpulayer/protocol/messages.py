@@ -45,6 +45,7 @@ __all__ = [
     "ReportFailed",
     "ReportPlan",
     "ReportedState",
+    "Revoke",
     "SaveContact",
     "SendReport",
     "SessionOpened",
@@ -85,8 +86,8 @@ class ReportedState(StrEnum):
 class Progress:
     """What of a node must outlive the agent. Times are of a clock that runs on while the agent is down.
 
-    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence, stop_blame: of a stop that this worker itself
-    decided on.
+    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence: who or what wanted its end. stop_blame: of a
+    stop that this worker itself decided on.
     """
 
     phase: Phase
@@ -107,13 +108,23 @@ class Progress:
 class Stop:
     """A command: SIGTERM now, SIGKILL ``grace_ms`` later. What is not known yet will then never begin.
 
-    node: None for every node of the epoch that this worker has.
+    node: None for every node of the epoch that this worker has. evidence: who or what wants it, for people; empty
+    where the control plane knows that better.
     """
 
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
     node: int | None = None
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """A command: give the attempt back if its program has not started. An epoch that is not known yet will then never
+    begin."""
+
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +190,7 @@ class CommandsReceived:
     """The answer to a request that was sent at ``asked_ms``; only to be taken in while ``agent.is_current``."""
 
     asked_ms: int
-    commands: tuple[Assignment | Stop, ...]
+    commands: tuple[Assignment | Stop | Revoke, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +284,10 @@ class ExtendFailed:
 
 @dataclass(frozen=True, slots=True)
 class FactsChanged:
-    """The machine is not as it was last reported."""
+    """The machine is not as it was last reported. cpus, memory_bytes: what it has for jobs now; None: as before."""
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +313,10 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class StopAllRequested:
-    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job."""
+    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job. evidence: what stopped the worker."""
 
     grace_cap_ms: int = 10_000
+    evidence: str = ""
 
 
 Input = (
@@ -418,12 +433,14 @@ class CollectOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One node's state in a report; ``outcome`` and ``outputs`` with ENDED alone."""
+    """One node's state in a report; ``outcome`` and ``outputs`` with ENDED alone. started_ago_ms: see
+    ``wire.workers.ReportItem``."""
 
     key: NodeKey
     state: ReportedState
     outcome: Outcome | None = None
     outputs: Digest | None = None
+    started_ago_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

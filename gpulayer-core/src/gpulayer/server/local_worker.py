@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +40,16 @@ class LocalWorker:
     """
 
     def __init__(
-        self, command: Sequence[str], folder: Path, *, agent_s: float = _AGENT_S, spawner_s: float = _SPAWNER_S
+        self,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        environment: Mapping[str, str],
+        agent_s: float = _AGENT_S,
+        spawner_s: float = _SPAWNER_S,
     ) -> None:
         self._command = tuple(command)
+        self._environment = dict(environment)
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
@@ -82,6 +89,7 @@ class LocalWorker:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
+                env=self._environment,
                 start_new_session=True,
             )
         finally:

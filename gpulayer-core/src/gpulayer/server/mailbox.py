@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpulayer.engine import State
-from gpulayer.engine.effects import Assign, Effect, Stop
+from gpulayer.engine.effects import Assign, Effect, Revoke, Stop
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, Record
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.outcome import EndedBy
 
-__all__ = ["AssignOrder", "Mailboxes", "Order", "StopOrder", "orders_of"]
+__all__ = ["AssignOrder", "Mailboxes", "Order", "RevokeOrder", "StopOrder", "orders_of"]
 
 REPLY_LIMIT = 256
 
@@ -48,7 +48,14 @@ class StopOrder:
     node: int | None
 
 
-Order = AssignOrder | StopOrder
+@dataclass(frozen=True, slots=True)
+class RevokeOrder:
+    """Give the attempt back if its program has not started."""
+
+    epoch: Epoch
+
+
+Order = AssignOrder | StopOrder | RevokeOrder
 
 
 class _Mailbox:
@@ -80,7 +87,7 @@ class Mailboxes:
                         self._boxes[node.worker].retract(record.epoch)
         changed: set[WorkerId] = set()
         for effect in effects:
-            if not isinstance(effect, Assign | Stop):
+            if not isinstance(effect, Assign | Stop | Revoke):
                 continue
             box = self._boxes.get(effect.worker)
             if box is None:
@@ -128,7 +135,7 @@ class Mailboxes:
         return int(number) if int(number) <= self._boxes[worker].last else None
 
 
-def orders_of(state: State, commands: Sequence[Assign | Stop]) -> list[Order]:
+def orders_of(state: State, commands: Sequence[Assign | Stop | Revoke]) -> list[Order]:
     """Commands with what a worker must know; an assignment whose attempt has ended meanwhile is left out."""
     orders: list[Order] = []
     for command in commands:
@@ -153,4 +160,6 @@ def orders_of(state: State, commands: Sequence[Assign | Stop]) -> list[Order]:
                 worker = state.workers.get(command.worker)
                 node = None if worker is None else worker.leases.get(command.epoch)
                 orders.append(StopOrder(command.epoch, command.ended_by, command.grace_ms, node))
+            case Revoke():
+                orders.append(RevokeOrder(command.epoch))
     return orders

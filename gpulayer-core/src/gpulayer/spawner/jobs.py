@@ -1,13 +1,16 @@
 """The life of every job: started, watched, ended, drained, recorded.
 
-A job is *running* until its main process has ended. Then it is *ending*: what is left of its tree is killed (a
-background child does not keep a job alive), while the main process stays a zombie, so that its number, which is also
-the number of its session, can't be another's. When the tree is empty the main process is reaped, the pipe is
-drained, the exit record is written, and only then is the job *ended* and its end told. It is remembered until
-``forget``. Nothing here waits: what is not done yet is looked at again by the reactor.
+A job is *running* until its main process has ended; if it was told to end (SIGTERM), until its whole tree has, or
+SIGKILL is sent: a shell dies of the signal at once, and the program it waited for may still be saving its work. Then
+it is *ending*: what is left of its tree is killed (a background child does not keep a job alive), while the main
+process stays a zombie, so that its number, which is also the number of its session, can't be another's. When the tree
+is empty the main process is reaped, the pipe is drained, the exit record is written, and only then is the job *ended*
+and its end told. It is remembered until ``forget``. Nothing here waits: what is not done yet is looked at again by the
+reactor.
 """
 
 import enum
+import errno
 import math
 import os
 import secrets
@@ -18,9 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner import tree
+from gpulayer.spawner.holds import Hold, Holds
 from gpulayer.spawner.launch import LaunchFailed, launch
 from gpulayer.spawner.lifeline import Lifeline
+from gpulayer.spawner.locks import DeviceInUse
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.state import JobEntry, StateDir, write_exit_record
@@ -34,6 +40,7 @@ _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sit
 _EXPIRY_LOOK_S: Final = 1.0
 _LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
 _ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -58,12 +65,18 @@ class _Job:
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
     survivors: tuple[int, ...] = ()
+    hold: Hold | None = None
+    note: str = ""
+    oom_kills: int | None = None
+    memory_peak_bytes: int | None = None
     is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
     kill_by_ms: int | None = None
     is_lent: bool = False
     ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
+    is_patient: bool = False  # SIGTERM was sent, SIGKILL was not
+    is_lingering: bool = False  # _look_lingering is due
 
     @property
     def log_bytes(self) -> int:
@@ -85,6 +98,7 @@ class Jobs:
         continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
+        holds: Holds,
         watchdog: socket.socket | None = None,
         descriptors: tuple[int, int] | None = None,
     ) -> None:
@@ -97,6 +111,7 @@ class Jobs:
         self._can_mark = can_mark
         self._descriptors = descriptors
         self.lifeline = Lifeline(watchdog, reactor=reactor, earliest=self._earliest_ms)
+        self._holds = holds
         self._boot_id = tree.boot_id()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs: dict[str, _Job] = {}
@@ -133,8 +148,13 @@ class Jobs:
             boot_id=self._boot_id,
             err_path=order.err_path,
         )
+        try:
+            hold = self._holds.take(order, marker=entry.marker)
+        except DeviceInUse as error:
+            return SpawnFailed(order.id, order.key, errno.EBUSY, str(error), None)
         output: JobOutput | None = None
         try:
+            here("spawner.before_entry")
             output = JobOutput(
                 order.key,
                 order.log_path,
@@ -146,37 +166,48 @@ class Jobs:
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
+            self._holds.release(hold)
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
+        here("spawner.after_entry")
         job_ends = output.job_ends()
         try:
-            pid = launch(
-                order.argv,
-                cwd=order.cwd,
-                env=order.env,
-                stdin_fd=self._null,
-                output_fd=job_ends[0],
-                error_fd=job_ends[-1],
-                marker=entry.marker,
-                nice=order.nice,
-                descriptors=self._descriptors,
-            )
+            with self._holds.inside(hold):
+                pid = launch(
+                    order.argv,
+                    cwd=order.cwd,
+                    env=order.env,
+                    stdin_fd=self._null,
+                    output_fd=job_ends[0],
+                    error_fd=job_ends[-1],
+                    marker=entry.marker,
+                    nice=order.nice,
+                    descriptors=self._descriptors,
+                )
         except LaunchFailed as error:
+            self._holds.release(hold)
             return self._not_started(order, entry, output, error)
         finally:
             for job_end in job_ends:
                 os.close(job_end)
-        return self._started(order, entry, output, pid)
+        return self._started(order, entry, output, pid, hold)
 
     def signal(self, key: str, signum: int) -> int | None:
         """Signal each process of the tree once; how many there were, or None for an unknown key."""
         job = self._jobs.get(key)
         if job is None:
             return None
-        if job.phase is _Phase.RUNNING:
-            return self._signal_tree(job, signum)
-        return 0
+        if job.phase is not _Phase.RUNNING:
+            return 0
+        count = self._signal_tree(job, signum)
+        job.is_patient = job.is_patient or signum == signal.SIGTERM
+        if signum in _ENDING:
+            # What is stopped or frozen hears it only when it goes on (systemd does the same).
+            self._signal_tree(job, signal.SIGCONT)
+            if job.hold is not None:
+                self._holds.thaw(job.hold)
+        return count
 
     def kill(self, key: str) -> bool:
         """Begin to kill the tree; False for an unknown key. A job that is ending is being killed already."""
@@ -211,8 +242,10 @@ class Jobs:
         if job is not None:
             if job.phase is not _Phase.ENDED:
                 return False
+            here("spawner.before_removal")
             del self._jobs[key]
             self._state.remove(key)
+            here("spawner.after_removal")
         return True
 
     def rows(self) -> tuple[Row, ...]:
@@ -235,7 +268,7 @@ class Jobs:
         self._live_orphans()
         for job in list(self._live.values()):
             if job.phase is _Phase.RUNNING:
-                if self._has_exited(job):
+                if self._has_exited(job) and not self._lingers(job):
                     self._begin_end(job)
             else:
                 self._end_tree(job)
@@ -272,14 +305,16 @@ class Jobs:
         self._write_record(job)
         return failure
 
-    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int) -> Spawned:
+    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int, hold: Hold) -> Spawned:
+        here("spawner.after_launch")
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
-        job = _Job(entry, _Phase.RUNNING, output=output)
+        here("spawner.after_pid")
+        job = _Job(entry, _Phase.RUNNING, output=output, hold=hold)
         self._jobs[order.key] = job
         self._live[pid] = job
         output.watch()
@@ -352,7 +387,22 @@ class Jobs:
         job.max_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
         return True
 
+    def _lingers(self, job: _Job) -> bool:
+        """Whether what is left of a tree that was told to end still has time to do so."""
+        if not job.is_patient or not (self._orphans_of(job) or not self._is_all):
+            return False
+        if not job.is_lingering:
+            job.is_lingering = True
+            self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._look_lingering(job))
+        return True
+
+    def _look_lingering(self, job: _Job) -> None:
+        job.is_lingering = False
+        if job.phase is _Phase.RUNNING and not self._lingers(job):
+            self._begin_end(job)
+
     def _begin_end(self, job: _Job) -> None:
+        here("spawner.after_exit")
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _END_PATIENCE_S
@@ -365,11 +415,16 @@ class Jobs:
     def _end_tree(self, job: _Job) -> None:
         if job.phase is not _Phase.ENDING:
             return
+        assert job.hold is not None
         orphans = self._orphans_of(job)
+        grouped = self._holds.pids(job.hold)
         # Empty is what has no orphan, not what has no member: one that died just now may have left children.
-        is_empty = not orphans and self._is_all
-        left = [] if is_empty else self._members(job, {job.entry.pid, *orphans})
-        if not is_empty and self._reactor.now() < job.give_up_at:
+        is_empty = not orphans and self._is_all and not grouped
+        is_late = self._reactor.now() >= job.give_up_at
+        # Only what a group can't end is looked for, all over /proc.
+        is_killed = bool(grouped) and not is_late and self._holds.kill(job.hold)
+        left = [] if is_empty or is_killed else self._members(job, {job.entry.pid, *orphans})
+        if not is_empty and not is_late:
             tree.send_signal(left, signal.SIGKILL)
             if not job.is_waiting:  # each death wakes this too: one timer is enough
                 job.is_waiting = True
@@ -378,6 +433,9 @@ class Jobs:
         job.survivors = tuple(sorted(one.pid for one in left))
         self._reap(job, 0)
         self._live.pop(job.entry.pid, None)
+        job.oom_kills, job.memory_peak_bytes = self._holds.memory(job.hold)
+        job.note = self._holds.told(job.hold)
+        self._holds.release(job.hold, survivors=left)
         job.phase = _Phase.DRAINING
         assert job.output is not None
         job.output.drain(lambda drained: self._finish(job, drained))
@@ -395,7 +453,7 @@ class Jobs:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             reason=job.ended_for or ("exited" if code >= 0 else "signaled"),
-            message=_ENDED_FOR.get(job.ended_for, ""),
+            message="\n".join(filter(None, (_ENDED_FOR.get(job.ended_for, ""), job.note))),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=drained.log_bytes,
             # No end, but no survivor: a process outside the tree was handed the pipe. What the tree wrote is there.
@@ -404,12 +462,16 @@ class Jobs:
             survivors=job.survivors,
             cpu_s=job.cpu_s,
             max_rss_bytes=job.max_rss_bytes,
+            oom_kills=job.oom_kills,
+            memory_peak_bytes=job.memory_peak_bytes,
             err_bytes=drained.err_bytes,
             left_out_bytes=drained.left_out_bytes,
             unwritten_bytes=drained.unwritten_bytes,
         )
         job.phase = _Phase.ENDED
+        here("spawner.before_record")
         is_written = self._write_record(job)
+        here("spawner.after_record")
         self._emit(Exited(job.record, is_written))
 
     def _write_record(self, job: _Job) -> bool:
@@ -441,7 +503,9 @@ class Jobs:
     def _kill_until(self, job: _Job, deadline: float) -> None:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
-        self._signal_tree(job, signal.SIGKILL)
+        job.is_patient = False
+        if job.hold is None or not self._holds.kill(job.hold):
+            self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
 
@@ -450,7 +514,7 @@ class Jobs:
         before it is itself may still come to exit with 137."""
         if not self._has_exited(job):
             job.ended_for = job.ended_for or reason
-            self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)  # what is left of its tree, too
 
     def _signal_tree(self, job: _Job, signum: int) -> int:
         pid = job.entry.pid
@@ -460,6 +524,9 @@ class Jobs:
             except OSError:  # it has just ended; SIGCHLD is on its way
                 return 0
             return 1
+        grouped = None if job.hold is None else self._holds.pids(job.hold)
+        if grouped:
+            return tree.send_signal(filter(None, map(tree.process, grouped)), signum)
         roots = {pid, *(orphan for orphan in self._live_orphans() if self._owner_of(orphan) == job.entry.key)}
         return tree.send_signal(self._members(job, roots), signum)
 

@@ -404,16 +404,25 @@ def _to_json(value: Any) -> dict[str, Any]:  # Any: a message or a part of one
 def _parse(kind: type[Any], data: object) -> Any:  # Any: one of the classes above, as ``kind`` says
     if not isinstance(data, dict):
         raise BadMessage(f"{kind.__name__} is no JSON object")
+    known = _FIELDS.get(kind)
+    if known is None:  # once a class: a type like ``int | None`` is slow to look up
+        known = _FIELDS[kind] = tuple(
+            (one.name, _PARSERS[one.type], one.default is MISSING and one.default_factory is MISSING)
+            for one in fields(kind)
+        )
     values: dict[str, Any] = {}
-    for one in fields(kind):
-        if one.name in data:
+    for name, parse, is_needed in known:
+        if name in data:
             try:
-                values[one.name] = _PARSERS[one.type](data[one.name])
+                values[name] = parse(data[name])
             except (TypeError, ValueError) as error:
-                raise BadMessage(f"{kind.__name__}.{one.name}: {error}") from None
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise BadMessage(f"{kind.__name__}.{one.name} is missing")
+                raise BadMessage(f"{kind.__name__}.{name}: {error}") from None
+        elif is_needed:
+            raise BadMessage(f"{kind.__name__}.{name} is missing")
     return kind(**values)
+
+
+_FIELDS: Final[dict[type[Any], tuple[tuple[str, Callable[[Any], Any], bool], ...]]] = {}
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:

@@ -7,11 +7,12 @@ which can't, when both were killed. Until this is done no new work is taken.
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.spawner import tree
+from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.saying import say
 from gpulayer.spawner.spool import beside_bytes, join_tail
@@ -28,23 +29,31 @@ def recover(state: StateDir, *, spare: frozenset[int], wall_ms: Callable[[], int
     """End what former spawners of ``state`` left running; every job in the table, with its exit record."""
     entries = state.load()
     open_entries = [entry for entry in entries if read_exit_record(entry.exit_path) is None]
-    left = end_leftovers(open_entries, spare=spare)
+    bases = state.read_groups()
+    left = end_leftovers(open_entries, spare=spare, bases=bases)
+    for base in bases:
+        remove_below(base)
     return record_what_became(entries, statuses={}, left=left, wall_ms=wall_ms, why=state.take_why())
 
 
-def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int]) -> set[int]:
-    """SIGKILL everything that carries the marker, or is the main process, of an entry; what survived that."""
+def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int], bases: Sequence[str] = ()) -> set[int]:
+    """SIGKILL everything that carries the marker, or is the main process, of an entry, or is in a group below one of
+    the bases, which are the dead spawner's alone; what survived that."""
     booted = tree.boot_id()
     here = [entry for entry in entries if entry.boot_id == booted]
     markers = {entry.marker for entry in here if entry.marker is not None}
     deadline = time.monotonic() + _PATIENCE_S
     empty_looks = 0
     left: set[int] = set()
-    while here and empty_looks < 2 and time.monotonic() < deadline:
+    while (here or bases) and empty_looks < 2 and time.monotonic() < deadline:
+        grouped = {pid for base in bases for pid in end_below(base, spare=spare)}
+        if not here and not grouped:
+            return set()
         seen = tree.processes()
         roots = {entry.pid for entry in here if entry.pid and _is_same(seen.get(entry.pid), entry)}
         left = tree.members(seen, roots=roots, markers=markers, spare=spare)
         tree.send_signal([seen[pid] for pid in left], signal.SIGKILL)
+        left |= grouped
         empty_looks = 0 if left else empty_looks + 1
         if left:
             time.sleep(_LOOK_AGAIN_S)

@@ -10,9 +10,11 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpulayer.faults import here
 from gpulayer.spawner import tree
 from gpulayer.spawner.messages import BadMessage, ExitRecord, decode_record, encode_record
 
@@ -23,6 +25,7 @@ _LOCK: Final = "spawner.lock"
 _LOG: Final = "spawner.log"
 _WHY: Final = "why"
 _JOBS: Final = "jobs"
+_GROUPS: Final = "groups"
 _KEY_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _SUN_PATH_BYTES: Final = 100  # 108 on Linux, 104 on macOS, with the final NUL
 
@@ -100,6 +103,24 @@ class StateDir:
             os.pwrite(lock_fd, json.dumps({**pids, "started": started}).encode() + b"\n", 0)
         except OSError:
             return
+
+    def name_on_host(self) -> str:
+        """A name that no other folder of this host has while its lock is held; needs the lock file."""
+        found = os.stat(os.path.join(self.path, _LOCK))
+        return f"gpulayer-{found.st_dev:x}-{found.st_ino:x}"
+
+    def write_groups(self, bases: Sequence[str]) -> None:
+        """Remember the folders of the jobs' control groups, before the first is used."""
+        with open(os.path.join(self.path, _GROUPS), "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(list(bases), file)
+
+    def read_groups(self) -> list[str]:
+        """As last written; none where there were none."""
+        try:
+            with open(os.path.join(self.path, _GROUPS), encoding="utf-8", errors="surrogateescape") as file:
+                return [str(base) for base in json.load(file)]
+        except (OSError, ValueError):
+            return []
 
     def read_pids(self) -> dict[str, int]:
         """PIDs of ``watchdog`` and ``spawner`` as last written; empty where there were none. They may be dead."""
@@ -248,6 +269,7 @@ def write_exit_record(path: str, record: ExitRecord) -> None:
                 raise OSError(28, "No space left on device", path)
         finally:
             os.close(fd)
+        here("spawner.in_record")
         os.rename(temporary, path)
     except OSError:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner.messages import Output, Stalled
 from gpulayer.spawner.output import OutputPipe, Pumped
 from gpulayer.spawner.reactor import Reactor
@@ -205,6 +206,7 @@ class JobOutput:
             return stream.pipe.pump()
         finally:
             if stream.pipe.spool.size != before:
+                here("spawner.in_output")
                 self._tell(stream)
 
     def _stalled(self, stream: _Stream, error: OSError) -> None:

@@ -15,11 +15,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from gpulayer.faults import arm, here
 from gpulayer.spawner import ALREADY_RUNNING, tree
+from gpulayer.spawner.cgroups import remove_below
 from gpulayer.spawner.lifeline import Loan, Patience, Watch, packet_pair
-from gpulayer.spawner.loop import Spawner, take_descriptors
+from gpulayer.spawner.loop import Host, Spawner, take_descriptors
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
 from gpulayer.spawner.salvage import salvage
 from gpulayer.spawner.saying import say, say_fault
@@ -32,8 +35,9 @@ _LOOK_AGAIN_S: Final = 0.002
 _STUCK_LOOK_S: Final = (0.01, 1.0)  # first and longest wait between two looks at a spawner that does not die
 
 
-def main(state_dir: str) -> NoReturn:
+def main(state_dir: str, *, lock_folders: Sequence[str] = (), groups: Sequence[str] = (), faults: str = "") -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
+    arm(faults)
     # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -47,7 +51,7 @@ def main(state_dir: str) -> NoReturn:
             os.close(ready_r)
             os.setsid()
             os.chdir("/")
-            code = _watch(state, ready_w)
+            code = _watch(state, ready_w, lock_folders, groups)
         except BaseException:
             say_fault()
         finally:
@@ -59,32 +63,45 @@ def main(state_dir: str) -> NoReturn:
     sys.exit(max(os.waitstatus_to_exitcode(status), 1))
 
 
-def _watch(state: StateDir, ready_fd: int) -> int:
+def _watch(state: StateDir, ready_fd: int, lock_folders: Sequence[str], groups: Sequence[str]) -> int:
     lock_fd = state.lock()
     if lock_fd is None:
         return ALREADY_RUNNING
     tree.set_subreaper()
     alive_r, alive_w = os.pipe()
     watch_end, spawner_end = packet_pair()
+    # Never read here: what waits in it keeps the spawner's device locks until this process has ended the trees.
+    keeper, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     watchdog_pid = os.getpid()
     # What is loaded is never freed: kept out of the collector's reach it stays shared between the two.
     gc.collect()
     gc.freeze()
+    here("watchdog.before_spawner")
     spawner_pid = os.fork()
     if spawner_pid == 0:
         code = 1
         try:
             os.close(alive_w)
+            kept.close()
             watch_end.close()
             tree.set_subreaper()
             state.write_pids(lock_fd, watchdog=watchdog_pid, spawner=os.getpid())
-            code = _spawn_loop(state, watchdog_pid, alive_r, spawner_end, ready_fd)
+            host = Host(groups=groups, lock_folders=lock_folders, lock_keeper=keeper)
+            code = _spawn_loop(
+                state,
+                host,
+                watchdog_pid=watchdog_pid,
+                watchdog_fd=alive_r,
+                watchdog_socket=spawner_end,
+                ready_fd=ready_fd,
+            )
         except BaseException:
             say_fault()
         finally:
             _leave(code)
     os.close(alive_r)
     os.close(ready_fd)
+    keeper.close()
     spawner_end.close()
     take_descriptors()
     watch = Watch(watch_end)
@@ -96,7 +113,13 @@ def _watch(state: StateDir, ready_fd: int) -> int:
 
 
 def _spawn_loop(
-    state: StateDir, watchdog_pid: int, watchdog_fd: int, watchdog_socket: socket.socket, ready_fd: int
+    state: StateDir,
+    host: Host,
+    *,
+    watchdog_pid: int,
+    watchdog_fd: int,
+    watchdog_socket: socket.socket,
+    ready_fd: int,
 ) -> int:
     spawner = Spawner(
         state,
@@ -106,6 +129,7 @@ def _spawn_loop(
         now=time.monotonic,
         wall_ms=_wall_ms,
         continuous_ms=_continuous_ms,
+        host=host,
     )
 
     def say_ready() -> None:
@@ -207,6 +231,7 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
     why, spawner_pid = state.take_why() or guard.why, guard.pid
     entries = [entry for entry in state.load() if read_exit_record(entry.exit_path) is None]
     mains = {entry.pid for entry in entries if entry.pid}
+    here("watchdog.before_cleaning")
     statuses: dict[int, int] = {}
     # What has ended by itself: those codes are the programs' own, but for a SIGKILL, which may be the spawner's. No
     # later one is, also where it looks like it: a shell whose child is killed before it is itself exits with 137.
@@ -215,8 +240,10 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
     own = frozenset({os.getpid()})
     if tree.children() is None:
         _end_groups(mains)
-    left = end_leftovers(entries, spare=own)
+    bases = state.read_groups()
+    left = end_leftovers(entries, spare=own, bases=bases)
     left |= _end_descendants(statuses, spawner_pid, mains)
+    here("watchdog.in_cleaning")
     # Nobody writes any more: what the pipes hold is the end of each log.
     complete = {key for key, loans in watch.loans.items() if _save(loans)}
     told = record_what_became(
@@ -224,6 +251,9 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
     )
     for entry, record in told:
         say(f"the spawner died; {entry.key}: {record.reason}")
+    for base in bases:
+        remove_below(base)
+    here("watchdog.after_cleaning")
     state.remove_socket()
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "ReportBody",
     "ReportItem",
     "ReportReply",
+    "RevokeCommand",
     "SessionBody",
     "SessionReply",
     "StopCommand",
@@ -130,13 +131,17 @@ class OutcomeFields(TypedDict):
 
 
 class ReportItem(TypedDict):
-    """Where one node of an attempt is. States only move forward; a repeated or stale item changes nothing."""
+    """Where one node of an attempt is. States only move forward; a repeated or stale item changes nothing.
+
+    ``started_ago_ms``: of one that ended before its start was reported: how long before ``sent_ms`` it started.
+    """
 
     epoch: Counter
     node: Annotated[int, Ge(0), Le(100_000)]
     state: Literal["staging", "running", "ending", "ended"]
     outcome: NotRequired[OutcomeFields | None]
     outputs: NotRequired[str | None]
+    started_ago_ms: NotRequired[Counter | None]
 
 
 class ReportBody(TypedDict):
@@ -182,7 +187,8 @@ class LimitsFields(TypedDict):
 
 
 class AssignCommand(TypedDict):
-    """Everything needed to run one node of an attempt."""
+    """Everything needed to run one node of an attempt. A worker may be lent more than it has room for: it starts them
+    in the order of their epochs, as its own cores and memory allow."""
 
     type: Literal["assign"]
     epoch: int
@@ -218,7 +224,14 @@ class StopCommand(TypedDict):
     node: NotRequired[int | None]
 
 
-Command = AssignCommand | StopCommand
+class RevokeCommand(TypedDict):
+    """Give the attempt back if its program has not started: it ends, ``preempted``. Else it runs on."""
+
+    type: Literal["revoke"]
+    epoch: int
+
+
+Command = AssignCommand | StopCommand | RevokeCommand
 
 
 class CommandsReply(TypedDict):

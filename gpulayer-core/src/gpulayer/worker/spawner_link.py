@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -28,6 +29,7 @@ from gpulayer.errors import (
     TimedOut,
     Unreachable,
 )
+from gpulayer.faults import rest_of
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
@@ -60,13 +62,14 @@ class Attached:
     """The link is connected (again); rows: all jobs the spawner knows. Always the first event.
 
     instance: names one life of the spawner; another one than before means that all that ran was lost (their rows
-    say so, with reason ``spawner_lost``).
+    say so, with reason ``spawner_lost``). enforces: which limits it can hold jobs to.
     """
 
     instance: str
     spawner_pid: int
     watchdog_pid: int | None
     rows: tuple[Row, ...]
+    enforces: tuple[str, ...] = ()
 
 
 SpawnerEvent = Attached | Exited | Output | Stalled
@@ -85,17 +88,28 @@ class SpawnerLink:
     """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
 
     def __init__(
-        self, state_dir: Path, *, python: str, environment: Mapping[str, str], speaks: Sequence[int], pulse: Pulse
+        self,
+        state_dir: Path,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        lock_folders: Sequence[str] = (),
+        faults: str = "",
+        speaks: Sequence[int],
+        pulse: Pulse,
     ) -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
         self._environment = dict(environment)
+        self._faults = faults
         self._speaks = speaks
         self._protocol = max(speaks)
         self._may_retire = True
         self._pulse = pulse
+        self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
+        self._outgoing: list[bytes] = []
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
@@ -113,6 +127,8 @@ class SpawnerLink:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        lock_folders: Sequence[str] = (),
+        faults: str = "",
         deadline_s: float = _START_DEADLINE_S,
         speaks: Sequence[int] = m.SPOKEN,
         pulse: Pulse | None = None,
@@ -120,12 +136,22 @@ class SpawnerLink:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. speaks: protocol versions; an older spawner is spoken to in its own,
-        and replaced once nothing runs under it. pulse: how patient to be with one that does not answer.
+        where ``python`` does not start without. lock_folders: where all workers of this host lock its devices.
+        faults: a life for each spawner that this link starts, as of ``gpulayer.faults.arm``. speaks: protocol versions;
+        an older spawner is spoken to in its own, and replaced once nothing runs under it. pulse: how patient to be with
+        one that does not answer.
 
         Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks none of these.
         """
-        link = cls(state_dir, python=python, environment=environment or {}, speaks=speaks, pulse=pulse or Pulse())
+        link = cls(
+            state_dir,
+            python=python,
+            environment=environment or {},
+            lock_folders=lock_folders,
+            faults=faults,
+            speaks=speaks,
+            pulse=pulse or Pulse(),
+        )
         await link._attach(deadline_s)
         link._tasks = (
             asyncio.create_task(link._run(), name="spawner-link"),
@@ -145,6 +171,7 @@ class SpawnerLink:
         marker: int | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        devices: Sequence[str] = (),
         err_path: Path | None = None,
         limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
@@ -162,6 +189,7 @@ class SpawnerLink:
                 marker=marker,
                 nice=nice,
                 kill_by_ms=kill_by_ms,
+                devices=tuple(devices),
                 err_path=None if err_path is None else os.fspath(err_path),
                 limits=limits or m.SpawnLimits(),
             ),
@@ -200,6 +228,13 @@ class SpawnerLink:
     async def forget(self, key: str, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """Drop an ended job from the table; its files stay. Raises ``Conflict`` while it runs."""
         await self._done(lambda number: m.Forget(number, key), what=f"forget {key}", deadline_s=deadline_s)
+
+    async def forget_all(self, keys: Sequence[str], *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """``forget`` for many in one exchange. Raises the first error, when all are answered; unknown keys are none."""
+        makes = [partial(_forget, key) for key in keys]
+        for reply in await self._request_all(makes, what="forget jobs", deadline_s=deadline_s):
+            if isinstance(reply, m.Failed) and reply.code != "not_found":
+                raise _error(reply)
 
     async def shutdown(self, *, force: bool = False, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """End spawner and watchdog, and with them ``events``. Raises ``Conflict`` while jobs run, unless ``force``,
@@ -257,6 +292,14 @@ class SpawnerLink:
     async def _request(
         self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
     ) -> m.Message:
+        (reply,) = await self._request_all([make], what=what, deadline_s=deadline_s, may_repeat=may_repeat)
+        if isinstance(reply, m.Failed):
+            raise _error(reply)
+        return reply
+
+    async def _request_all(
+        self, makes: Sequence[Callable[[int], m.Message]], *, what: str, deadline_s: float, may_repeat: bool = True
+    ) -> Sequence[m.Message]:
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -266,7 +309,7 @@ class SpawnerLink:
                     if self._is_closed:
                         raise Conflict(f"can't {what}: the link to the spawner is closed")
                     try:
-                        reply = await self._exchange(make)
+                        return await self._exchange(makes)
                     except _ConnectionLost:
                         if may_repeat:
                             continue
@@ -274,27 +317,44 @@ class SpawnerLink:
                             f"the connection to the spawner broke while asking it to {what}",
                             hint="it may or may not have happened; list the jobs",
                         ) from None
-                    if isinstance(reply, m.Failed):
-                        raise _error(reply)
-                    return reply
         except TimeoutError:
             if not self._connected.is_set():
                 raise Unreachable(f"the spawner in {self._state.path} can't be reached to {what}") from None
             raise TimedOut(f"the spawner did not answer within {deadline_s:g} s when asked to {what}") from None
 
-    async def _exchange(self, make: Callable[[int], m.Message]) -> m.Message:
+    async def _exchange(self, makes: Sequence[Callable[[int], m.Message]]) -> Sequence[m.Message]:
         writer = self._writer
         if writer is None or writer.is_closing():
             self._connected.clear()
             raise _ConnectionLost
-        number = next(self._ids)
-        future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = future
+        loop = asyncio.get_running_loop()
+        numbers: list[int] = []
+        futures: list[asyncio.Future[m.Message]] = []
         try:
-            writer.write(m.encode(make(number)))
-            return await future
+            for make in makes:
+                number = next(self._ids)
+                future = self._pending[number] = loop.create_future()
+                numbers.append(number)
+                futures.append(future)
+                self._send(m.encode(make(number)))
+            return [await future for future in futures]
         finally:
-            self._pending.pop(number, None)
+            for number in numbers:
+                self._pending.pop(number, None)
+
+    def _send(self, line: bytes) -> None:
+        """What is asked in one turn of the loop goes out in one write: each wakes the spawner, which costs as much as
+        what it is asked for."""
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, self._writer)
+        self._outgoing.append(line)
+
+    def _flush(self, writer: asyncio.StreamWriter | None) -> None:
+        lines, self._outgoing = self._outgoing, []
+        if (
+            writer is not None and writer is self._writer and not writer.is_closing()
+        ):  # else whoever waits for an answer hears of the loss
+            writer.write(b"".join(lines))
 
     # The connection ---------------------------------------------------------------------------------------------------
 
@@ -434,7 +494,10 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python)
+            command = spawner_command(
+                self._state.path, python=self._python, lock_folders=self._lock_folders, faults=self._faults
+            )
+            self._faults = rest_of(self._faults)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
@@ -496,7 +559,7 @@ class SpawnerLink:
             early.append(table)
         if self._may_retire and self._protocol < max(self._speaks) and all(row.exit is not None for row in table.rows):
             await self._retire()
-        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows)
+        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows, welcome.enforces)
         # What was queued before is older than the rows, which say it all.
         self._queue.clear()
         self._push("attached", "", attached)
@@ -547,6 +610,10 @@ class SpawnerLink:
         self._lose_pending()
         self._connected.set()
         self._has_event.set()
+
+
+def _forget(key: str, number: int) -> m.Message:
+    return m.Forget(number, key)
 
 
 def _decode(line: bytes) -> m.Message:

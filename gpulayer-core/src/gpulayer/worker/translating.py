@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gpulayer.errors import BadRequest
 from gpulayer.ids import Epoch
-from gpulayer.protocol.messages import Item, ReportPlan, Stop
+from gpulayer.protocol.messages import Item, ReportPlan, Revoke, Stop
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
@@ -19,7 +19,7 @@ _log: Final = logging.getLogger(__name__)
 _EVIDENCE_LIMIT: Final = 60_000  # characters; the wire allows 65,536
 
 
-def command_from_wire(fields: Any) -> Assignment | Stop | None:  # Any: a JSON document of wire.workers.Command
+def command_from_wire(fields: Any) -> Assignment | Stop | Revoke | None:  # Any: a JSON document of wire.workers.Command
     """None for what this version does not understand: one odd command must not keep the others from being heard."""
     try:
         match fields["type"]:
@@ -28,6 +28,8 @@ def command_from_wire(fields: Any) -> Assignment | Stop | None:  # Any: a JSON d
             case "stop":
                 ended_by = EndedBy(fields["ended_by"])
                 return Stop(Epoch(fields["epoch"]), ended_by, fields["grace_ms"], fields.get("node"))
+            case "revoke":
+                return Revoke(Epoch(fields["epoch"]))
             case unknown:
                 _log.warning("a command of type %r is not known to this version", unknown)
     except (KeyError, ValueError, TypeError, BadRequest) as error:
@@ -65,4 +67,6 @@ def _item_to_wire(item: Item) -> ReportItem:
         fields["outcome"] = outcome
     if item.outputs is not None:
         fields["outputs"] = item.outputs
+    if item.started_ago_ms is not None:
+        fields["started_ago_ms"] = item.started_ago_ms
     return fields

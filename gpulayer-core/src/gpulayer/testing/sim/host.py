@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import NodePhase, NodeReport, WorkerReported
-from gpulayer.ids import Digest, WorkerId
+from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.protocol import agent as agent_protocol
 from gpulayer.protocol import messages as m
 from gpulayer.protocol.retry import backoff_ms
-from gpulayer.server.mailbox import Order, StopOrder
+from gpulayer.server.mailbox import Order, RevokeOrder, StopOrder
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import JobEntry
 from gpulayer.spec.machine import WorkerFacts
@@ -54,10 +54,12 @@ class SimHost:
     plane: SimPlane
     programs: Callable[[Assignment], tuple[int, int, int]]  # run time, exit code, time it needs after SIGTERM
     started: Callable[["SimHost", Assignment], None]
+    has_source: Callable[[JobId], bool] = lambda _job: True
     staging_failure: float = 0.03
     faults: int = 0
     # Disk: survives everything.
     boots: int = 0
+    disks: int = 0
     folders: dict[NodeKey, tuple[Assignment, m.Progress]] = field(default_factory=dict)
     contact_ms: int | None = None
     # Spawner: survives the agent.
@@ -78,7 +80,7 @@ class SimHost:
             self.clock.after(STUCK_MS, self.start)
             return
         self.boots += 1
-        self.agent = agent_protocol.AgentState()
+        self.agent = agent_protocol.AgentState(cpus=self.facts.cpus, memory_bytes=self.facts.memory_bytes)
         self._cursor, self._is_polling = "", False
         self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
         nodes = []
@@ -148,6 +150,7 @@ class SimHost:
             self.clock.say(f"{self.id}: and comes back with an empty disk")
             self.folders.clear()
             self.contact_ms = None
+            self.disks += 1
         self.clock.after(self.clock.spread_ms(40_000), self.start)
 
     def feed(self, event: m.Input) -> None:
@@ -293,7 +296,14 @@ class SimHost:
                     plan.holding,
                     plan.recovered,
                     tuple(
-                        NodeReport(item.key.epoch, item.key.node, NodePhase(item.state), item.outcome, item.outputs)
+                        NodeReport(
+                            item.key.epoch,
+                            item.key.node,
+                            NodePhase(item.state),
+                            item.outcome,
+                            item.outputs,
+                            item.started_ago_ms,
+                        )
                         for item in plan.items
                     ),
                     facts=self.facts if plan.has_facts else None,
@@ -361,17 +371,21 @@ class SimHost:
         self.network.deliver(self.id, arrive)
         self.clock.after(HOLD_MS + ANSWER_MS, lambda: answer(None))
 
-    def _command(self, order: Order) -> Assignment | m.Stop:
+    def _command(self, order: Order) -> Assignment | m.Stop | m.Revoke:
         if isinstance(order, StopOrder):
             return m.Stop(order.epoch, order.ended_by, order.grace_ms, order.node)
+        if isinstance(order, RevokeOrder):
+            return m.Revoke(order.epoch)
         entry: JobEntry = self.plane.disk.entries[order.job_id]
         return Assignment(
             key=NodeKey(order.epoch, order.node),
             job_id=order.job_id,
             attempt=order.attempt,
             command=("program",),
-            source=Digest("s" * 64),
+            source=Digest("s" * 64) if self.has_source(order.job_id) else None,
             devices=order.devices,
+            cpus=order.cpus,
+            memory_bytes=order.memory_bytes,
             timeout_ms=entry.timeout_ms,
             grace_ms=entry.grace_ms,
             keep_for_ms=entry.keep_for_ms,
