@@ -76,6 +76,7 @@ class _Job:
     is_lent: bool = False
     ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
     is_patient: bool = False  # SIGTERM was sent, SIGKILL was not
+    is_killed: bool = False
     is_lingering: bool = False  # _look_lingering is due
 
     @property
@@ -406,10 +407,7 @@ class Jobs:
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _END_PATIENCE_S
-        try:
-            os.killpg(job.entry.pid, signal.SIGKILL)
-        except OSError:  # nobody but the zombie is left in the group, or nobody whom this user may end
-            pass
+        _kill_group(job.entry.pid)
         self._end_tree(job)
 
     def _end_tree(self, job: _Job) -> None:
@@ -503,8 +501,11 @@ class Jobs:
     def _kill_until(self, job: _Job, deadline: float) -> None:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
-        job.is_patient = False
-        if job.hold is None or not self._holds.kill(job.hold):
+        is_first, job.is_patient, job.is_killed = not job.is_killed, False, True
+        # Most trees are one group: only what is left of one after that is worth a look through all processes, of which a
+        # thousand at once would be too many.
+        is_held = job.hold is not None and self._holds.kill(job.hold)
+        if not is_held and not (is_first and _kill_group(job.entry.pid)):
             self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
@@ -574,3 +575,12 @@ class Jobs:
         if seen is None:
             return None
         return self._live.get(seen.session) or self._live.get(seen.group)
+
+
+def _kill_group(pid: int) -> bool:
+    """False where nobody but the zombie is left in it, or nobody whom this user may end."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
