@@ -502,8 +502,8 @@ class Jobs:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
         is_first, job.is_patient, job.is_killed = not job.is_killed, False, True
-        # Most trees are one group: only what is left of one after that is worth a look through all processes, of which a
-        # thousand at once would be too many.
+        # Most trees are one group: only what is left of one after that is worth a look through all processes, of which
+        # a thousand at once would be too many.
         is_held = job.hold is not None and self._holds.kill(job.hold)
         if not is_held and not (is_first and _kill_group(job.entry.pid)):
             self._signal_tree(job, signal.SIGKILL)
