@@ -78,9 +78,11 @@ def test_each_end_leads_to_its_state_reason_blame_and_exit_code(
 @pytest.mark.parametrize("retry_on", RetryOn)
 @pytest.mark.parametrize(("ended_by", "code", "number", "state", "blame", "again", "exit_code"), TABLE, ids=IDS)
 def test_each_end_runs_again_or_not(plane, ended_by, code, number, state, blame, again, exit_code, retry_on):
-    plane.join()
+    plane.join("w1")
     plane.submit(retries=2, retry_on=retry_on)
-    plane.end("w1", plane.run("w1"), ended_by, exit_code=code, signal=number)
+    epoch = plane.run("w1")
+    plane.join("w2")
+    plane.end("w1", epoch, ended_by, exit_code=code, signal=number)
     if again[retry_on is RetryOn.ANY]:
         assert plane.job().state in (JobState.QUEUED, JobState.STAGING)
         assert plane.job().ended_wall_ms is None
@@ -88,7 +90,7 @@ def test_each_end_runs_again_or_not(plane, ended_by, code, number, state, blame,
         assert plane.job().state is state
 
 
-@pytest.mark.parametrize("ended_by", [EndedBy.WORKER_LOST, EndedBy.PREEMPTED, EndedBy.STAGING, EndedBy.DISK_FULL])
+@pytest.mark.parametrize("ended_by", [EndedBy.WORKER_LOST, EndedBy.PREEMPTED, EndedBy.STAGING, EndedBy.DRIFT])
 def test_infrastructure_ends_run_again_as_often_as_retries_say(plane, ended_by):
     plane.join()
     plane.submit(retries=2)
