@@ -129,7 +129,8 @@ class Stage:
 
     def floor(self, work_dir: Path | None = None) -> dict[str, int]:
         """``spawner`` and ``watchdog`` of that worker."""
-        return dict(json.loads(((work_dir or self.state / "worker") / "spawner" / "spawner.lock").read_text()))
+        lock = json.loads(((work_dir or self.state / "worker") / "spawner" / "spawner.lock").read_text())
+        return {name: lock[name] for name in ("spawner", "watchdog")}
 
     def kill(self, what: str, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ class Scene:
         self.folder = folder / "worker"
         self.spawner = StateDir(str(self.folder / "spawner"))
         self.command = [sys.executable, "-c", AGENT, str(self.folder), on_term]
-        self.worker = LocalWorker(self.command, self.folder, agent_s=0.3, spawner_s=10.0)
+        self.worker = LocalWorker(self.command, self.folder, environment=os.environ, agent_s=0.3, spawner_s=10.0)
         self.worker.start()
         self.until(lambda: (self.folder / "log").exists() and (self.folder / "log").read_bytes() == b"up\n")
         self.holders = {name: self.spawner.holder(name).pid for name in ("watchdog", "spawner")}
@@ -132,4 +132,4 @@ def test_what_is_left_of_a_worker_all_of_which_was_killed_is_ended_too(scene):
 
 
 def test_the_end_of_a_worker_that_never_was_is_no_fault(tmp_path):
-    assert LocalWorker((), tmp_path / "none").end_step()
+    assert LocalWorker((), tmp_path / "none", environment={}).end_step()

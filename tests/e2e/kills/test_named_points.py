@@ -22,7 +22,6 @@ AGENT = [
     "agent.after_journal",
     "agent.before_spawn",
     "agent.after_spawn",
-    "agent.before_journal:2",
     "agent.before_report:3",
     "agent.after_report:3",
     "agent.before_log_piece",
@@ -141,9 +140,7 @@ def test_a_write_that_fails_at_a_named_point_is_made_again_or_costs_an_attempt(m
     scene = make_scene()
     scene.plane.lives.append("blobs.before_rename:7:enospc,plane.before_log_piece:2:eio")
     scene.plane.start()
-    worker = scene.add_worker(
-        "one", "agent.before_journal:2:enospc,spawner.before_entry:2:enospc,spawner.in_record:2:eio"
-    )
+    worker = scene.add_worker("one", "agent.before_journal:2:enospc,spawner.before_entry:2:eio,spawner.in_record:2:eio")
     jobs = scene.traffic(lambda: len(scene.plane.fired + worker.fired + worker.fired_below) == 5, width=1)
     for job in jobs:
         scene.check(job, attempts=[1, 2], excused=frozenset({"worker_lost"}))

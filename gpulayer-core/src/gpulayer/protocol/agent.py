@@ -357,9 +357,10 @@ def _node_event(
             _end(held, outcome, now_ms, actions)
         case DiskFilled():
             if held.stop is None:
-                held.stop_evidence, held.stop_blame = event.evidence, event.blame
+                held.stop_blame = event.blame
                 grace_ms = min(held.assignment.grace_ms, DISK_GRACE_MS)
-                _stop(state, held, Stop(held.key.epoch, EndedBy.DISK_FULL, grace_ms), now_ms, actions)
+                stop = Stop(held.key.epoch, EndedBy.DISK_FULL, grace_ms, evidence=event.evidence)
+                _stop(state, held, stop, now_ms, actions)
         case Spawned() if held.phase is Phase.SPAWNING:
             _spawned(held, now_ms, actions)
         case SpawnFailed() if held.phase is Phase.SPAWNING:
