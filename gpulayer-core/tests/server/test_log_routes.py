@@ -151,6 +151,18 @@ def test_a_shutdown_ends_held_requests_at_once_and_leaves_a_followed_log_unfinis
     plane.start()
 
 
+def test_an_attempt_that_has_not_come_when_the_plane_closes_is_no_empty_log(plane) -> None:
+    job = plane.submit()
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(lambda: plane.http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": 1}))
+        plane.until(lambda: plane.plane.clients_now)
+        plane.stop()
+        answer = following.result(5)
+    assert answer.status_code == 503
+    plane.check_envelope(answer)
+    plane.start()
+
+
 def test_commands_come_again_until_they_are_acknowledged(plane, worker) -> None:
     plane.submit()
     first = worker.commands(hold_s=5, after="")

@@ -2,7 +2,9 @@
 
 import pytest
 
+from gpulayer.server.logs import LogKey
 from gpulayer.server.tails import MAX_BYTES, MAX_LINES, tail_text
+from gpulayer.spec.logs import LogStream
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_a_failed_job_shows_the_end_of_its_log_alone_and_not_in_lists(plane) -> 
     worker.report(worker.running(epoch))
     log = b"".join(b"line %d\r%d%%\n" % (number, number) for number in range(2000))
     worker.put_log(epoch, 0, log)
-    plane.plane.logs.path(job_id, epoch, 0).with_name(f"{epoch}.0.err.log").write_bytes(b"Traceback\nboom\n")
+    plane.plane.logs.path(LogKey(job_id, epoch, 0, LogStream.STDERR)).write_bytes(b"Traceback\nboom\n")
     assert "log_tail" not in plane.job(job_id)["attempts"][0]
     worker.report(worker.ended(epoch, exit_code=3))
     (attempt,) = plane.job(job_id)["attempts"]

@@ -31,7 +31,8 @@ def test_what_a_dead_shell_waited_for_may_still_save_its_work(spawner, agent, to
     told_to_end(SAVING)
     record = agent.exited("1.0")
     assert (record.signal, record.tree_clean) == (signal.SIGTERM, True)
-    assert spawner.log("1.0").read_bytes() == b"up\nsaved\n"
+    assert spawner.log("1.0").read_bytes().endswith(b"saved\n")  # a shell may have said "Terminated" of its sleep
+    assert b"unreached" not in spawner.log("1.0").read_bytes()
     assert not spawner.running()
 
 
@@ -51,7 +52,7 @@ def test_a_daemon_in_a_session_of_its_own_has_the_same_time(spawner, agent, told
     daemon = 'trap "sleep 0.2; echo saved; exit 0" TERM; echo up; while :; do sleep 0.01; done'
     told_to_end(f"setsid sh -c '{daemon}' & sleep 600")
     assert agent.exited("1.0").signal == signal.SIGTERM
-    assert spawner.log("1.0").read_bytes() == b"up\nsaved\n"
+    assert spawner.log("1.0").read_bytes().endswith(b"saved\n")
 
 
 def test_a_program_that_stopped_itself_hears_sigterm(spawner, agent, until):

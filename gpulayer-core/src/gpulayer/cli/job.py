@@ -9,10 +9,12 @@ import typer
 from gpulayer.cli.console import print_fields, print_json, print_line, print_table, say
 from gpulayer.cli.exits import Exit, exit_for_job
 from gpulayer.cli.logs import LogChoice, show_logs
+from gpulayer.cli.losses import LossTeller
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import transfer_progress
 from gpulayer.cli.records import age, command_text, details_text, ending_line, job_fields, when, workers_of
 from gpulayer.cli.references import find_job
+from gpulayer.client.connect import has_ended
 from gpulayer.client.following import FINAL_STATES
 from gpulayer.errors import Conflict
 from gpulayer.ids import Digest
@@ -102,7 +104,11 @@ def logs(
         attempt=attempt,
     )
     with open_client(target) as client:
-        show_logs(client.transport, find_job(client, job).record(), choice)
+        record = find_job(client, job).record()
+        if follow:
+            teller = LossTeller(record["id"], lambda: has_ended(client.settings))
+            client.transport.waiting = teller.waiting
+        show_logs(client.transport, record, choice)
 
 
 @app.command()

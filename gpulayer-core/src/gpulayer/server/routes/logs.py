@@ -14,7 +14,7 @@ from gpulayer.engine import State
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage
 from gpulayer.engine.turn import attempt_image
-from gpulayer.errors import BadRequest, NotFound
+from gpulayer.errors import BadRequest, NotFound, StorageUnavailable
 from gpulayer.ids import JobId
 from gpulayer.server.logs import READ_PIECE, LogKey
 from gpulayer.server.plane import Plane
@@ -149,7 +149,8 @@ def _after(ms: int) -> str:
 
 async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_following: bool) -> AttemptImage | None:
     """The attempt of this number (the latest, if none is given). A follower waits for one that is still to come;
-    None: there is none, and the job has ended, or nobody waits. Raises NotFound for a number that never was."""
+    None: there is none, and the job has ended, or nobody waits. Raises NotFound for a number that never was, and
+    StorageUnavailable where the plane closes before it comes."""
     plane = call.plane
     with plane.hub.watching(("job", job_id)) as watch:
         async with held(call, watch) as hold:
@@ -162,10 +163,13 @@ async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_followin
                 found = [attempt for attempt in tries if wanted in (None, attempt.number)]
                 if found:
                     return found[-1]
-                if not is_following or not is_live or hold.is_over:
+                if not is_following or not is_live:
                     if wanted is not None and not is_following:
                         raise NotFound(f"job {job_id} has no attempt {wanted}; it has had {len(tries)}")
                     return None
+                if hold.is_over:
+                    # An empty log would be taken for all of it, and the attempt that is yet to come for a read one.
+                    raise StorageUnavailable("the control plane is shutting down", hint="try again when it is back")
                 await hold.wait()
 
 
