@@ -200,7 +200,7 @@ class Harness:
 
 @pytest.fixture
 def groups() -> tuple[str, ...]:
-    """The control groups that spawners may use; modules whose tests end trees run with those of the host and with none."""
+    """What spawners may use; modules whose tests end trees run with the groups of the host, and with none."""
     return ALL_GROUPS
 
 
