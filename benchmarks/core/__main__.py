@@ -27,6 +27,7 @@ MEASURES: dict[str, tuple[Measure, int]] = {
     "log-live": (logs.live, 3),
     "idle": (idle.idle_cost, 1),
     "batch": (tiny.batch, 5),
+    "run": (tiny.run, 5),
     "events": (durable.durable_events, 5),
     "restart": (durable.restart, 5),
     "size": (size.install_size, 1),

@@ -1,9 +1,11 @@
-"""One tiny job while everything runs, and 10,000 of them handed over."""
+"""One tiny job while everything runs, 10,000 of them handed over, and 1,000 run."""
 
 import json
+import os
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +19,8 @@ PROBE = ROOT / "benchmarks/core/sdk_probe.py"
 BATCH = 10_000
 SLURM_JOBS = 50
 SPOOLER_JOBS = 200
+RUN = 1_000
+SLOTS = 2
 
 
 def warm_command(sources: Sources, rounds: int) -> Row:
@@ -72,6 +76,28 @@ def batch(sources: Sources, rounds: int) -> Row:
         return compare(row, contestants, rounds=rounds)
 
 
+def run(sources: Sources, rounds: int) -> Row:
+    """From handing over the first to the end of the last. The worker has a slot a core, so only a machine of two cores
+    measures two. Nothing that task-spooler and Popen do is durable, and neither keeps an exit code or a log for later.
+    """
+    what = f"{RUN:,} × `true`, one worker, {SLOTS} slots, durable"
+    row = Row(what, "jobs/s", "higher", goal="≥ 400 jobs/s", limit=400)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if cores != SLOTS:
+        row.notes.append(f"{cores} slots, not {SLOTS}: a worker has as many as its machine has cores")
+    with ExitStack() as stack:
+        plane = stack.enter_context(Plane(_scratch(stack)))
+        probe = stack.enter_context(Probe(sources.python, plane))
+        contestants = [Contestant("gpulayer", lambda: RUN / probe.run(RUN))]
+        if TaskSpooler.is_installed():
+            spooler = stack.enter_context(TaskSpooler(_scratch(stack), slots=SLOTS)).env
+            contestants.append(Contestant("task-spooler", lambda: _spooled(RUN, spooler)))
+        else:
+            row.notes.append("task-spooler is not installed")
+        contestants.append(Contestant("bare Popen, two in flight", lambda: _popen(RUN)))
+        return compare(row, contestants, rounds=rounds)
+
+
 class Probe:
     """A Python program that holds a client and measures on demand: one JSON line in, one out."""
 
@@ -103,6 +129,9 @@ class Probe:
 
     def batch(self, jobs: int) -> float:
         return self._ask({"measure": "batch", "jobs": jobs})
+
+    def run(self, jobs: int) -> float:
+        return self._ask({"measure": "run", "jobs": jobs})
 
     def _ask(self, question: Mapping[str, object]) -> float:
         process = self._process
@@ -147,6 +176,28 @@ def _first_byte_s(command: Sequence[str], env: Mapping[str, str]) -> float:
     if not first or process.returncode:
         raise ValueError(f"{command[0]} printed nothing (exit {process.returncode})")
     return taken
+
+
+def _spooled(count: int, env: Mapping[str, str]) -> float:
+    """Jobs run to their end a second. ``-C`` first: its list of finished jobs slows it down from round to round."""
+    subprocess.run(["tsp", "-C"], env=dict(env), check=True)
+    started = time.perf_counter()
+    for _ in range(count):
+        subprocess.run(["tsp", "-n", "true"], env=dict(env), check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run(["tsp", "-w"], env=dict(env), check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    return count / (time.perf_counter() - started)
+
+
+def _popen(count: int) -> float:
+    running: deque[subprocess.Popen[bytes]] = deque()
+    started = time.perf_counter()
+    for _ in range(count):
+        if len(running) == SLOTS:
+            running.popleft().wait()
+        running.append(subprocess.Popen(["true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+    while running:
+        running.popleft().wait()
+    return count / (time.perf_counter() - started)
 
 
 def _each(command: Sequence[str], count: int, env: Mapping[str, str]) -> float:

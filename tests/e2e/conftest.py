@@ -42,8 +42,6 @@ class Story:
             "GPULAYER_STATE_DIR": str(self.state),
             **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},  # the code under test
         }
-        if "PYTHONPATH" in os.environ:  # the code under test, where it is not the one that is installed
-            self.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
 
     def start(self, *argv: str, **options: Any) -> subprocess.Popen[bytes]:
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -88,7 +88,7 @@ def test_priority_then_age_orders_the_queue(plane):
     for _ in range(4):
         order.append(current)
         plane.end("w1", plane.run("w1", current))
-        current = next((job_id for job_id, job in plane.state.jobs.items() if job.tasks[0].epoch), None)
+        current = next((job_id for job_id, job in plane.state.jobs.items() if job.state is not JobState.QUEUED), None)
     assert order == ["running", "urgent", "old", "new"]
 
 

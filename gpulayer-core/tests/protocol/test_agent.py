@@ -34,6 +34,7 @@ from gpulayer.protocol.messages import (
     ReportAnswered,
     ReportedState,
     ReportFailed,
+    Revoke,
     SaveContact,
     SendReport,
     SessionOpened,
@@ -117,13 +118,18 @@ class Agent:
         return outcome
 
 
+def spawn(assignment, *, contact_ms=0):
+    """kept for an hour, 30 s of grace, and a sixteenth of the hour so that the agent goes first"""
+    return Spawn(assignment, contact_ms + 3_600_000 + 30_000 + 225_000)
+
+
 def journal(phase, **fields):
     return Journal(KEY, Progress(phase, **fields))
 
 
 def test_a_job_without_source_goes_from_assignment_to_forget():
     agent = Agent()
-    assert agent.assign() == [Admit(JOB), journal(Phase.SPAWNING), Spawn(JOB)]
+    assert agent.assign() == [Admit(JOB), journal(Phase.SPAWNING), spawn(JOB)]
     agent.now = 10
     assert agent.send(Spawned(KEY)) == [journal(Phase.RUNNING, started_ms=10), FollowLog(KEY)]
     outcome = Outcome(EndedBy.PROGRAM, 3, blame=Blame.USER)
@@ -144,7 +150,7 @@ def test_a_job_without_source_goes_from_assignment_to_forget():
 def test_a_source_is_staged_before_the_program_starts():
     agent = Agent()
     assert agent.assign(SOURCED) == [Admit(SOURCED), Stage(SOURCED)]
-    assert agent.send(Staged(KEY)) == [journal(Phase.SPAWNING), Spawn(SOURCED)]
+    assert agent.send(Staged(KEY)) == [journal(Phase.SPAWNING), spawn(SOURCED)]
 
 
 def test_the_first_report_of_a_boot_says_what_was_recovered_until_it_is_answered():
@@ -204,7 +210,8 @@ def test_stop_sends_sigterm_once_and_sigkill_after_the_grace_time():
     assert agent.send(Ticked(), at=1000) == [KillTree(KEY)]
     assert agent.send(Ticked(), at=1001) == []
     assert agent.send(Ticked(), at=6000) == [KillTree(KEY)]
-    assert agent.finish(ProcessExited(KEY, signal=9)) == Outcome(EndedBy.CANCEL, signal=9, blame=Blame.USER)
+    told = "it did not end within its grace time of 1.0 s and was killed"
+    assert agent.finish(ProcessExited(KEY, signal=9)) == Outcome(EndedBy.CANCEL, None, 9, told, Blame.USER)
 
 
 def test_a_program_that_ends_within_the_grace_time_keeps_its_code_and_brings_its_files_home():
@@ -270,7 +277,17 @@ def test_the_timeout_counts_from_the_start_and_says_so():
     agent.settle()
     assert agent.send(Ticked(), at=599) == []
     assert agent.send(Ticked(), at=600)[-1] == SignalTree(KEY)
-    assert agent.finish(ProcessExited(KEY, signal=15)) == Outcome(EndedBy.TIMEOUT, signal=15, blame=Blame.USER)
+    told = "it ran for longer than its --timeout of 500 ms"
+    assert agent.finish(ProcessExited(KEY, signal=15)) == Outcome(EndedBy.TIMEOUT, None, 15, told, Blame.USER)
+
+
+def test_what_stopped_the_worker_is_told_of_each_of_its_jobs_also_by_the_next_agent():
+    agent = Agent().run()
+    (written, _) = agent.send(StopAllRequested(evidence="worker w was stopped (SIGTERM)"))
+    told = "worker w was stopped (SIGTERM)"
+    assert agent.finish(ProcessExited(KEY, exit_code=0)).evidence == told
+    agent, _ = recovered(written.progress, process=ProcessExited(KEY, exit_code=0))
+    assert agent.state.held[KEY].outcome.evidence == told
 
 
 @pytest.mark.parametrize("code", [126, 127])
@@ -557,7 +574,7 @@ def test_restart_while_staging_stages_again():
 
 
 def test_restart_while_starting_asks_the_spawner_again_or_finds_it_running_or_ended():
-    assert recovered(Progress(Phase.SPAWNING))[1] == [Spawn(SOURCED)]
+    assert recovered(Progress(Phase.SPAWNING))[1] == [spawn(SOURCED)]
     _, actions = recovered(Progress(Phase.SPAWNING), is_running=True)
     assert actions == [journal(Phase.RUNNING, started_ms=0), FollowLog(KEY)]
     _, actions = recovered(Progress(Phase.SPAWNING), process=ProcessExited(KEY, exit_code=4))
@@ -637,8 +654,8 @@ def test_a_device_is_free_only_when_the_void_attempt_that_had_it_is_dead():
     second = replace(first, key=NodeKey(Epoch(8), 0), job_id=JobId("other"))
     agent.run(first)
     agent.send(AttemptsVoided((KEY.epoch,)))
-    assert Spawn(second) not in agent.assign(second)
-    assert Spawn(second) in agent.send(ProcessExited(KEY, signal=9))
+    assert spawn(second) not in agent.assign(second)
+    assert spawn(second) in agent.send(ProcessExited(KEY, signal=9))
 
 
 def test_a_job_that_was_lent_again_to_the_same_worker_waits_for_its_void_attempt_to_be_dead():
@@ -646,15 +663,14 @@ def test_a_job_that_was_lent_again_to_the_same_worker_waits_for_its_void_attempt
     second = replace(JOB, key=NodeKey(Epoch(8), 0))
     agent.run()
     agent.send(AttemptsVoided((KEY.epoch,)))
-    assert Spawn(second) not in agent.assign(second)
-    assert Spawn(second) in agent.send(ProcessExited(KEY, signal=9))
+    assert spawn(second) not in agent.assign(second)
+    assert spawn(second) in agent.send(ProcessExited(KEY, signal=9))
 
 
 def test_an_exclusive_job_is_to_be_ended_by_the_spawner_unless_answered_reports_extend_its_time():
     agent = Agent()
     job = replace(JOB, exclusive=True, grace_ms=5_000)
-    (spawn,) = [action for action in agent.assign(job) if isinstance(action, Spawn)]
-    assert spawn.kill_by_ms == 30_000 - 1_000
+    assert Spawn(job, 30_000 - 1_000) in agent.assign(job)
     agent.send(Spawned(KEY))
     agent.settle()
     agent.send(Ticked(), at=10_000)
@@ -668,9 +684,129 @@ def test_an_assignment_that_crossed_a_lapsed_lease_is_not_started():
     assert not is_current(agent.state, 39_000, now_ms=41_000)
     assert agent.send(CommandsReceived(39_000, (JOB,))) == []
     assert is_current(agent.state, 41_000, now_ms=41_500)
-    assert Spawn(JOB) in agent.send(CommandsReceived(41_000, (JOB,)))
+    assert spawn(JOB, contact_ms=40_000) in agent.send(CommandsReceived(41_000, (JOB,)))
 
 
 def test_what_comes_while_contact_is_lost_is_not_started():
     agent = Agent()
     assert agent.send(CommandsReceived(0, (JOB,)), at=30_001) == []
+
+
+def lent(epoch, **options):
+    return replace(JOB, key=NodeKey(Epoch(epoch), 0), job_id=JobId(f"j{epoch}"), **options)
+
+
+def started(actions):
+    return [action.assignment.key.epoch for action in actions if isinstance(action, Spawn)]
+
+
+def hear(agent, *commands):
+    return agent.send(CommandsReceived(agent.now, commands))
+
+
+def finish(agent, epoch):
+    """The program ends and all of it is delivered; what follows from that."""
+    key = NodeKey(Epoch(epoch), 0)
+    agent.send(ProcessExited(key, exit_code=0))
+    agent.send(LogDrained(key))
+    return agent.send(OutputsCollected(key, None))
+
+
+def test_what_there_is_no_room_for_waits_and_starts_in_order_of_epochs():
+    agent = Agent(cpus=2, memory_bytes=100)
+    assert started(hear(agent, lent(1), lent(2), lent(4), lent(3))) == [1, 2]
+    for epoch in (1, 2):
+        agent.send(Spawned(NodeKey(Epoch(epoch), 0)))
+    assert started(finish(agent, 2)) == [3]
+    assert started(finish(agent, 1)) == [4]
+
+
+def test_what_fits_passes_what_does_not_and_one_program_always_fits():
+    agent = Agent(cpus=2, memory_bytes=100)
+    assert started(hear(agent, lent(1), lent(2, cpus=2), lent(3, memory_bytes=200), lent(4))) == [1, 4]
+    agent.send(FactsChanged(1, 100))
+    agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    agent.send(Spawned(NodeKey(Epoch(4), 0)))
+    assert started(finish(agent, 1)) == []
+    assert started(finish(agent, 4)) == [2]
+
+
+def test_what_is_void_uses_its_cores_until_it_is_dead():
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, lent(1), lent(2))
+    agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    assert started(agent.send(AttemptsVoided((Epoch(1),)))) == []
+    assert started(agent.send(ProcessExited(NodeKey(Epoch(1), 0), signal=9))) == [2]
+
+
+def test_what_has_not_started_is_given_back():
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, lent(1), lent(2), lent(3))
+    hear(agent, Revoke(Epoch(2)))
+    given_back = Outcome(EndedBy.PREEMPTED, evidence="given back before it started", blame=Blame.CAPACITY)
+    assert agent.state.held[NodeKey(Epoch(2), 0)].outcome == given_back
+    agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    assert started(finish(agent, 1)) == [3]
+
+
+@pytest.mark.parametrize("is_known_to_run", [False, True])
+def test_what_has_started_is_not_given_back(is_known_to_run):
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, lent(1))
+    if is_known_to_run:
+        agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    assert hear(agent, Revoke(Epoch(1))) == []
+    assert agent.state.held[NodeKey(Epoch(1), 0)].outcome is None
+
+
+def test_a_revoke_that_comes_before_its_assignment_prevents_the_start_and_is_answered():
+    agent = Agent()
+    hear(agent, Revoke(KEY.epoch))
+    assert started(hear(agent, JOB)) == []
+    assert [item.outcome.ended_by for item in agent.reports[-1].items] == [EndedBy.PREEMPTED]
+    agent.answer()
+    assert started(hear(agent, JOB)) == []
+
+
+def test_what_waits_for_room_is_held_and_no_news():
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, lent(1), lent(2))
+    agent.send(Ticked(), at=200)
+    assert agent.reports[-1].holding == (1, 2)
+    assert [item.key.epoch for item in agent.reports[-1].items] == [1]
+
+
+def test_while_work_waits_here_ends_go_together_and_tell_when_they_began():
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, *(lent(epoch) for epoch in range(1, 9)))
+    count = len(agent.reports)
+    for epoch in range(1, 4):
+        agent.now += 2
+        agent.send(Spawned(NodeKey(Epoch(epoch), 0)))
+        agent.now += 3
+        finish(agent, epoch)
+    assert len(agent.reports) == count
+    agent.send(Ticked(), at=next_wake_ms(agent.state))
+    ended = [item for item in agent.reports[-1].items if item.state is ReportedState.ENDED]
+    assert [item.key.epoch for item in ended] == [1, 2, 3]
+    assert [item.started_ago_ms for item in ended] == [agent.now - 2, agent.now - 7, agent.now - 12]
+
+
+def test_more_is_asked_for_before_what_waits_here_has_run_out():
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, lent(1), lent(2), lent(3))
+    count = len(agent.reports)
+    for epoch in (1, 2):
+        agent.send(Spawned(NodeKey(Epoch(epoch), 0)))
+        finish(agent, epoch)
+    assert len(agent.reports) > count
+
+
+@pytest.mark.parametrize(("void", "starts"), [((), [2]), ((2,), [])])
+def test_what_waited_for_room_starts_out_of_contact_only_once_it_is_known_to_be_ours(void, starts):
+    agent = Agent(cpus=1, memory_bytes=100)
+    hear(agent, lent(1), lent(2))
+    agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    agent.now = 30_001
+    assert started(finish(agent, 1)) == []
+    assert started(agent.answer(*void)) == starts

@@ -1,10 +1,12 @@
 """The store: what is committed comes back, all of a batch or nothing, whatever the schema's age."""
 
+import json
 import random
 import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,12 @@ from gpulayer.engine.events import (
     WorkerReported,
     WorkerResumed,
 )
+from gpulayer.engine.records import AttemptImage, NodeImage
 from gpulayer.errors import Blame, Conflict, StorageUnavailable
-from gpulayer.ids import Digest, JobId, WorkerId
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, IdempotencyRow, JobRow, Side, Store, reads
+from gpulayer.server.store.codec import attempt_from_text, attempt_to_text
 from gpulayer.server.store.schema import alembic_config
 from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
 from gpulayer.spec.job import JobEntry, JobSpec, RetryOn
@@ -103,7 +107,9 @@ class _World:
                 digest = Digest(f"{number:064x}")
                 self.apply(WorkerJoined(self.at(), WorkerId(f"w{number}"), f"name{number}", facts, digest))
             case 3 if self.jobs:
-                self.apply(CancelRequested(self.at(), rnd.choice(self.jobs).id, rnd.choice((None, 5))))
+                self.apply(
+                    CancelRequested(self.at(), rnd.choice(self.jobs).id, rnd.choice((None, 5)), rnd.choice("ab"))
+                )
             case 4 if self.state.workers:
                 worker = rnd.choice(list(self.state.workers))
                 event = rnd.choice((DrainRequested, WorkerResumed, WorkerResumed))
@@ -122,6 +128,8 @@ class _World:
         items = []
         for epoch, node in worker.leases.items():
             phase = rnd.choice((NodePhase.STAGING, NodePhase.RUNNING, NodePhase.ENDED))
+            if phase is NodePhase.RUNNING and epoch in self.state.ahead.get(worker_id, ()):
+                continue  # a worker starts what it has room for
             ended_by = rnd.choice(list(EndedBy))
             outcome = Outcome(ended_by, rnd.choice((0, 1, None)), None, "seen \u2192", rnd.choice(list(Blame)))
             is_end = phase is NodePhase.ENDED
@@ -146,7 +154,17 @@ def _comparable(state: State) -> object:
     """Everything but what may be forgotten: when a worker was heard, and the numbers of its reports."""
     return (
         {
-            id_: (job.entry, job.seq, job.state, job.stop, job.stop_grace_ms, job.reason_code, job.outcome, job.tasks)
+            id_: (
+                job.entry,
+                job.seq,
+                job.state,
+                job.stop,
+                job.stop_by,
+                job.stop_grace_ms,
+                job.reason_code,
+                job.outcome,
+                job.tasks,
+            )
             for id_, job in state.jobs.items()
         },
         state.attempts,
@@ -187,6 +205,39 @@ def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_facto
     finally:
         store.close()
         shutil.rmtree(folder)
+
+
+def _attempt(**node) -> AttemptImage:
+    fields = {"devices": (), "cpus": 1, "memory_bytes": 0, "phase": NodePhase.ASSIGNED, "outcome": None}
+    one = NodeImage(**{"worker": WorkerId("w"), "worker_name": "w", "outputs": None, **fields, **node})
+    phase = NodePhase.ENDED if one.outcome else one.phase
+    return AttemptImage(
+        Epoch(7), JobId("j"), 0, 1, phase, (one,), None, False, None, None, None, one.outcome, "only one fits"
+    )
+
+
+def test_what_is_lent_ahead_is_stored_as_such_and_what_an_older_version_stored_is_read() -> None:
+    for flags in ({}, {"is_ahead": True}, {"is_ahead": True, "is_revoked": True}, {"is_revoked": True}):
+        image = _attempt(**flags)
+        assert attempt_from_text(7, "j", attempt_to_text(image)) == image
+    before = json.loads(attempt_to_text(_attempt()))
+    assert len(before["nodes"][0]) == 8  # as all rows had before anything was lent ahead
+
+
+def test_what_waits_at_a_worker_or_was_given_back_is_no_attempt_to_readers(store) -> None:
+    row, preempted = _job(1), Outcome(EndedBy.PREEMPTED, blame=Blame.CAPACITY)
+    world = _World(1, store)
+    world.batch.sides.append(Side(jobs=(row,)))
+    world.apply(JobSubmitted(world.at(), JobEntry.of(row.id, row.owner, row.spec)))
+    world.batch.records += [
+        replace(_attempt(is_ahead=True), epoch=Epoch(1), job_id=row.id),
+        replace(_attempt(is_revoked=True, outcome=preempted), epoch=Epoch(2), job_id=row.id),
+        replace(_attempt(outcome=preempted), epoch=Epoch(3), job_id=row.id),
+    ]
+    world.commit()
+    with store.reading() as connection:
+        assert [image.epoch for image in reads.attempts_of(connection, [row.id])[row.id]] == [3]
+        assert [image.epoch for image in reads.attempts_of(connection, [row.id, JobId("x")])[row.id]] == [3]
 
 
 def test_a_batch_is_written_whole_or_not_at_all(store) -> None:
@@ -233,6 +284,27 @@ def _schema(path: Path) -> list[tuple[object, ...]]:
         return found
     finally:
         connection.close()
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date_with_its_jobs(tmp_path, store) -> None:
+    world = _World(1, store)
+    for number in range(3):
+        row = _job(number)
+        world.batch.sides.append(Side(jobs=(row,)))
+        world.apply(JobSubmitted(world.at(), JobEntry.of(row.id, "owner", row.spec)))
+    world.commit()
+    before = store.load_live()
+    store.close()
+    path = Path(shutil.copy(tmp_path / "store.db", tmp_path / "old.db"))
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE jobs DROP COLUMN stop_by")
+    connection.execute("ALTER TABLE tasks DROP COLUMN program_failures")
+    connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    connection.commit()
+    connection.close()
+    again = Store(str(path))
+    assert again.load_live() == before
+    again.close()
 
 
 def test_a_store_of_a_newer_version_is_refused(tmp_path) -> None:

@@ -4,7 +4,8 @@ The driver logs and steps these events like any other, so a replay of the log ne
 """
 
 from gpulayer.clock import Instant
-from gpulayer.engine.events import Event, KeepForPassed, LeaseExpired, WorkerWentSilent
+from gpulayer.engine import ahead
+from gpulayer.engine.events import AheadWaitPassed, Event, KeepForPassed, LeaseExpired, WorkerWentSilent
 from gpulayer.engine.state import State, Worker
 from gpulayer.ids import Epoch
 from gpulayer.spec.worker import WorkerState
@@ -25,6 +26,9 @@ def due(state: State, at: Instant) -> tuple[Event, ...]:
                 events.append(KeepForPassed(at, epoch, worker.id))
             elif _is_worth_acting_on(state, epoch):
                 events.append(LeaseExpired(at, epoch, worker.id))
+    events.extend(
+        AheadWaitPassed(at, epoch, worker_id) for worker_id, epoch, until_ms in ahead.waits(state) if at.ms >= until_ms
+    )
     return tuple(events)
 
 
@@ -40,6 +44,7 @@ def next_due_ms(state: State) -> int | None:
                 moments.append(silent_at)
             else:
                 moments.append(_kept_until_ms(state, worker, epoch))
+    moments.extend(until_ms for _, _, until_ms in ahead.waits(state))
     return min(moments, default=None)
 
 

@@ -1,6 +1,6 @@
 """What is to be done once the step is durable. Effects are imperative; none is needed for correctness.
 
-Whoever carries them out may lose them: ``outstanding`` derives Assign and Stop from the state again, and
+Whoever carries them out may lose them: ``outstanding`` derives Assign, Stop and Revoke from the state again, and
 waiters look at the store when they arrive.
 """
 
@@ -10,7 +10,7 @@ from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
 
-__all__ = ["Assign", "Effect", "Notify", "Provision", "Release", "Stop", "Void"]
+__all__ = ["Assign", "Effect", "Notify", "Provision", "Release", "Revoke", "Stop", "Void"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,14 @@ class Stop:
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Ask ``worker`` to give the attempt back if its program has not started; else it runs on."""
+
+    worker: WorkerId
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +73,4 @@ class Release:
     provider: str
 
 
-Effect = Assign | Stop | Void | Notify | Provision | Release
+Effect = Assign | Stop | Revoke | Void | Notify | Provision | Release

@@ -15,6 +15,7 @@ from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
 
 __all__ = [
+    "AheadWaitPassed",
     "CancelRequested",
     "DrainRequested",
     "Event",
@@ -43,13 +44,15 @@ class NodePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A worker's word on one node. ``outcome`` and ``outputs`` come with ENDED alone."""
+    """A worker's word on one node. ``outcome``, ``outputs`` and ``started_ago_ms`` come with ENDED alone; the last
+    where its start was not reported: how long before the report that was."""
 
     epoch: Epoch
     node: int
     phase: NodePhase
     outcome: Outcome | None = None
     outputs: Digest | None = None
+    started_ago_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,12 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Somebody asked for the end of a job. grace_ms: None for the job's own."""
+    """Somebody asked for the end of a job. grace_ms: None for the job's own. by: who, for people."""
 
     at: Instant
     job_id: JobId
     grace_ms: int | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class WorkerReported:
     items: tuple[NodeReport, ...] = ()
     facts: WorkerFacts | None = None
     facts_digest: Digest | None = None
+    stopping: bool = False
     leaving: bool = False
 
 
@@ -116,6 +121,15 @@ class LeaseExpired:
 @dataclass(frozen=True, slots=True)
 class KeepForPassed:
     """The silent worker has ended the attempt by itself by now."""
+
+    at: Instant
+    epoch: Epoch
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class AheadWaitPassed:
+    """What was lent ahead has waited for too long at its worker."""
 
     at: Instant
     epoch: Epoch
@@ -154,6 +168,7 @@ Event = (
     | WorkerWentSilent
     | LeaseExpired
     | KeepForPassed
+    | AheadWaitPassed
     | DrainRequested
     | WorkerResumed
     | WorkerRemoved

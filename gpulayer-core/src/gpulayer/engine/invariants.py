@@ -1,7 +1,8 @@
 """What must hold after every step. The simulator checks it each time; a violation is always a fault of ours."""
 
+from gpulayer.engine.ahead import AHEAD_LIMIT
 from gpulayer.engine.events import NodePhase
-from gpulayer.engine.state import State
+from gpulayer.engine.state import State, Worker
 from gpulayer.placement.capacity import usable_capacity
 from gpulayer.spec.worker import WorkerState
 
@@ -55,7 +56,8 @@ def _check_tasks(state: State) -> None:
             _require(attempt is not None, f"job {job_id} waits for attempt {task.epoch}, which is gone")
             _require(not task.is_done, f"job {job_id}: a done task has a live attempt")
             _require(attempt is not None and attempt.job_id == job_id, f"attempt {task.epoch} is of another job")
-            _require(task.failures <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
+            most = max(task.failures, task.program_failures)
+            _require(most <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
     owned = {(attempt.job_id, attempt.task_index): epoch for epoch, attempt in state.attempts.items()}
     _require(len(owned) == len(state.attempts), "a task has two live attempts")
     for (job_id, index), epoch in owned.items():
@@ -71,8 +73,42 @@ def _check_workers(state: State) -> None:
         free = usable_capacity(worker.facts)
         for epoch, index in worker.leases.items():
             _require(epoch in state.attempts, f"worker {worker.name} leases {epoch}, which is not live")
-            free = free.less(state.attempts[epoch].nodes[index].allocation)
+            node = state.attempts[epoch].nodes[index]
+            if not node.is_ahead:
+                free = free.less(node.allocation)
         _require(free == worker.free, f"worker {worker.name}: what is free drifted")
+        _check_started(state, worker)
+        _check_ahead(state, worker)
+    _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
+
+
+def _check_started(state: State, worker: Worker) -> None:
+    """Books may be wrong for a moment about what a worker starts next; what it has started has room there."""
+    started = [
+        node.allocation
+        for epoch, index in worker.leases.items()
+        if (node := state.attempts[epoch].nodes[index]).phase in (NodePhase.RUNNING, NodePhase.ENDING)
+    ]
+    _require(sum(share.cpus for share in started) <= worker.facts.cpus, f"worker {worker.name} runs too many")
+    memory_bytes = sum(share.memory_bytes for share in started)
+    _require(memory_bytes <= worker.facts.memory_bytes, f"worker {worker.name} runs what its memory can't hold")
+
+
+def _check_ahead(state: State, worker: Worker) -> None:
+    known = state.ahead.get(worker.id, {})
+    _require(worker.id not in state.ahead or bool(known), f"worker {worker.name}: nothing is lent ahead, and noted")
+    _require(len(known) <= AHEAD_LIMIT, f"worker {worker.name} was lent too much ahead")
+    marked = {epoch for epoch, index in worker.leases.items() if state.attempts[epoch].nodes[index].is_ahead}
+    _require(marked == set(known), f"worker {worker.name}: what is lent ahead is not what is noted")
+    for epoch in known:
+        attempt = state.attempts[epoch]
+        node, job = attempt.nodes[0], state.jobs[attempt.job_id]
+        is_plain = len(attempt.nodes) == 1 and not node.allocation.devices and not job.entry.exclusive
+        _require(is_plain, f"attempt {epoch} is lent ahead, and may not be")
+        _require(node.phase in (NodePhase.ASSIGNED, NodePhase.STAGING), f"attempt {epoch} is {node.phase} and ahead")
+        share, free = node.allocation, worker.free
+        fits = share.cpus <= free.cpus and share.memory_bytes <= free.memory_bytes
+        _require(node.is_revoked or not fits, f"attempt {epoch} waits ahead although there is room")
 
 
 def _check_queue(state: State) -> None:

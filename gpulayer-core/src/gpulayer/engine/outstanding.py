@@ -3,7 +3,7 @@
 So no outbox is stored: after a restart of either side the worker gets these again, and knows an epoch it has.
 """
 
-from gpulayer.engine.effects import Assign, Stop
+from gpulayer.engine.effects import Assign, Revoke, Stop
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import State
 from gpulayer.ids import WorkerId
@@ -12,12 +12,13 @@ from gpulayer.spec.outcome import EndedBy
 __all__ = ["outstanding"]
 
 
-def outstanding(state: State, worker_id: WorkerId) -> tuple[Assign | Stop, ...]:
-    """Assign of every node the worker has not acknowledged, then Stop of every attempt that is to end; by epoch."""
+def outstanding(state: State, worker_id: WorkerId) -> tuple[Assign | Stop | Revoke, ...]:
+    """By epoch: Assign of every node the worker has not acknowledged, Stop of every attempt that is to end, Revoke of
+    what is wanted back and not known to have started."""
     worker = state.workers.get(worker_id)
     if worker is None:
         return ()
-    commands: list[Assign | Stop] = []
+    commands: list[Assign | Stop | Revoke] = []
     for epoch, index in sorted(worker.leases.items()):
         attempt = state.attempts[epoch]
         job = state.jobs[attempt.job_id]
@@ -27,4 +28,6 @@ def outstanding(state: State, worker_id: WorkerId) -> tuple[Assign | Stop, ...]:
             commands.append(Stop(worker.id, epoch, attempt.stop, job.stop_grace_ms))
         elif attempt.first_failure is not None:
             commands.append(Stop(worker.id, epoch, EndedBy.WORKER_STOPPED, job.entry.grace_ms))
+        if attempt.nodes[index].is_revoked:
+            commands.append(Revoke(worker.id, epoch))
     return tuple(commands)

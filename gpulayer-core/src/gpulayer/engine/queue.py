@@ -21,10 +21,14 @@ def class_of(state: State, job: Job) -> RequestClass:
     return known
 
 
-def push(state: State, job: Job, task: Task) -> None:
-    """Put a waiting task into its class. A new head makes a blocked class worth another look only if it is alone:
-    what blocked the old head (no capacity for this very request) blocks the new one as well."""
-    heapq.heappush(class_of(state, job).queue, (-job.entry.priority, job.seq, job.entry.id, task.index))
+def push(state: State, job: Job, task: Task) -> bool:
+    """Put a waiting task into its class; True when it is now its head. A new head makes a blocked class worth another
+    look only if it is alone: what blocked the old head (no capacity for this very request) blocks the new one as well.
+    """
+    known = class_of(state, job)
+    entry = (-job.entry.priority, job.seq, job.entry.id, task.index)
+    heapq.heappush(known.queue, entry)
+    return peek(state, known) == entry
 
 
 def fill(state: State, jobs: Iterable[Job]) -> None:

@@ -51,6 +51,7 @@ def rebuild(
                 is_done=task_image.is_done,
                 attempts=task_image.attempts,
                 failures=task_image.failures,
+                program_failures=task_image.program_failures,
                 avoid=set(task_image.avoid),
             )
     for image in sorted(attempts, key=lambda image: image.epoch):
@@ -91,6 +92,7 @@ def _job(entry: JobEntry, image: JobImage) -> Job:
         image.reason_message,
         image.stop,
         image.stop_grace_ms,
+        image.stop_by,
         image.started_wall_ms,
         image.ended_wall_ms,
         image.outcome,
@@ -106,6 +108,8 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
             phase=node.phase,
             outcome=node.outcome,
             outputs=node.outputs,
+            is_ahead=node.is_ahead,
+            is_revoked=node.is_revoked,
         )
         for node in image.nodes
     ]
@@ -122,9 +126,12 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
         started_wall_ms=image.started_wall_ms,
         ended_wall_ms=image.ended_wall_ms,
         placement=image.placement,
+        lent_ms=state.now_ms,
     )
     state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch
     for index, node in enumerate(nodes):
         worker = state.workers.get(node.allocation.worker)
         if worker is not None and node.outcome is None:
             worker.leases[image.epoch] = index
+            if node.is_ahead:
+                state.ahead.setdefault(worker.id, {})[image.epoch] = None

@@ -16,7 +16,16 @@ from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["capacity_gained", "fits_nowhere", "has_other_place", "run", "takes_work", "workers_changed"]
+__all__ = [
+    "begin",
+    "capacity_gained",
+    "fits_nowhere",
+    "has_other_place",
+    "is_eligible_for",
+    "run",
+    "takes_work",
+    "workers_changed",
+]
 
 
 def run(turn: Turn) -> None:
@@ -69,7 +78,7 @@ def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
     fitting = 0
     for worker in state.workers.values():
-        fitting += _is_eligible(known, worker)
+        fitting += is_eligible_for(known, worker)
         if fitting >= nodes:
             return False
     return True
@@ -79,7 +88,7 @@ def has_other_place(state: State, request: Request, nodes: int, excluded: set[Wo
     """Could enough workers besides these run the request, now or once they are free?"""
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
     return nodes <= sum(
-        worker.state in (WorkerState.JOINING, WorkerState.READY) and _is_eligible(known, worker)
+        worker.state in (WorkerState.JOINING, WorkerState.READY) and is_eligible_for(known, worker)
         for worker in state.workers.values()
         if worker.id not in excluded
     )
@@ -97,6 +106,17 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     chosen = choose(known.request, candidates, known.nodes, avoid=frozenset(task.avoid))
     if not chosen:
         return False
+    nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
+    begin(turn, job, task, nodes, _why(known, chosen, candidates, task.avoid))
+    job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
+    turn.effects.append(Notify(job.entry.id, job.state))
+    turn.jobs[job.entry.id] = job
+    return True
+
+
+def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -> Attempt:
+    """Lend these shares to a new attempt of the task, under an epoch of its own, and tell their workers."""
+    state = turn.state
     epoch = Epoch(state.next_epoch)
     state.next_epoch += 1
     task.attempts += 1
@@ -106,31 +126,30 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
         job_id=job.entry.id,
         task_index=task.index,
         number=task.attempts,
-        nodes=[Node(candidate.allocation, candidate.name) for candidate in chosen],
-        placement=_why(known, chosen, candidates, task.avoid),
+        nodes=nodes,
+        placement=placement,
+        lent_ms=state.now_ms,
     )
     state.attempts[epoch] = attempt
-    for index, candidate in enumerate(chosen):
-        worker = state.workers[candidate.worker]
-        worker.free = worker.free.less(candidate.allocation)
+    for index, node in enumerate(nodes):
+        worker = state.workers[node.allocation.worker]
         worker.leases[epoch] = index
+        if not node.is_ahead:
+            worker.free = worker.free.less(node.allocation)
         turn.effects.append(Assign(worker.id, epoch, index, job.entry.id))
-    job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
-    turn.effects.append(Notify(job.entry.id, job.state))
-    turn.jobs[job.entry.id] = job
     turn.tasks[job.entry.id, task.index] = task
     turn.attempts[epoch] = attempt
-    return True
+    return attempt
 
 
 def _fits(known: RequestClass, worker: Worker) -> Candidate | None:
-    if not _is_eligible(known, worker):
+    if not is_eligible_for(known, worker):
         return None
     allocation = allocate(known.request, worker.id, worker.facts, worker.free)
     return None if allocation is None else Candidate(worker.id, worker.name, worker.facts, worker.free, allocation)
 
 
-def _is_eligible(known: RequestClass, worker: Worker) -> bool:
+def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
     """Eligibility depends on facts alone, but for a request that names a worker; so it is asked once per facts."""
     if known.request.worker:
         return is_eligible(known.request, worker.facts, name=worker.name)

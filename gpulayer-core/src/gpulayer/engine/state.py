@@ -20,6 +20,7 @@ __all__ = [
     "Capacity",
     "Job",
     "Node",
+    "Pace",
     "Policy",
     "QueueEntry",
     "RequestClass",
@@ -46,7 +47,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Task:
-    """The unit that is placed. ``epoch``: its live attempt, None while it waits.
+    """The unit that is placed. ``epoch``: its live attempt, None while it waits. ``failures``: see ``TaskImage``.
 
     full: workers on whose full disk it ended; while another can take it, it does not go there. Safe to forget: then
     it may end there once more.
@@ -57,13 +58,15 @@ class Task:
     is_done: bool = False
     attempts: int = 0
     failures: int = 0
+    program_failures: int = 0
     avoid: set[WorkerId] = field(default_factory=set)
-    full: set[WorkerId] = field(default_factory=set)
+    full: set[WorkerId] = field(default_factory=set, compare=False)
 
 
 @dataclass(slots=True)
 class Job:
-    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what."""
+    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what; ``stop_by``: by
+    whom."""
 
     entry: JobEntry
     seq: int
@@ -74,6 +77,7 @@ class Job:
     reason_message: str = ""
     stop: EndedBy | None = None
     stop_grace_ms: int = 0
+    stop_by: str = ""
     started_wall_ms: int | None = None
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
@@ -82,18 +86,25 @@ class Job:
 
 @dataclass(slots=True)
 class Node:
-    """One node of an attempt: the lease of its allocation, fenced by the attempt's epoch."""
+    """One node of an attempt: the lease of its allocation, fenced by the attempt's epoch.
+
+    is_ahead: it waits at its worker for a slot, and its allocation counts against nothing (see ``ahead``).
+    is_revoked: it is wanted back, unless it has started by the time its worker hears of it.
+    """
 
     allocation: Allocation
     worker_name: str
     phase: NodePhase = NodePhase.ASSIGNED
     outcome: Outcome | None = None
     outputs: Digest | None = None
+    is_ahead: bool = False
+    is_revoked: bool = False
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One try of a task; never revived. ``first_failure``: the node whose failure ended it."""
+    """One try of a task; never revived. ``first_failure``: the node whose failure ended it. ``lent_ms``: when, in
+    engine time; volatile."""
 
     epoch: Epoch
     job_id: JobId
@@ -108,6 +119,22 @@ class Attempt:
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
     placement: str = ""
+    lent_ms: int = field(default=0, compare=False)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Only attempts of one node are lent ahead."""
+        return self.nodes[0].is_ahead
+
+
+@dataclass(slots=True)
+class Pace:
+    """How quickly attempts end on a worker: smoothed time between two ends, when the last was, and how many ended
+    since it last was slow. Volatile."""
+
+    gap_ms: float
+    last_ms: int
+    ends: int
 
 
 @dataclass(slots=True)
@@ -159,7 +186,8 @@ class Capacity:
 
 @dataclass(slots=True)
 class State:
-    """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart."""
+    """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart.
+    ``ahead``: the attempts lent ahead, by worker; workers without one are not in it. ``paces``: volatile."""
 
     policy: Policy = field(default_factory=Policy)
     now_ms: int = 0
@@ -171,3 +199,5 @@ class State:
     facts: dict[Digest, WorkerFacts] = field(default_factory=dict)
     classes: dict[tuple[Request, int], RequestClass] = field(default_factory=dict)
     capacity: dict[str, Capacity] = field(default_factory=dict)
+    ahead: dict[WorkerId, dict[Epoch, None]] = field(default_factory=dict)
+    paces: dict[WorkerId, Pace] = field(default_factory=dict)

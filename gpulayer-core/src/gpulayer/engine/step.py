@@ -7,9 +7,10 @@ Each event has one handler; handlers call down into ``attempts`` (what becomes o
 from dataclasses import dataclass
 from typing import assert_never
 
-from gpulayer.engine import attempts, queue, schedule, workers
+from gpulayer.engine import ahead, attempts, queue, schedule, workers
 from gpulayer.engine.effects import Effect, Notify
 from gpulayer.engine.events import (
+    AheadWaitPassed,
     CancelRequested,
     DrainRequested,
     Event,
@@ -61,6 +62,10 @@ def step(state: State, event: Event) -> Step:
             workers.lease_expired(turn, event)
         case KeepForPassed():
             workers.keep_for_passed(turn, event)
+        case AheadWaitPassed():
+            attempt = state.attempts.get(event.epoch)
+            if attempt is not None:
+                ahead.revoke(turn, attempt)
         case DrainRequested():
             workers.set_draining(turn, event.worker, draining=True)
         case WorkerResumed():
@@ -69,7 +74,11 @@ def step(state: State, event: Event) -> Step:
             workers.removed(turn, event)
         case _:
             assert_never(event)
+    for attempt in ahead.promote(turn):
+        attempts.refresh(turn, attempt)
     schedule.run(turn)
+    ahead.lend(turn)
+    ahead.hand_over(turn)
     return Step(turn.records(), tuple(turn.effects))
 
 
@@ -99,7 +108,7 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
         _reject(turn, job, "no_worker_fits", f"no worker fits: {entry.request.summary()}")
         return
     state.jobs[entry.id] = job
-    queue.push(state, job, job.tasks[0])
+    turn.has_new_head |= queue.push(state, job, job.tasks[0])
     if not entry.wait:
         schedule.run(turn)
         if job.tasks[0].epoch is None:
@@ -124,12 +133,14 @@ def _cancel(turn: Turn, event: CancelRequested) -> None:
     grace_ms = job.entry.grace_ms if event.grace_ms is None else event.grace_ms
     if job.stop is not None and grace_ms >= job.stop_grace_ms:
         return
+    if job.stop is None:
+        job.stop_by = event.by
     job.stop, job.stop_grace_ms = EndedBy.CANCEL, grace_ms
     turn.jobs[job.entry.id] = job
     for task in job.tasks.values():
         if task.is_done:
             continue
         if task.epoch is None:
-            attempts.end_task(turn, job, task, attempts.cancelled_outcome())
+            attempts.end_task(turn, job, task, attempts.cancelled_outcome(job, "it had not started"))
         else:
             attempts.stop(turn, turn.state.attempts[task.epoch], EndedBy.CANCEL, grace_ms)

@@ -26,7 +26,10 @@ __all__ = ["Turn", "attempt_image", "job_image", "task_image", "worker_image"]
 
 @dataclass(slots=True)
 class Turn:
-    """Collects what one ``step`` changes. Entities are touched by reference, before they leave the state."""
+    """Collects what one ``step`` changes. Entities are touched by reference, before they leave the state.
+
+    gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue.
+    """
 
     state: State
     at: Instant
@@ -36,6 +39,8 @@ class Turn:
     attempts: dict[Epoch, Attempt] = field(default_factory=dict)
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
     facts: dict[Digest, FactsImage] = field(default_factory=dict)
+    gained: dict[WorkerId, Worker] = field(default_factory=dict)
+    has_new_head: bool = False
 
     def records(self) -> tuple[Record, ...]:
         """Empty when nothing changed: then there is nothing to commit."""
@@ -63,12 +68,21 @@ def job_image(job: Job) -> JobImage:
         ended_wall_ms=job.ended_wall_ms,
         outcome=job.outcome,
         outputs=job.outputs,
+        stop_by=job.stop_by,
     )
 
 
 def task_image(job_id: JobId, task: Task) -> TaskImage:
     """``avoid`` is sorted, so that equal tasks give equal images."""
-    return TaskImage(job_id, task.index, task.is_done, task.attempts, task.failures, tuple(sorted(task.avoid)))
+    return TaskImage(
+        job_id=job_id,
+        index=task.index,
+        is_done=task.is_done,
+        attempts=task.attempts,
+        failures=task.failures,
+        avoid=tuple(sorted(task.avoid)),
+        program_failures=task.program_failures,
+    )
 
 
 def attempt_image(attempt: Attempt) -> AttemptImage:
@@ -89,6 +103,8 @@ def attempt_image(attempt: Attempt) -> AttemptImage:
                 phase=node.phase,
                 outcome=node.outcome,
                 outputs=node.outputs,
+                is_ahead=node.is_ahead,
+                is_revoked=node.is_revoked,
             )
             for node in attempt.nodes
         ),

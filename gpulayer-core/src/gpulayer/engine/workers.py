@@ -5,7 +5,7 @@ its epoch and ends at the next contact. Without, the attempt is shown unreachabl
 by itself.
 """
 
-from gpulayer.engine import attempts, schedule
+from gpulayer.engine import ahead, attempts, schedule
 from gpulayer.engine.effects import Void
 from gpulayer.engine.events import (
     KeepForPassed,
@@ -60,12 +60,9 @@ def reported(turn: Turn, event: WorkerReported) -> None:
     is_repeated = event.boot == worker.boot and event.seq <= worker.seq
     if not is_repeated:
         _contact(turn, worker, event)
-        for item in event.items:
-            attempt = _lent_to(state, worker, item.epoch)
-            if attempt is not None and worker.leases.get(item.epoch) == item.node:
-                if _is_stopping(attempt, item):
-                    _stops(turn, worker)
-                attempts.node_reported(turn, attempt, item.node, item)
+        if event.stopping:
+            _stops(turn, worker)  # first: what ends below must not be lent to it again
+        _take(turn, worker, event.items)
         if event.leaving:
             _left(turn, worker)
     said = {*event.holding, *(event.recovered or ()), *(item.epoch for item in event.items)}
@@ -79,6 +76,7 @@ def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
     if worker is not None and worker.state is not WorkerState.SILENT:
         worker.state = WorkerState.SILENT
         turn.workers[worker.id] = worker
+        ahead.revoke_all(turn, worker)
         schedule.workers_changed(turn.state)  # a task that waited for it rather than for another does so no more
 
 
@@ -116,6 +114,9 @@ def set_draining(turn: Turn, worker_id: WorkerId, *, draining: bool) -> None:
     if worker.state in (WorkerState.READY, WorkerState.DRAINING):
         worker.state = _present_state(worker)
         schedule.workers_changed(turn.state)
+        turn.gained[worker.id] = worker
+    if draining:
+        ahead.revoke_all(turn, worker)
     turn.workers[worker.id] = worker
 
 
@@ -128,6 +129,8 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
         _lose(turn, worker, turn.state.attempts[epoch], f"worker {worker.name} was removed")
     worker.state = WorkerState.GONE
     turn.workers[worker.id] = worker
+    turn.gained.pop(worker.id, None)
+    turn.state.paces.pop(worker.id, None)
     del turn.state.workers[worker.id]
     schedule.workers_changed(turn.state)
 
@@ -141,10 +144,12 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     if not worker.is_heard:
         worker.is_heard = True
         schedule.workers_changed(turn.state)
+        turn.gained[worker.id] = worker
     if is_new_boot or worker.state in (WorkerState.JOINING, WorkerState.SILENT):
         worker.state = _present_state(worker)
         turn.workers[worker.id] = worker
         schedule.workers_changed(turn.state)
+        turn.gained[worker.id] = worker
     if is_new_boot:
         turn.workers[worker.id] = worker
         _end_vanished(turn, worker, event.recovered or ())
@@ -153,6 +158,22 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
         if attempt.is_unreachable:
             attempt.is_unreachable = False
             attempts.refresh(turn, attempt)
+
+
+def _take(turn: Turn, worker: Worker, items: tuple[NodeReport, ...]) -> None:
+    """Ends first: what they make room for may have started already, and stand before them in the report."""
+    state = turn.state
+    ended: list[int] = []
+    for item in sorted(items, key=lambda item: item.phase is not NodePhase.ENDED):
+        attempt = _lent_to(state, worker, item.epoch)
+        if attempt is None or worker.leases.get(item.epoch) != item.node:
+            continue
+        if item.phase is NodePhase.ENDED and not attempt.nodes[item.node].is_revoked:
+            ended.append(attempt.lent_ms)
+        attempts.node_reported(turn, attempt, item.node, item)
+    ahead.learn(state, worker, ended)
+    for attempt in ahead.push_back(state, worker) if items else ():
+        attempts.refresh(turn, attempt)
 
 
 def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> None:
@@ -164,18 +185,13 @@ def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> N
         _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
 
 
-def _is_stopping(attempt: Attempt, item: NodeReport) -> bool:
-    """Whether the agent ended this because it stops itself: nobody here had asked for it."""
-    is_asked = attempt.stop is not None or attempt.first_failure is not None
-    return item.outcome is not None and item.outcome.ended_by is EndedBy.WORKER_STOPPED and not is_asked
-
-
 def _stops(turn: Turn, worker: Worker) -> None:
-    """It takes nothing more until it has started anew; what it was lent now would only be ended again."""
+    """It takes nothing more until it starts anew."""
     if worker.state is WorkerState.READY:
         worker.state = WorkerState.DRAINING
         turn.workers[worker.id] = worker
         schedule.workers_changed(turn.state)
+        ahead.revoke_all(turn, worker)
 
 
 def _left(turn: Turn, worker: Worker) -> None:
@@ -183,7 +199,7 @@ def _left(turn: Turn, worker: Worker) -> None:
     for epoch in list(worker.leases):
         attempt = turn.state.attempts.get(epoch)
         if attempt is not None:
-            evidence = f"worker {worker.name} stopped"
+            evidence = f"worker {worker.name} was stopped"
             attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
     worker.state = WorkerState.SILENT
     turn.workers[worker.id] = worker
@@ -205,6 +221,7 @@ def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -
     attempts.refresh_free(turn.state, worker)
     turn.workers[worker.id] = worker
     schedule.workers_changed(turn.state)
+    turn.gained[worker.id] = worker
 
 
 def _lent_to(state: State, worker: Worker, epoch: Epoch) -> Attempt | None:

@@ -1,5 +1,7 @@
 """What an agent reports, and when: news at once or with company, a heartbeat at least every ``heartbeat_ms``."""
 
+from typing import Final
+
 from gpulayer.protocol.held import Held
 from gpulayer.protocol.messages import Item, Phase, ReportedState, ReportPlan
 from gpulayer.protocol.state import AgentState
@@ -7,16 +9,22 @@ from gpulayer.protocol.state import AgentState
 __all__ = ["can_leave", "next_report", "report_due_ms"]
 
 
+_COMPANY_MS: Final = 40  # while work waits here for room, news waits so long for more of it
+
+
 def report_due_ms(state: AgentState) -> int:
     """When the next report is to go out if nothing else happens and none is on its way."""
     if state.last_sent_ms is None:
         return state.retry_at_ms
     due = state.last_sent_ms + state.heartbeat_ms
-    if state.recovered is not None or state.has_new_facts or can_leave(state):
+    is_stop_news = state.is_stopping and not state.is_stop_told
+    if state.recovered is not None or state.has_new_facts or is_stop_news or can_leave(state):
         due = state.last_sent_ms
-    for held in state.held.values():
-        if held.is_news:
-            due = min(due, held.news_due_ms)
+    if state.news:
+        news_ms = min(held.news_due_ms for held in state.news.values())
+        # Slots are not idle meanwhile; but more must have been lent before what waits here has run out.
+        ended = sum(held.phase is Phase.ENDED for held in state.news.values())
+        due = min(due, news_ms + _COMPANY_MS if ended < len(state.ready) else news_ms)
     return max(due, state.retry_at_ms)
 
 
@@ -24,22 +32,25 @@ def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
     """The report that is due now; None where none is, or one is on its way. Changes nothing."""
     if state.boot == 0 or state.is_finished or state.in_flight is not None or now_ms < report_due_ms(state):
         return None
-    news = [held for held in state.held.values() if held.is_news]
+    news = [held for key, held in state.held.items() if key in state.news]
     return ReportPlan(
         boot=state.boot,
         seq=state.seq,
         sent_ms=now_ms,
         holding=tuple(sorted({held.key.epoch for held in state.held.values() if not held.is_void})),
         recovered=state.recovered,
-        items=tuple(_item(held) for held in news),
+        items=tuple(_item(held, now_ms) for held in news),
         has_facts=state.has_new_facts,
+        stopping=state.is_stopping,
         leaving=can_leave(state),
     )
 
 
-def _item(held: Held) -> Item:
+def _item(held: Held, now_ms: int) -> Item:
     if held.phase is Phase.ENDED:
-        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs)
+        is_start_told = held.started_ms is None or held.acked not in (None, ReportedState.STAGING)
+        ago_ms = None if is_start_told or held.started_ms is None else max(0, now_ms - held.started_ms)
+        return Item(held.key, ReportedState.ENDED, held.outcome, held.outputs, ago_ms)
     return Item(held.key, held.reported_state)
 
 

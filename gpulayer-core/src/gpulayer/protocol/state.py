@@ -15,18 +15,28 @@ __all__ = ["AgentState"]
 class AgentState:
     """Made once a start of the agent; the first input is ``Recovered``. ``once``: leave after the first job.
 
-    refused: epochs that must not start here any more, and what stopped them; None: they are void.
+    cpus, memory_bytes: what programs may use at one time; None: whatever was lent.
+    news, ready, using, deadline_ms: see ``notes``: to report, to start, using cores; when a node is to be looked at.
+
+    refused: what must not start here any more (whole epochs or single nodes), and what stopped it; None: it is void.
     recovered: what the first answered report of this boot tells; None once it was answered.
     contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
+    is_stop_told: the control plane knows that this worker stops.
     """
 
     once: bool = False
+    cpus: int | None = None
+    memory_bytes: int | None = None
     boot: int = 0
     seq: int = 0
     heartbeat_ms: int = 10_000
     lease_ttl_ms: int = 30_000
     held: dict[NodeKey, Held] = field(default_factory=dict)
-    refused: dict[Epoch, EndedBy | None] = field(default_factory=dict)
+    news: dict[NodeKey, Held] = field(default_factory=dict)
+    ready: dict[NodeKey, Held] = field(default_factory=dict)
+    using: dict[NodeKey, Held] = field(default_factory=dict)
+    deadline_ms: int | None = None
+    refused: dict[Epoch | NodeKey, EndedBy | None] = field(default_factory=dict)
     done: dict[NodeKey, None] = field(default_factory=dict)
     recovered: tuple[Epoch, ...] | None = ()
     has_new_facts: bool = True
@@ -37,6 +47,7 @@ class AgentState:
     contact_since_ms: int = 0
     saved_contact_ms: int = 0
     is_stopping: bool = False
+    is_stop_told: bool = False
     grace_cap_ms: int | None = None
     finish_by_ms: int | None = None
     is_finished: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from gpulayer.engine.events import (
+    AheadWaitPassed,
     CancelRequested,
     DrainRequested,
     Event,
@@ -50,7 +51,7 @@ class History:
     def restart(self, jobs: Iterable[JobImage], attempts: Iterable[AttemptImage]) -> None:
         """Begin from what the store holds, so that nothing of it is told as new."""
         self._states = {image.id: image.state for image in jobs}
-        self._phases = {image.epoch: (image.phase, image.is_unreachable) for image in attempts}
+        self._phases = {image.epoch: (image.phase, image.is_unreachable) for image in attempts if image.is_shown}
 
     def rows(self, event: Event, records: Sequence[Record]) -> list[EventRow]:
         """The event's own row, then the changes that people see: of attempts, then of jobs."""
@@ -59,9 +60,10 @@ class History:
         for record in records:
             match record:
                 case AttemptImage():
-                    kind = self._attempt_change(record)
-                    if kind:
-                        rows.append(EventRow(at_ms, wall_ms, kind, _attempt_body(record), record.job_id))
+                    rows.extend(
+                        EventRow(at_ms, wall_ms, kind, body, record.job_id)
+                        for kind, body in self._attempt_changes(record)
+                    )
                 case JobImage():
                     kind = self._job_change(record)
                     if kind:
@@ -71,7 +73,10 @@ class History:
                     pass
         return rows + jobs
 
-    def _attempt_change(self, image: AttemptImage) -> str:
+    def _attempt_changes(self, image: AttemptImage) -> list[tuple[str, str]]:
+        """Kinds and bodies. An attempt that was lent ahead is told of from the moment on that it counts."""
+        if not image.is_shown:
+            return []
         now = (image.phase, image.is_unreachable)
         before = self._phases.get(image.epoch)
         if image.phase is NodePhase.ENDED:
@@ -79,8 +84,12 @@ class History:
         else:
             self._phases[image.epoch] = now
         if now == before:
-            return ""
-        return "attempt_unreachable" if image.is_unreachable else f"attempt_{image.phase}"
+            return []
+        changes = []
+        if before is None and image.phase is not NodePhase.ASSIGNED:
+            changes.append((f"attempt_{NodePhase.ASSIGNED}", _attempt_body(image, NodePhase.ASSIGNED)))
+        kind = "attempt_unreachable" if image.is_unreachable else f"attempt_{image.phase}"
+        return [*changes, (kind, _attempt_body(image, image.phase))]
 
     def _job_change(self, image: JobImage) -> str:
         before = self._states.get(image.id)
@@ -95,9 +104,9 @@ class History:
         return f"job_{image.state}"
 
 
-def _attempt_body(image: AttemptImage) -> str:
+def _attempt_body(image: AttemptImage, phase: NodePhase) -> str:
     body: dict[str, object] = {"attempt": image.number, "epoch": image.epoch}
-    match image.phase:
+    match phase:
         case NodePhase.ASSIGNED:
             body["workers"] = [node.worker_name for node in image.nodes]
             body["devices"] = [list(node.devices) for node in image.nodes]
@@ -118,7 +127,9 @@ def _event_row(event: Event) -> EventRow:
         case JobSubmitted():  # the job's row holds everything else
             return EventRow(at_ms, wall_ms, "job_submitted", "{}", event.job.id)
         case CancelRequested():
-            return EventRow(at_ms, wall_ms, "cancel_requested", dump({"grace_ms": event.grace_ms}), event.job_id)
+            return EventRow(
+                at_ms, wall_ms, "cancel_requested", dump({"by": event.by, "grace_ms": event.grace_ms}), event.job_id
+            )
         case WorkerJoined():
             body = {"name": event.name, "facts": event.facts_digest}
             return EventRow(at_ms, wall_ms, "worker_joined", dump(body), worker=event.worker)
@@ -130,6 +141,8 @@ def _event_row(event: Event) -> EventRow:
             return EventRow(at_ms, wall_ms, "lease_expired", dump({"epoch": event.epoch}), worker=event.worker)
         case KeepForPassed():
             return EventRow(at_ms, wall_ms, "keep_for_passed", dump({"epoch": event.epoch}), worker=event.worker)
+        case AheadWaitPassed():
+            return EventRow(at_ms, wall_ms, "ahead_wait_passed", dump({"epoch": event.epoch}), worker=event.worker)
         case DrainRequested():
             return EventRow(at_ms, wall_ms, "drain_requested", "{}", worker=event.worker)
         case WorkerResumed():
@@ -149,6 +162,7 @@ def _report_body(event: WorkerReported) -> str:
             "recovered": event.recovered,
             "items": [_item(item) for item in event.items],
             "facts": event.facts_digest,
+            "stopping": event.stopping,
             "leaving": event.leaving,
         }
     )
@@ -157,4 +171,5 @@ def _report_body(event: WorkerReported) -> str:
 def _item(item: NodeReport) -> list[object]:
     outcome = item.outcome
     told = outcome and [outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame]
-    return [item.epoch, item.node, item.phase, told, item.outputs]
+    fields: list[object] = [item.epoch, item.node, item.phase, told, item.outputs]
+    return fields if item.started_ago_ms is None else [*fields, item.started_ago_ms]

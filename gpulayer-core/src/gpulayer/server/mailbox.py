@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpulayer.engine import State
-from gpulayer.engine.effects import Assign, Effect, Stop
+from gpulayer.engine.effects import Assign, Effect, Revoke, Stop
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, Record
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.outcome import EndedBy
 
-__all__ = ["AssignOrder", "Mailboxes", "Order", "StopOrder", "orders_of"]
+__all__ = ["AssignOrder", "Mailboxes", "Order", "RevokeOrder", "StopOrder", "orders_of"]
 
 REPLY_LIMIT = 256
 
@@ -37,14 +37,25 @@ class AssignOrder:
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """End the worker's nodes of this attempt. ``ended_by``: what it is to give as the cause."""
+    """End the worker's node of this attempt. ``ended_by``: what it is to give as the cause.
+
+    node: None where it holds none any more.
+    """
 
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
+    node: int | None
 
 
-Order = AssignOrder | StopOrder
+@dataclass(frozen=True, slots=True)
+class RevokeOrder:
+    """Give the attempt back if its program has not started."""
+
+    epoch: Epoch
+
+
+Order = AssignOrder | StopOrder | RevokeOrder
 
 
 class _Mailbox:
@@ -76,7 +87,7 @@ class Mailboxes:
                         self._boxes[node.worker].retract(record.epoch)
         changed: set[WorkerId] = set()
         for effect in effects:
-            if not isinstance(effect, Assign | Stop):
+            if not isinstance(effect, Assign | Stop | Revoke):
                 continue
             box = self._boxes.get(effect.worker)
             if box is None:
@@ -124,7 +135,7 @@ class Mailboxes:
         return int(number) if int(number) <= self._boxes[worker].last else None
 
 
-def orders_of(state: State, commands: Sequence[Assign | Stop]) -> list[Order]:
+def orders_of(state: State, commands: Sequence[Assign | Stop | Revoke]) -> list[Order]:
     """Commands with what a worker must know; an assignment whose attempt has ended meanwhile is left out."""
     orders: list[Order] = []
     for command in commands:
@@ -146,5 +157,9 @@ def orders_of(state: State, commands: Sequence[Assign | Stop]) -> list[Order]:
                     )
                 )
             case Stop():
-                orders.append(StopOrder(command.epoch, command.ended_by, command.grace_ms))
+                worker = state.workers.get(command.worker)
+                node = None if worker is None else worker.leases.get(command.epoch)
+                orders.append(StopOrder(command.epoch, command.ended_by, command.grace_ms, node))
+            case Revoke():
+                orders.append(RevokeOrder(command.epoch))
     return orders

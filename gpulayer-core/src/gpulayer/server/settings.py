@@ -81,7 +81,8 @@ class ServeSettings:
 
     port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker;
     worker_environment: the variables it gets. idle_exit_s: an embedded plane ends after so long without live jobs and
-    requests. keep_logs_ms: after a job's end; 0 for ever.
+    requests. keep_logs_ms: after a job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work
+    is given to another; None: as the policy says.
     """
 
     state_dir: Path
@@ -92,4 +93,5 @@ class ServeSettings:
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
+    lease_ttl_ms: int | None = None
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS

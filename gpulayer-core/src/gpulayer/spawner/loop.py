@@ -27,7 +27,7 @@ from gpulayer.spawner.recovery import recover
 from gpulayer.spawner.saying import say_fault
 from gpulayer.spawner.state import StateDir, is_key
 
-__all__ = ["Host", "Spawner"]
+__all__ = ["Host", "Spawner", "take_descriptors"]
 
 _IDLE_LOOK_S: Final = 5.0
 _ACCEPT_AGAIN_S: Final = 0.1
@@ -49,7 +49,7 @@ class Host:
 class Spawner:
     """Owns the socket and the jobs of ``state``; the caller holds its lock. ``run`` returns the exit code.
 
-    watchdog_fd: the read end of a pipe whose write end only the watchdog holds.
+    watchdog_fd: the read end of a pipe whose write end only the watchdog holds. watchdog_socket: see ``lifeline``.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Spawner:
         *,
         watchdog_pid: int,
         watchdog_fd: int,
+        watchdog_socket: socket.socket | None = None,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
         continuous_ms: Callable[[], int],
@@ -87,7 +88,8 @@ class Spawner:
             continuous_ms=continuous_ms,
             spare=spare,
             can_mark=marker_is_possible(),
-            descriptors=_take_descriptors(),
+            watchdog=watchdog_socket,
+            descriptors=take_descriptors(),
             holds=self._holds,
         )
         for entry, record in recovered:
@@ -148,7 +150,7 @@ class Spawner:
 
     def _stop(self) -> None:
         self._is_stopping = True
-        self._jobs.kill_all()
+        self._jobs.stop_all()
 
     def _listen(self, listener: socket.socket) -> None:
         self._reactor.watch(listener.fileno(), lambda: self._accept(listener))
@@ -204,6 +206,8 @@ class Spawner:
         if not connection.role:
             connection.is_closing = True
             return m.Failed(0, "protocol", "the first message must be hello")
+        if isinstance(message, m.Ping):
+            return m.Done(message.id)
         if isinstance(message, m.ListJobs):
             return m.Table(message.id, self._jobs.rows())
         if connection.role != "agent":
@@ -247,7 +251,7 @@ class Spawner:
         if hello.protocol != m.PROTOCOL_VERSION:
             connection.is_closing = True
             text = m.version_mismatch(agent=hello.protocol, spawner=m.PROTOCOL_VERSION)
-            return m.Failed(0, "protocol", text)
+            return m.Failed(0, "protocol", text, speaks=m.PROTOCOL_VERSION)
         if hello.role not in ("agent", "observer"):
             connection.is_closing = True
             return m.Failed(0, "bad_request", f"unknown role {hello.role!r}")
@@ -341,8 +345,11 @@ def _take_holds(state: StateDir, host: Host, reactor: Reactor) -> Holds:
     return Holds(groups, DeviceLocks(host.lock_folders, keeper=host.lock_keeper), reactor)
 
 
-def _take_descriptors() -> tuple[int, int]:
-    """Raise this process's own limit of open files (two a job); returns the former one, which is the jobs'."""
+def take_descriptors() -> tuple[int, int]:
+    """Raise this process's own limit of open files; returns the former one, which is the jobs'.
+
+    The spawner has two or three open a job, its watchdog one or two.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

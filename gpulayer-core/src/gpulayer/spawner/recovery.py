@@ -7,7 +7,7 @@ which can't, when both were killed. Until this is done no new work is taken.
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ __all__ = ["end_leftovers", "record_what_became", "recover"]
 
 _PATIENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.004
+_DIED: Final = "the spawner or the host died while it ran"
 
 
 def recover(state: StateDir, *, spare: frozenset[int], wall_ms: Callable[[], int]) -> list[tuple[JobEntry, ExitRecord]]:
@@ -32,7 +33,7 @@ def recover(state: StateDir, *, spare: frozenset[int], wall_ms: Callable[[], int
     left = end_leftovers(open_entries, spare=spare, bases=bases)
     for base in bases:
         remove_below(base)
-    return record_what_became(entries, statuses={}, left=left, wall_ms=wall_ms)
+    return record_what_became(entries, statuses={}, left=left, wall_ms=wall_ms, why=state.take_why())
 
 
 def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int], bases: Sequence[str] = ()) -> set[int]:
@@ -60,18 +61,26 @@ def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int], bases: 
 
 
 def record_what_became(
-    entries: Iterable[JobEntry], *, statuses: Mapping[int, int], left: set[int], wall_ms: Callable[[], int]
+    entries: Iterable[JobEntry],
+    *,
+    statuses: Mapping[int, int],
+    left: set[int],
+    wall_ms: Callable[[], int],
+    why: str = "",
+    complete: Collection[str] = (),
 ) -> list[tuple[JobEntry, ExitRecord]]:
     """Write the exit record of each entry that has none; all entries with their records.
 
-    statuses: wait statuses by PID, of main processes that ended by themselves. A record that can't be written is
-    still returned, and will be made again by the next start.
+    statuses: wait statuses by PID, of main processes that ended by themselves. why: what became of their spawner, where
+    that is known. complete: keys of those whose log is whole. A record that can't be written is still returned, and
+    will be made again by the next start.
     """
     result = []
     for entry in entries:
         record = read_exit_record(entry.exit_path)
         if record is None:
-            record = _record(entry, statuses.get(entry.pid), left, wall_ms())
+            is_complete = entry.key in complete and not left
+            record = _record(entry, statuses.get(entry.pid), left, wall_ms(), why or _DIED, is_complete=is_complete)
             try:
                 write_exit_record(entry.exit_path, record)
             except OSError as error:
@@ -80,7 +89,9 @@ def record_what_became(
     return result
 
 
-def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: int) -> ExitRecord:
+def _record(
+    entry: JobEntry, status: int | None, left: set[int], now_wall_ms: int, why: str, *, is_complete: bool
+) -> ExitRecord:
     code = None if status is None else os.waitstatus_to_exitcode(status)
     reason = "spawner_lost" if code is None else "exited" if code >= 0 else "signaled"
     logs = [_end_log(path) for path in (entry.log_path, entry.err_path) if path is not None]
@@ -89,12 +100,10 @@ def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: in
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         reason=reason,
-        message="the spawner or the host died while it ran"
-        if code is None
-        else "the spawner died before its log ended",
+        message=why if code is None else "" if is_complete else "the spawner died before its log ended",
         ended_at_wall_ms=now_wall_ms,
         log_bytes=logs[0].size,
-        log_complete=False,
+        log_complete=is_complete and not any(log.left_out for log in logs),
         tree_clean=not left,
         survivors=tuple(sorted(left)),
         err_bytes=sum(log.size for log in logs[1:]),

@@ -22,6 +22,7 @@ __all__ = [
     "ReportBody",
     "ReportItem",
     "ReportReply",
+    "RevokeCommand",
     "SessionBody",
     "SessionReply",
     "StopCommand",
@@ -130,13 +131,17 @@ class OutcomeFields(TypedDict):
 
 
 class ReportItem(TypedDict):
-    """Where one node of an attempt is. States only move forward; a repeated or stale item changes nothing."""
+    """Where one node of an attempt is. States only move forward; a repeated or stale item changes nothing.
+
+    ``started_ago_ms``: of one that ended before its start was reported: how long before ``sent_ms`` it started.
+    """
 
     epoch: Counter
     node: Annotated[int, Ge(0), Le(100_000)]
     state: Literal["staging", "running", "ending", "ended"]
     outcome: NotRequired[OutcomeFields | None]
     outputs: NotRequired[str | None]
+    started_ago_ms: NotRequired[Counter | None]
 
 
 class ReportBody(TypedDict):
@@ -146,6 +151,8 @@ class ReportBody(TypedDict):
     an attempt that the control plane believes there and that is not listed is lost.
     ``holding``: all epochs the agent holds now; what the control plane no longer lends it comes back as ``void``.
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
+    ``stopping``: it ends what it holds and starts nothing more; sent before anything else of that.
+    ``leaving``: it holds nothing and goes.
     """
 
     schema: int
@@ -155,6 +162,7 @@ class ReportBody(TypedDict):
     holding: Annotated[list[Counter], MaxLen(20_000)]
     recovered: NotRequired[list[Counter] | None]
     facts: NotRequired[WorkerFactsFields | None]
+    stopping: NotRequired[bool]
     leaving: NotRequired[bool]
     items: Annotated[list[ReportItem], MaxLen(20_000)]
 
@@ -179,7 +187,8 @@ class LimitsFields(TypedDict):
 
 
 class AssignCommand(TypedDict):
-    """Everything needed to run one node of an attempt."""
+    """Everything needed to run one node of an attempt. A worker may be lent more than it has room for: it starts them
+    in the order of their epochs, as its own cores and memory allow."""
 
     type: Literal["assign"]
     epoch: int
@@ -203,15 +212,26 @@ class AssignCommand(TypedDict):
 
 
 class StopCommand(TypedDict):
-    """End the attempt; ``ended_by`` says why (cancel, preempted, worker_stopped, …)."""
+    """End the attempt; ``ended_by`` says why (cancel, preempted, worker_stopped, …).
+
+    ``node``: the one that is meant; None: all that this worker has of the epoch.
+    """
 
     type: Literal["stop"]
     epoch: int
     ended_by: str
     grace_ms: int
+    node: NotRequired[int | None]
 
 
-Command = AssignCommand | StopCommand
+class RevokeCommand(TypedDict):
+    """Give the attempt back if its program has not started: it ends, ``preempted``. Else it runs on."""
+
+    type: Literal["revoke"]
+    epoch: int
+
+
+Command = AssignCommand | StopCommand | RevokeCommand
 
 
 class CommandsReply(TypedDict):

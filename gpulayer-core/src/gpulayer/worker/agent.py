@@ -28,6 +28,7 @@ from gpulayer.errors import (
     TooLarge,
     Unreachable,
 )
+from gpulayer.faults import here
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine, ProbeSite
 from gpulayer.plugins.registry import Registry
@@ -42,6 +43,7 @@ from gpulayer.protocol.messages import (
     DiskFilled,
     DrainLog,
     Extend,
+    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -134,7 +136,7 @@ class Agent:
         self._known = KnownFacts(facts, registry.probes, site, version=settings.version, labels=settings.labels)
         self._clock = clock
         self._boot = boot
-        self._state = AgentState(once=settings.once)
+        self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -143,10 +145,12 @@ class Agent:
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, AttemptLogs] = {}
         self._unwritten: dict[NodeKey, tuple[int, ...]] = {}
+        self._unwanted: list[NodeKey] = []
         self._report_tries = 0
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
         self._is_stop_wanted = False
+        self._why_stopped = ""
         self._story = Story()
         self.removed: NotFound | NotKnown | None = None
 
@@ -154,13 +158,14 @@ class Agent:
         """The control plane's terms hold from now on."""
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
-    def stop(self) -> None:
-        """End all jobs, say so, and leave. May be repeated, and called before ``run``."""
+    def stop(self, why: str = "") -> None:
+        """End all jobs, say so, and leave. May be repeated, and called before ``run``. why: for the jobs' records."""
         if not self._is_stop_wanted:
             self._story.stopping(jobs=len(self._state.held))
         self._is_stop_wanted = True
+        self._why_stopped = self._why_stopped or why
         if self._state.boot:
-            self._feed_from_outside(StopAllRequested())
+            self._feed_from_outside(StopAllRequested(evidence=self._why_stopped))
 
     async def run(self) -> None:
         """Raises what makes a worker unable to go on: the loss of its spawner link to another agent.
@@ -176,7 +181,7 @@ class Agent:
                 self._group = group
                 await self._recover(attached)
                 if self._is_stop_wanted:
-                    self._feed(StopAllRequested())
+                    self._feed(StopAllRequested(evidence=self._why_stopped))
                 loops = [
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),
@@ -192,6 +197,7 @@ class Agent:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            self._folders.close()
         if not self._state.held:
             await self._shut_spawner_down()
 
@@ -238,6 +244,7 @@ class Agent:
         match action:
             case Admit(assignment):
                 self._keeper.admit(assignment)
+                here("agent.after_admission")
             case Journal(key, progress):
                 if key in self._state.held and self._state.held[key].assignment.command:
                     self._write_progress(key, progress)
@@ -264,9 +271,17 @@ class Agent:
                 self._start_for(key, self._kill_tree(key))
             case DrainLog(key):
                 self._follow_log(self._state.held[key].assignment, is_resumed=True)
-                self._logs[key].drain(self._unwritten.get(key, ()))
+                unwritten = self._unwritten.get(key, ())
+                if not any(unwritten) and self._logs[key].is_needless():
+                    self._feed(LogDrained(key))
+                else:
+                    self._send_logs(key)
+                    self._logs[key].drain(unwritten)
             case CollectOutputs(key):
-                self._start_for(key, self._collect(key))
+                if self._folders.made_nothing(key):
+                    self._feed(OutputsCollected(key, None))
+                else:
+                    self._start_for(key, self._collect(key))
             case SendReport(plan):
                 self._start(self._report(plan), "report")
             case Forget(key):
@@ -294,6 +309,7 @@ class Agent:
     # Start ------------------------------------------------------------------------------------------------------------
 
     async def _recover(self, attached: Attached) -> None:
+        here("agent.before_recovery")
         rows = {row.key: row for row in attached.rows}
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
@@ -334,6 +350,7 @@ class Agent:
             case Output():
                 key = _key_of(event.key)
                 if key in self._logs:
+                    self._send_logs(key)
                     self._logs[key].grown(event.stream)
             case Exited():
                 self._ended(event.record)
@@ -348,6 +365,7 @@ class Agent:
                     elif row is not None and row.exit is not None:
                         self._ended(row.exit)
                     if held.key in self._logs:
+                        self._send_logs(held.key)
                         self._logs[held.key].grown()
             case Stalled():
                 self._stalled(event)
@@ -365,6 +383,7 @@ class Agent:
 
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
+        here("agent.after_exit")
         if key in self._state.held:
             self._feed(self._end_of(self._state.held[key].assignment, record))
         elif record.reason != "spawn_failed":
@@ -407,7 +426,8 @@ class Agent:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             if await self._known.look_again():
-                self._feed(FactsChanged())
+                facts = self._known.facts
+                self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
 
     async def _watch_usage(self, assignment: Assignment) -> None:
         site, limit_bytes = self._site(assignment), assignment.limits.disk_bytes
@@ -420,7 +440,9 @@ class Agent:
         body = report_to_wire(plan, self._known.facts)
         path = f"{self._plane.worker_path}/reports"
         try:
+            here("agent.before_report")
             reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
+            here("agent.after_report")
         except GpulayerError as error:
             self._report_tries += 1
             self._hear_of_removal(error)
@@ -459,6 +481,7 @@ class Agent:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
             return Staged(key)
 
@@ -471,7 +494,7 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
@@ -480,7 +503,9 @@ class Agent:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
             starter = SpawnerStarter(self._link, assignment, kill_by_ms)
             machine = Machine(self._known.facts, self._settings.environment)
+            here("agent.before_spawn")
             failed = await launch(self._launcher, assignment, starter, site=self._site(assignment), machine=machine)
+            here("agent.after_spawn")
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
             if failed is not None:
@@ -502,7 +527,14 @@ class Agent:
     def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
         key = assignment.key
         if key not in self._logs:
-            self._logs[key] = logs = AttemptLogs(self._plane, key, self._site(assignment), is_resumed=is_resumed)
+            self._logs[key] = AttemptLogs(self._plane, key, self._site(assignment), is_resumed=is_resumed)
+            if is_resumed:
+                self._send_logs(key)
+
+    def _send_logs(self, key: NodeKey) -> None:
+        logs = self._logs[key]
+        if not logs.is_started:
+            logs.is_started = True
             self._start_for(key, self._upload_logs(key, logs))
 
     async def _upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
@@ -550,7 +582,8 @@ class Agent:
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:
-            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+            _log.warning("extending %s: %s", key, error.message)
+            self._feed(ExtendFailed(key))
 
     async def _kill_tree(self, key: NodeKey) -> None:
         try:
@@ -570,17 +603,24 @@ class Agent:
         for task in self._tasks.pop(key, ()):
             if task is not current:
                 task.cancel()
-        self._start(self._delete(key), f"forgetting {key}")
+        self._unwanted.append(key)
+        if len(self._unwanted) == 1:
+            self._start(self._delete(), "forgetting")
 
-    async def _delete(self, key: NodeKey) -> None:
+    async def _delete(self) -> None:
+        """All that was forgotten in one turn: one report's answer is the end of many tiny jobs."""
+        await asyncio.sleep(0)
+        keys, self._unwanted = self._unwanted, []
+        here("agent.before_forget")
         try:
-            await self._link.forget(str(key))
-        except NotFound:
-            pass
+            await self._link.forget_all([str(key) for key in keys])
         except GpulayerError as error:
-            _log.warning("forgetting %s: %s", key, error.message)
-            return  # the folder stays: the next start finds both again
-        await asyncio.to_thread(self._folders.forget, key)
+            _log.warning("forgetting %s: %s", ", ".join(map(str, keys)), error.message)
+            return  # the folders stay: the next start finds both again
+        here("agent.before_delete")
+        left = [key for key in keys if not self._folders.put_by(key)]
+        if left:
+            await asyncio.to_thread(self._folders.forget_all, left)
 
     async def _shut_spawner_down(self) -> None:
         try:

@@ -12,11 +12,13 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.errors import Blame, GpulayerError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
@@ -25,6 +27,7 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.staging.workfolder import Baseline
 from gpulayer.wire.convert import assignment_from_wire, assignment_to_wire, outcome_from_wire, outcome_to_wire
 from gpulayer.worker.identity import write_whole
+from gpulayer.worker.spares import Spares
 
 __all__ = ["Journal"]
 
@@ -55,43 +58,56 @@ class Journal:
 
     def __init__(self, work_dir: Path, *, boot_id: str) -> None:
         self._root = work_dir / "attempts"
+        self._root_path = str(self._root)  # for the hot path: building Path objects takes longer than the calls
+        self._spares = Spares(str(work_dir / "spare"))
+        self._sites: dict[tuple[NodeKey, bool], LaunchSite] = {}
+        self._open: dict[NodeKey, int] = {}  # ``phase`` of what this agent has written lately
         self._contact = work_dir / "contact.json"
         self._boot_id = boot_id
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def site(self, key: NodeKey, *, is_split: bool = False) -> LaunchSite:
         """Paths alone; nothing is made. is_split: stderr has a log of its own."""
-        folder = self._root / str(key)
-        err_path = folder / "log.err" if is_split else None
-        return LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json", err_path)
+        known = self._sites.get((key, is_split))
+        if known is None:
+            folder = self._root / str(key)
+            err_path = folder / "log.err" if is_split else None
+            known = LaunchSite(folder / "work", folder / "out", folder / "log", folder / "exit.json", err_path)
+            self._sites[key, is_split] = known
+        return known
 
     def admit(self, assignment: Assignment) -> None:
         """Raises OSError where the disk is full; nothing half-made is read later."""
-        files = self._files(assignment.key)
-        site = self.site(assignment.key)
-        for folder in (files.folder, site.work_dir, site.output_dir):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        for path, document in (
-            (files.assign, assignment_to_wire(assignment)),
-            (files.phase, _progress_to_json(Progress(Phase.STAGING))),
-        ):
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(json.dumps(document).encode() + b"\n")
+        key = assignment.key
+        folder = self._folder(key)
+        if not self._spares.take(folder):
+            for path in (folder, f"{folder}/work", f"{folder}/out"):
+                try:
+                    os.mkdir(path, 0o700)
+                except FileExistsError:
+                    pass
+        self._close(key)
+        # A folder that is used again has another job's ``phase``, which must not count once ``assign.json`` does.
+        self._open[key] = phase = _open_blank(f"{folder}/phase")
+        descriptor = _open_blank(f"{folder}/assign.json")
+        try:
+            _write_line(descriptor, json.dumps(assignment_to_wire(assignment)))
+        finally:
+            os.close(descriptor)
+        here("agent.in_admission")
+        _write_line(phase, _progress_to_text(Progress(Phase.STAGING)))
 
     def write(self, key: NodeKey, progress: Progress) -> None:
         """Whole or not at all. Raises OSError; FileNotFoundError for a node that was never admitted."""
-        line = json.dumps(_progress_to_json(progress)).encode() + b"\n"
-        descriptor = os.open(self._files(key).phase, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            size = os.fstat(descriptor).st_size
-            try:
-                if os.write(descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self._files(key).phase))
-            except OSError:
-                os.ftruncate(descriptor, size)  # half a line would spoil the next one
-                raise
-        finally:
-            os.close(descriptor)
+        here("agent.before_journal")
+        descriptor = self._open.get(key)
+        if descriptor is None:
+            path = f"{self._folder(key)}/phase"
+            descriptor = self._open[key] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        _write_line(descriptor, _progress_to_text(progress))
+        here("agent.after_journal")
+        if progress.phase is Phase.ENDED:  # the last line; many may wait for a control plane that is away
+            self._close(key)
 
     def renew_work_folder(self, key: NodeKey) -> None:
         """Staging begins (again): into an empty folder."""
@@ -102,6 +118,19 @@ class Journal:
     def keep_baseline(self, key: NodeKey, baseline: Baseline) -> None:
         """Whole or not at all."""
         write_whole(self._files(key).baseline, baseline.to_bytes())
+
+    def made_nothing(self, key: NodeKey) -> bool:
+        """Nothing was staged, and nothing lies in its folders: the quick answer for tiny jobs; False is no answer."""
+        folder = self._folder(key)
+        try:
+            if os.path.lexists(f"{folder}/baseline.json"):
+                return False
+            for name in ("work", "out"):
+                if os.path.islink(f"{folder}/{name}") or os.listdir(f"{folder}/{name}"):
+                    return False
+        except OSError:
+            return False
+        return True
 
     def baseline(self, key: NodeKey) -> Baseline:
         """What lay in the work folder before the program; empty where nothing was staged."""
@@ -127,11 +156,28 @@ class Journal:
                 self._discard(folder)
         return sorted(found, key=lambda node: node[0].key)
 
+    def close(self) -> None:
+        """Closes descriptors; everything may be used again."""
+        for key in list(self._open):
+            self._close(key)
+
+    def put_by(self, key: NodeKey) -> bool:
+        """Keep the folder of a job that left nothing for another job; False where ``forget`` is to delete it."""
+        self._close(key)
+        for is_split in (False, True):
+            self._sites.pop((key, is_split), None)
+        return self._spares.keep(self._folder(key))
+
     def forget(self, key: NodeKey) -> None:
         """Delete a node's folder. May be repeated; slow for large ones."""
         folder = self._files(key).folder
         if folder.exists():
             self._discard(folder)
+
+    def forget_all(self, keys: Iterable[NodeKey]) -> None:
+        """``forget`` for many."""
+        for key in keys:
+            self.forget(key)
 
     def sweep(self) -> None:
         """Delete what an earlier agent was deleting."""
@@ -153,16 +199,53 @@ class Journal:
     def _files(self, key: NodeKey) -> _Files:
         return _Files(self._root / str(key))
 
+    def _folder(self, key: NodeKey) -> str:
+        return f"{self._root_path}/{key}"
+
+    def _close(self, key: NodeKey) -> None:
+        descriptor = self._open.pop(key, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
     def _discard(self, folder: Path) -> None:
         trash = folder.with_name(_TRASH + folder.name)
         shutil.rmtree(trash, ignore_errors=True)
         folder.rename(trash)
+        here("agent.in_delete")
         shutil.rmtree(trash, ignore_errors=True)
 
 
 def _last_progress(content: bytes) -> Progress:
     whole, _, _ = content.rpartition(b"\n")  # what follows the last line break was cut short
     return _progress_from_json(json.loads(whole.rpartition(b"\n")[2]))
+
+
+def _open_blank(path: str) -> int:
+    """A file without a whole line, at whose beginning the next write goes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # To one byte, not to none: ext4 writes out what follows a truncation to zero at once (auto_da_alloc), so that
+        # people who replace a file that way lose nothing; that takes milliseconds, and nothing is promised here.
+        if os.fstat(descriptor).st_size > 1:
+            os.ftruncate(descriptor, 1)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write_line(descriptor: int, text: str) -> None:
+    line = text.encode() + b"\n"
+    written = os.write(descriptor, line)
+    if written != len(line):
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.ftruncate(descriptor, end - written)  # half a line would spoil the next one
+        os.lseek(descriptor, end - written, os.SEEK_SET)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _progress_to_text(progress: Progress) -> str:
+    return json.dumps(_progress_to_json(progress))
 
 
 def _progress_to_json(progress: Progress) -> dict[str, Any]:

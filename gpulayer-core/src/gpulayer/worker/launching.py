@@ -9,6 +9,7 @@ from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.limits import Limits
+from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.limiting import judge_end, spawn_limits
 from gpulayer.worker.spawner_link import SpawnerLink
 
@@ -21,7 +22,7 @@ class SpawnerStarter:
     ended: it had ended already. is_disk_full: that is why it was not started.
     """
 
-    def __init__(self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int | None) -> None:
+    def __init__(self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int) -> None:
         self._link = link
         self._assignment = assignment
         self._kill_by_ms = kill_by_ms
@@ -70,6 +71,10 @@ async def launch(
 def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
     if number == errno.E2BIG:
         return "one argument or variable may have 128 KiB, all together 2 MiB: put what is longer into a file"
+    if number == errno.EISDIR:
+        return "name a program in it; the work folder of the job is where it starts"
+    if number == errno.ENOEXEC:
+        return "build it for this machine, or choose another with --worker or --label"
     if exit_code == 126:
         return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
     if exit_code == 127:
@@ -91,6 +96,10 @@ def end_of(
             return judge_end(end, record, limits, enforces)
         case "spawn_failed":
             return SpawnFailed(key, record.exit_code, record.message)
+        case "expired":
+            return ProcessLost(key, record.message, is_expired=True)
+        case "stopped":
+            return ProcessLost(key, record.message, ended_by=EndedBy.WORKER_STOPPED)
         case _:
             return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import Conflict, GpulayerError, StaleAttempt
+from gpulayer.faults import here
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.wire.workers import LogReply
@@ -24,7 +25,8 @@ PIECE: Final = 1 << 20  # what the control plane takes at most; a request costs 
 
 
 class AttemptLogs:
-    """The log of one node, or its two where streams are split. ``run`` it once; the rest at any time."""
+    """The log of one node, or its two where streams are split. ``run`` it once; the rest at any time. ``is_started``:
+    the caller's note that it runs."""
 
     def __init__(self, plane: Plane, key: NodeKey, site: LaunchSite, *, is_resumed: bool) -> None:
         paths = {"stdout": site.log_path}
@@ -34,6 +36,12 @@ class AttemptLogs:
             stream: LogUploader(plane, key, path, is_resumed=is_resumed, stream=stream)
             for stream, path in paths.items()
         }
+        self.is_started = False
+
+    def is_needless(self) -> bool:
+        """It does not run, and there is nothing to send: most tiny jobs print nothing. Asked when the spools are
+        complete."""
+        return not self.is_started and all(uploader.is_empty() for uploader in self._streams.values())
 
     def grown(self, stream: str = "") -> None:
         """The spool of this stream, or any of them, has more bytes; harmless when it has not."""
@@ -82,6 +90,13 @@ class LogUploader:
         self._woken = asyncio.Event()
         self._is_draining = False
         self._unwritten = 0
+
+    def is_empty(self) -> bool:
+        """The spool holds nothing."""
+        try:
+            return os.stat(self._path).st_size == 0
+        except FileNotFoundError:
+            return True
 
     def grown(self) -> None:
         """The spool has more bytes; harmless when it has not."""
@@ -153,4 +168,9 @@ class LogUploader:
                 return held
             return reply["offset"]
 
-        self._offset = await self._plane.until_answered(put, what=f"log of {self._key}")
+        if piece:
+            here("agent.before_log_piece")
+        offset = await self._plane.until_answered(put, what=f"log of {self._key}")
+        if piece:
+            here("agent.after_log_piece")
+        self._offset = offset

@@ -23,7 +23,8 @@ class WorkerSettings:
     or endpoint_file: re-read at every reconnect. token_file, token: a join token, needed until the worker is enrolled;
     a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it; default_name: made
     unique then. environment: of the worker, from which jobs get an allow-list. python: runs the spawner.
-    lock_folders: where all workers of this host lock its devices.
+    lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as of
+    ``gpulayer.faults.arm``.
     """
 
     work_dir: Path
@@ -39,6 +40,7 @@ class WorkerSettings:
     python: str = sys.executable
     lock_folders: tuple[str, ...] = LOCK_FOLDERS
     version: str = __version__
+    faults: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.urls) == (self.endpoint_file is not None):

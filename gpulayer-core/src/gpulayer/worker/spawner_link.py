@@ -3,7 +3,8 @@
 ``connect_or_start`` attaches to the spawner of a folder, starting one where none lives. When the connection or the
 spawner dies, the link attaches again by itself and says so with ``Attached``, whose rows are the whole truth at that
 moment: what ended in between is in them. Requests that may be repeated are, until their deadline; every wait has one.
-The link keeps no state of jobs, and closing it ends none.
+The link keeps no state of jobs, and closing it ends none. A spawner that gives no sign of life when asked for one is
+ended, and another started: what ran under it is lost, and told so (``spawner_pulse``).
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -27,11 +29,13 @@ from gpulayer.errors import (
     TimedOut,
     Unreachable,
 )
+from gpulayer.faults import rest_of
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
 from gpulayer.worker.disk import is_full
+from gpulayer.worker.spawner_pulse import Pulse, end_stuck_spawner
 
 __all__ = [
     "Attached",
@@ -47,7 +51,7 @@ __all__ = [
 ]
 
 _MAX_REPLY_BYTES: Final = 64 << 20
-_START_DEADLINE_S: Final = 30.0
+_START_DEADLINE_S: Final = 60.0  # longer than one that is stuck is waited for
 _REQUEST_DEADLINE_S: Final = 30.0
 _AGAIN_S: Final = (0.01, 0.5)
 _LOG_TAIL_BYTES: Final = 1000
@@ -75,18 +79,37 @@ class _ConnectionLost(Exception):
     pass
 
 
+class _SpeaksOther(Exception):
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
 class SpawnerLink:
     """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
 
     def __init__(
-        self, state_dir: Path, *, python: str, environment: Mapping[str, str], lock_folders: Sequence[str] = ()
+        self,
+        state_dir: Path,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        lock_folders: Sequence[str] = (),
+        faults: str = "",
+        speaks: Sequence[int],
+        pulse: Pulse,
     ) -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
         self._environment = dict(environment)
+        self._faults = faults
+        self._speaks = speaks
+        self._protocol = max(speaks)
+        self._may_retire = True
+        self._pulse = pulse
         self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
+        self._outgoing: list[bytes] = []
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
@@ -95,7 +118,7 @@ class SpawnerLink:
         self._fault: GpulayerError | None = None
         self._is_closed = False
         self._is_ending = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     @classmethod
     async def connect_or_start(
@@ -105,17 +128,35 @@ class SpawnerLink:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
         lock_folders: Sequence[str] = (),
+        faults: str = "",
         deadline_s: float = _START_DEADLINE_S,
+        speaks: Sequence[int] = m.SPOKEN,
+        pulse: Pulse | None = None,
     ) -> Self:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. lock_folders: where all workers of this host lock its devices. Raises
-        ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks another version.
+        where ``python`` does not start without. lock_folders: where all workers of this host lock its devices.
+        faults: a life for each spawner that this link starts, as of ``gpulayer.faults.arm``. speaks: protocol versions;
+        an older spawner is spoken to in its own, and replaced once nothing runs under it. pulse: how patient to be with
+        one that does not answer.
+
+        Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks none of these.
         """
-        link = cls(state_dir, python=python, environment=environment or {}, lock_folders=lock_folders)
+        link = cls(
+            state_dir,
+            python=python,
+            environment=environment or {},
+            lock_folders=lock_folders,
+            faults=faults,
+            speaks=speaks,
+            pulse=pulse or Pulse(),
+        )
         await link._attach(deadline_s)
-        link._task = asyncio.create_task(link._run(), name="spawner-link")
+        link._tasks = (
+            asyncio.create_task(link._run(), name="spawner-link"),
+            asyncio.create_task(link._feel_pulse(), name="spawner-pulse"),
+        )
         return link
 
     async def spawn(
@@ -188,6 +229,13 @@ class SpawnerLink:
         """Drop an ended job from the table; its files stay. Raises ``Conflict`` while it runs."""
         await self._done(lambda number: m.Forget(number, key), what=f"forget {key}", deadline_s=deadline_s)
 
+    async def forget_all(self, keys: Sequence[str], *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
+        """``forget`` for many in one exchange. Raises the first error, when all are answered; unknown keys are none."""
+        makes = [partial(_forget, key) for key in keys]
+        for reply in await self._request_all(makes, what="forget jobs", deadline_s=deadline_s):
+            if isinstance(reply, m.Failed) and reply.code != "not_found":
+                raise _error(reply)
+
     async def shutdown(self, *, force: bool = False, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """End spawner and watchdog, and with them ``events``. Raises ``Conflict`` while jobs run, unless ``force``,
         which kills them first (their exit records are written)."""
@@ -216,10 +264,10 @@ class SpawnerLink:
     async def aclose(self) -> None:
         """Close the link; jobs and spawner go on. May be repeated."""
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = ()
         await self._close_stream()
         self._settle()
 
@@ -244,6 +292,14 @@ class SpawnerLink:
     async def _request(
         self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
     ) -> m.Message:
+        (reply,) = await self._request_all([make], what=what, deadline_s=deadline_s, may_repeat=may_repeat)
+        if isinstance(reply, m.Failed):
+            raise _error(reply)
+        return reply
+
+    async def _request_all(
+        self, makes: Sequence[Callable[[int], m.Message]], *, what: str, deadline_s: float, may_repeat: bool = True
+    ) -> Sequence[m.Message]:
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -253,7 +309,7 @@ class SpawnerLink:
                     if self._is_closed:
                         raise Conflict(f"can't {what}: the link to the spawner is closed")
                     try:
-                        reply = await self._exchange(make)
+                        return await self._exchange(makes)
                     except _ConnectionLost:
                         if may_repeat:
                             continue
@@ -261,27 +317,44 @@ class SpawnerLink:
                             f"the connection to the spawner broke while asking it to {what}",
                             hint="it may or may not have happened; list the jobs",
                         ) from None
-                    if isinstance(reply, m.Failed):
-                        raise _error(reply)
-                    return reply
         except TimeoutError:
             if not self._connected.is_set():
                 raise Unreachable(f"the spawner in {self._state.path} can't be reached to {what}") from None
             raise TimedOut(f"the spawner did not answer within {deadline_s:g} s when asked to {what}") from None
 
-    async def _exchange(self, make: Callable[[int], m.Message]) -> m.Message:
+    async def _exchange(self, makes: Sequence[Callable[[int], m.Message]]) -> Sequence[m.Message]:
         writer = self._writer
         if writer is None or writer.is_closing():
             self._connected.clear()
             raise _ConnectionLost
-        number = next(self._ids)
-        future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = future
+        loop = asyncio.get_running_loop()
+        numbers: list[int] = []
+        futures: list[asyncio.Future[m.Message]] = []
         try:
-            writer.write(m.encode(make(number)))
-            return await future
+            for make in makes:
+                number = next(self._ids)
+                future = self._pending[number] = loop.create_future()
+                numbers.append(number)
+                futures.append(future)
+                self._send(m.encode(make(number)))
+            return [await future for future in futures]
         finally:
-            self._pending.pop(number, None)
+            for number in numbers:
+                self._pending.pop(number, None)
+
+    def _send(self, line: bytes) -> None:
+        """What is asked in one turn of the loop goes out in one write: each wakes the spawner, which costs as much as
+        what it is asked for."""
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, self._writer)
+        self._outgoing.append(line)
+
+    def _flush(self, writer: asyncio.StreamWriter | None) -> None:
+        lines, self._outgoing = self._outgoing, []
+        if (
+            writer is not None and writer is self._writer and not writer.is_closing()
+        ):  # else whoever waits for an answer hears of the loss
+            writer.write(b"".join(lines))
 
     # The connection ---------------------------------------------------------------------------------------------------
 
@@ -317,6 +390,7 @@ class SpawnerLink:
                 raise ProtocolError(f"the spawner sent a line of more than {_MAX_REPLY_BYTES} bytes") from None
             if not line.endswith(b"\n"):
                 return
+            self._pulse.heard()
             self._take(_decode(line))
 
     def _take(self, message: m.Message) -> None:
@@ -340,6 +414,23 @@ class SpawnerLink:
         self._queue[kind, key] = event
         self._has_event.set()
 
+    async def _feel_pulse(self) -> None:
+        """Ask for a sign of life after a while without one; end what gives none."""
+        while True:
+            await asyncio.sleep(self._pulse.turn_s)
+            if not self._connected.is_set() or self._writer is None:
+                continue  # whoever attaches has an eye on it
+            self._pulse.waited(self._pulse.turn_s)
+            if self._pulse.is_stuck:
+                self._end_stuck()
+            elif self._pulse.should_ask:
+                self._pulse.asked()
+                self._writer.write(m.encode(m.Ping(next(self._ids))))
+
+    def _end_stuck(self) -> None:
+        self._pulse.asked()  # if it can't be ended: the next try comes as late as this one
+        end_stuck_spawner(self._state)
+
     async def _attach_again(self) -> None:
         wait_s = _AGAIN_S[0]
         while True:
@@ -356,6 +447,7 @@ class SpawnerLink:
         """Connect, start what is not there, greet, list; raises ``Unreachable`` or ``ProtocolError``."""
         reason = "it does not answer"
         wait_s = _AGAIN_S[0]
+        self._pulse.asked()
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -366,20 +458,26 @@ class SpawnerLink:
                         await self._start()
                     except OSError as error:  # its queue is full: it is stopped, or very busy
                         reason = str(error)
+                        self._pulse.waited(wait_s)
+                        if self._pulse.is_stuck:
+                            self._end_stuck()
                     else:
                         self._reader, self._writer = await asyncio.open_unix_connection(
                             sock=stream, limit=_MAX_REPLY_BYTES
                         )
                         try:
-                            await self._greet()
+                            await self._greet_patiently()
+                            self._pulse.heard()
+                            self._connected.set()
+                            return
                         except _ConnectionLost:
-                            await self._close_stream()
+                            pass
+                        except _SpeaksOther as other:
+                            self._protocol = other.version
                         except BaseException:
                             await self._close_stream()
                             raise
-                        else:
-                            self._connected.set()
-                            return
+                        await self._close_stream()
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _AGAIN_S[1])
         except TimeoutError:
@@ -396,7 +494,10 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python, lock_folders=self._lock_folders)
+            command = spawner_command(
+                self._state.path, python=self._python, lock_folders=self._lock_folders, faults=self._faults
+            )
+            self._faults = rest_of(self._faults)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
@@ -427,27 +528,56 @@ class SpawnerLink:
             return lines[-1]
         return "its disk is full" if is_full(Path(self._state.path)) else "its log is empty"
 
+    async def _greet_patiently(self) -> None:
+        """As ``_greet``, with an eye on a spawner that does not answer, which is ended."""
+        greeting = asyncio.ensure_future(self._greet())
+        try:
+            while not (await asyncio.wait((greeting,), timeout=self._pulse.turn_s))[0]:
+                self._pulse.waited(self._pulse.turn_s)
+                if self._pulse.is_stuck:
+                    self._end_stuck()
+            greeting.result()
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+
     async def _greet(self) -> None:
         assert self._writer is not None
-        self._writer.write(m.encode(m.Hello(m.PROTOCOL_VERSION)))
+        self._writer.write(m.encode(m.Hello(self._protocol)))
         welcome = await self._next()
         if isinstance(welcome, m.Failed):
+            if welcome.code == "protocol" and welcome.speaks in self._speaks and welcome.speaks != self._protocol:
+                raise _SpeaksOther(welcome.speaks)
             raise _error(welcome)
         if not isinstance(welcome, m.Welcome):
             raise _unexpected(welcome)
-        if welcome.protocol != m.PROTOCOL_VERSION:
-            text = m.version_mismatch(agent=m.PROTOCOL_VERSION, spawner=welcome.protocol)
-            raise _error(m.Failed(0, "protocol", text))
+        if welcome.protocol != self._protocol:
+            raise _error(m.Failed(0, "protocol", m.version_mismatch(agent=self._protocol, spawner=welcome.protocol)))
         self._writer.write(m.encode(m.ListJobs(0)))
         early: list[m.Message] = []
         while not isinstance(table := await self._next(), m.Table):
             early.append(table)
+        if self._may_retire and self._protocol < max(self._speaks) and all(row.exit is not None for row in table.rows):
+            await self._retire()
         attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows, welcome.enforces)
         # What was queued before is older than the rows, which say it all.
         self._queue.clear()
         self._push("attached", "", attached)
         for message in early:
             self._take(message)
+
+    async def _retire(self) -> None:
+        """End an old spawner under which nothing runs, and raise ``_ConnectionLost``: a new one is started next, and
+        tells of the jobs that have ended, whose records are on disk. Returns where it would not go."""
+        assert self._writer is not None
+        self._may_retire = False  # once: should the one that is started be as old, it will have to do
+        self._writer.write(m.encode(m.Shutdown(0)))
+        try:
+            while not isinstance(await self._next(), m.Failed):
+                pass
+        except _ConnectionLost:
+            self._protocol = max(self._speaks)
+            raise
 
     async def _next(self) -> m.Message:
         assert self._reader is not None
@@ -457,6 +587,8 @@ class SpawnerLink:
             raise _ConnectionLost from None
         if not line.endswith(b"\n"):
             raise _ConnectionLost
+        self._pulse.heard()
+        self._pulse.asked()
         return _decode(line)
 
     async def _close_stream(self) -> None:
@@ -478,6 +610,10 @@ class SpawnerLink:
         self._lose_pending()
         self._connected.set()
         self._has_event.set()
+
+
+def _forget(key: str, number: int) -> m.Message:
+    return m.Forget(number, key)
 
 
 def _decode(line: bytes) -> m.Message:

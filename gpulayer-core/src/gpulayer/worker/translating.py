@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gpulayer.errors import BadRequest
 from gpulayer.ids import Epoch
-from gpulayer.protocol.messages import Item, ReportPlan, Stop
+from gpulayer.protocol.messages import Item, ReportPlan, Revoke, Stop
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
@@ -19,14 +19,17 @@ _log: Final = logging.getLogger(__name__)
 _EVIDENCE_LIMIT: Final = 60_000  # characters; the wire allows 65,536
 
 
-def command_from_wire(fields: Any) -> Assignment | Stop | None:  # Any: a JSON document of wire.workers.Command
+def command_from_wire(fields: Any) -> Assignment | Stop | Revoke | None:  # Any: a JSON document of wire.workers.Command
     """None for what this version does not understand: one odd command must not keep the others from being heard."""
     try:
         match fields["type"]:
             case "assign":
                 return assignment_from_wire(fields)
             case "stop":
-                return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+                ended_by = EndedBy(fields["ended_by"])
+                return Stop(Epoch(fields["epoch"]), ended_by, fields["grace_ms"], fields.get("node"))
+            case "revoke":
+                return Revoke(Epoch(fields["epoch"]))
             case unknown:
                 _log.warning("a command of type %r is not known to this version", unknown)
     except (KeyError, ValueError, TypeError, BadRequest) as error:
@@ -48,6 +51,8 @@ def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
         body["recovered"] = list(plan.recovered)
     if plan.has_facts:
         body["facts"] = facts_to_wire(facts)
+    if plan.stopping:
+        body["stopping"] = True
     if plan.leaving:
         body["leaving"] = True
     return body
@@ -62,4 +67,6 @@ def _item_to_wire(item: Item) -> ReportItem:
         fields["outcome"] = outcome
     if item.outputs is not None:
         fields["outputs"] = item.outputs
+    if item.started_ago_ms is not None:
+        fields["started_ago_ms"] = item.started_ago_ms
     return fields

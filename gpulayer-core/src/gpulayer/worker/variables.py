@@ -19,6 +19,7 @@ _KEPT: Final = frozenset(
         "CUDA_VISIBLE_DEVICES",
         "DYLD_LIBRARY_PATH",
         "GPULAYER_DEBUG",
+        "GPULAYER_FAULTS",
         "GPULAYER_STATE_DIR",
         "GPU_DEVICE_ORDINAL",
         "HIP_VISIBLE_DEVICES",

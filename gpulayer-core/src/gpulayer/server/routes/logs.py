@@ -175,7 +175,8 @@ def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:
     if job is None:
         return False, None
     epoch = next((task.epoch for task in job.tasks.values() if task.epoch is not None), None)
-    return True, None if epoch is None else attempt_image(state.attempts[epoch])
+    image = None if epoch is None else attempt_image(state.attempts[epoch])
+    return True, image if image is not None and image.is_shown else None
 
 
 async def _has_ended(plane: Plane, key: LogKey) -> bool:

@@ -1,6 +1,7 @@
 """Engine images to JSON text and back: the one conversion place between engine and tables.
 
-Short keys and lists keep the rows small; they are read by this module alone, and change only with a migration.
+Short keys and lists keep the rows small; they are read by this module alone. What they hold changes only with a
+migration, or by a part at the end that older rows may lack.
 """
 
 import json
@@ -78,6 +79,7 @@ def attempt_to_text(image: AttemptImage) -> str:
                     node.phase,
                     _outcome_out(node.outcome),
                     node.outputs,
+                    *([[node.is_ahead, node.is_revoked]] if node.is_ahead or node.is_revoked else []),
                 ]
                 for node in image.nodes
             ],
@@ -104,8 +106,10 @@ def attempt_from_text(epoch: int, job_id: str, text: str) -> AttemptImage:
                 phase=NodePhase(phase),
                 outcome=_outcome_in(outcome),
                 outputs=None if outputs is None else Digest(outputs),
+                is_ahead=bool(ahead and ahead[0][0]),
+                is_revoked=bool(ahead and ahead[0][1]),
             )
-            for worker, name, devices, cpus, memory, phase, outcome, outputs in fields["nodes"]
+            for worker, name, devices, cpus, memory, phase, outcome, outputs, *ahead in fields["nodes"]
         ),
         stop=None if fields["s"] is None else EndedBy(fields["s"]),
         is_unreachable=fields["u"],

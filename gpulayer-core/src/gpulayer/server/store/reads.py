@@ -53,6 +53,7 @@ _COLUMNS: Final = (
     jobs.c.ended_wall_ms,
     jobs.c.outcome,
     jobs.c.outputs,
+    jobs.c.stop_by,
 )
 _IMAGE_AT: Final = 8
 
@@ -119,12 +120,13 @@ def page_of_jobs(
 
 
 def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, tuple[AttemptImage, ...]]:
-    """All attempts of these jobs, oldest first."""
+    """All attempts of these jobs that are shown, oldest first."""
     wanted = list(job_ids)
     found: dict[JobId, list[AttemptImage]] = {}
     if len(wanted) == 1:
         rows = connection.exec_driver_sql(_ATTEMPTS_OF_ONE, (wanted[0],)).all()
-        return {wanted[0]: tuple(attempt_from_text(*row) for row in rows)} if rows else {}
+        images = tuple(image for row in rows if (image := attempt_from_text(*row)).is_shown)
+        return {wanted[0]: images} if images else {}
     for start in range(0, len(wanted), 500):  # SQLite's limit of parameters
         page = connection.execute(
             select(attempts.c.epoch, attempts.c.job_id, attempts.c.image)
@@ -132,7 +134,9 @@ def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId,
             .order_by(attempts.c.epoch)
         )
         for epoch, job_id, image in page:
-            found.setdefault(JobId(job_id), []).append(attempt_from_text(epoch, job_id, image))
+            read = attempt_from_text(epoch, job_id, image)
+            if read.is_shown:
+                found.setdefault(JobId(job_id), []).append(read)
     return {job_id: tuple(images) for job_id, images in found.items()}
 
 

@@ -1,7 +1,8 @@
 """A simulated machine: its disk, its spawner's process table, and the real agent between them and the network.
 
 It carries out the actions of ``protocol.agent`` and feeds back what happened; the agent may die and come back, the
-spawner may die and take the processes along, the whole machine may lose power.
+spawner may die and take the processes along, both may stop and go on later (SIGSTOP, a debugger, a machine that
+swaps), the whole machine may lose power.
 """
 
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from dataclasses import dataclass, field
 
 from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import NodePhase, NodeReport, WorkerReported
-from gpulayer.ids import Digest, WorkerId
+from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.protocol import agent as agent_protocol
 from gpulayer.protocol import messages as m
 from gpulayer.protocol.retry import backoff_ms
-from gpulayer.server.mailbox import Order, StopOrder
+from gpulayer.server.mailbox import Order, RevokeOrder, StopOrder
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import JobEntry
 from gpulayer.spec.machine import WorkerFacts
@@ -26,6 +27,8 @@ __all__ = ["Process", "SimHost"]
 HEARTBEAT_MS = 10_000
 ANSWER_MS = 15_000  # how long a request waits for its answer
 HOLD_MS = 25_000
+WATCHDOG_MS = 2_250  # it sees that the spawner does not do what it should have done (``spawner.lifeline.Patience``)
+STUCK_MS = 40_000  # an agent that comes finds that the spawner does not answer (``worker.spawner_pulse``)
 
 
 @dataclass(slots=True)
@@ -51,25 +54,33 @@ class SimHost:
     plane: SimPlane
     programs: Callable[[Assignment], tuple[int, int, int]]  # run time, exit code, time it needs after SIGTERM
     started: Callable[["SimHost", Assignment], None]
+    has_source: Callable[[JobId], bool] = lambda _job: True
     staging_failure: float = 0.03
     faults: int = 0
     # Disk: survives everything.
     boots: int = 0
+    disks: int = 0
     folders: dict[NodeKey, tuple[Assignment, m.Progress]] = field(default_factory=dict)
     contact_ms: int | None = None
     # Spawner: survives the agent.
     processes: dict[NodeKey, Process] = field(default_factory=dict)
+    is_spawner_stuck: bool = False
     # Agent.
     agent: agent_protocol.AgentState | None = None
     _cursor: str = ""
     _is_polling: bool = False
+    _late: list[Callable[[], None]] | None = None  # what the agent will find when it goes on; None: it runs
 
     def start(self) -> None:
         """The agent starts (again): it reads its folders and the spawner's table."""
         if self.agent is not None:
             return
+        if self.is_spawner_stuck:
+            self.clock.after(STUCK_MS, self.crash_spawner)
+            self.clock.after(STUCK_MS, self.start)
+            return
         self.boots += 1
-        self.agent = agent_protocol.AgentState()
+        self.agent = agent_protocol.AgentState(cpus=self.facts.cpus, memory_bytes=self.facts.memory_bytes)
         self._cursor, self._is_polling = "", False
         self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
         nodes = []
@@ -94,12 +105,32 @@ class SimHost:
         if self.agent is not None:
             self.clock.say(f"{self.id}: agent dies")
             self.faults += 1
-            self.agent = None
+            self.agent = self._late = None
             self.clock.after(self.clock.spread_ms(5_000), self.start)
+
+    def stop(self) -> None:
+        """The agent stops, and in half of the cases the spawner with it. Programs go on; so does the watchdog."""
+        if self.agent is None or self._late is not None:
+            return
+        self.faults += 1
+        self._late = []
+        self.is_spawner_stuck = self.is_spawner_stuck or self.clock.chance(0.5)
+        self.clock.say(f"{self.id}: agent stops{', spawner too' if self.is_spawner_stuck else ''}")
+        self.clock.after(self.clock.spread_ms(40_000), self.go_on)
+
+    def go_on(self) -> None:
+        """Whatever was stopped goes on, with all that has come meanwhile."""
+        self.is_spawner_stuck = False
+        late, self._late = self._late, None
+        if late is not None:
+            self.clock.say(f"{self.id}: agent goes on")
+        for what in late or ():
+            what()
 
     def crash_spawner(self) -> None:
         """The watchdog ends every tree at once."""
         self.faults += 1
+        self.is_spawner_stuck = False
         self.clock.say(f"{self.id}: spawner dies")
         for key, process in list(self.processes.items()):
             if process.is_alive:
@@ -109,7 +140,8 @@ class SimHost:
         """All processes die; in some runs the disk is lost as well."""
         self.faults += 1
         self.clock.say(f"{self.id}: power is lost")
-        self.agent = None
+        self.agent = self._late = None
+        self.is_spawner_stuck = False
         for key, process in list(self.processes.items()):
             if process.is_alive:
                 process.is_alive, process.end = False, m.ProcessLost(key, "the machine lost power")
@@ -118,11 +150,15 @@ class SimHost:
             self.clock.say(f"{self.id}: and comes back with an empty disk")
             self.folders.clear()
             self.contact_ms = None
+            self.disks += 1
         self.clock.after(self.clock.spread_ms(40_000), self.start)
 
     def feed(self, event: m.Input) -> None:
         """One input to the agent, and its actions carried out. Lost while the agent is down."""
         if self.agent is None:
+            return
+        if self._late is not None:
+            self._late.append(lambda: self.feed(event))
             return
         actions = agent_protocol.step(self.agent, event, now_ms=self.clock.now_ms)
         for action in actions:
@@ -182,20 +218,26 @@ class SimHost:
 
     # Processes ---------------------------------------------------------------------------------------------------
 
-    def _arm(self, key: NodeKey, kill_by_ms: int | None) -> None:
-        """The spawner ends the tree at this time, whether or not the agent is there."""
+    def _arm(self, key: NodeKey, kill_by_ms: int) -> None:
+        """The spawner ends the tree at this time, whether or not the agent is there, or its watchdog does."""
         process = self.processes.get(key)
-        if process is None or kill_by_ms is None:
+        if process is None:
             return
         process.kill_by_ms = kill_by_ms
 
         def end_late() -> None:
-            if process.kill_by_ms is not None and process.kill_by_ms <= self.clock.now_ms:
-                self._end(key, m.ProcessLost(key, "the agent did not extend its time"))
+            if not process.is_alive or process.kill_by_ms is None or process.kill_by_ms > self.clock.now_ms:
+                return
+            if not self.is_spawner_stuck:
+                self._end(key, m.ProcessLost(key, "the agent did not extend its time", is_expired=True))
+            elif self.clock.now_ms < process.kill_by_ms + WATCHDOG_MS:
+                self.clock.after(WATCHDOG_MS, end_late)
+            else:
+                self.crash_spawner()
 
         self.clock.after(kill_by_ms - self.clock.now_ms, end_late)
 
-    def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
         known = self.processes.get(key)
         if known is None:
@@ -254,11 +296,19 @@ class SimHost:
                     plan.holding,
                     plan.recovered,
                     tuple(
-                        NodeReport(item.key.epoch, item.key.node, NodePhase(item.state), item.outcome, item.outputs)
+                        NodeReport(
+                            item.key.epoch,
+                            item.key.node,
+                            NodePhase(item.state),
+                            item.outcome,
+                            item.outputs,
+                            item.started_ago_ms,
+                        )
                         for item in plan.items
                     ),
                     facts=self.facts if plan.has_facts else None,
                     facts_digest=self.facts_digest if plan.has_facts else None,
+                    stopping=plan.stopping,
                     leaving=plan.leaving,
                 ),
                 lambda effects: self.network.deliver(self.id, lambda: answer(effects)),
@@ -303,6 +353,9 @@ class SimHost:
             nonlocal answered
             if self.agent is not asked or answered:
                 return
+            if self._late is not None:
+                self._late.append(lambda: answer(found))
+                return
             answered, self._is_polling = True, False
             if found is None:
                 self._poll()
@@ -318,17 +371,21 @@ class SimHost:
         self.network.deliver(self.id, arrive)
         self.clock.after(HOLD_MS + ANSWER_MS, lambda: answer(None))
 
-    def _command(self, order: Order) -> Assignment | m.Stop:
+    def _command(self, order: Order) -> Assignment | m.Stop | m.Revoke:
         if isinstance(order, StopOrder):
-            return m.Stop(order.epoch, order.ended_by, order.grace_ms)
+            return m.Stop(order.epoch, order.ended_by, order.grace_ms, order.node)
+        if isinstance(order, RevokeOrder):
+            return m.Revoke(order.epoch)
         entry: JobEntry = self.plane.disk.entries[order.job_id]
         return Assignment(
             key=NodeKey(order.epoch, order.node),
             job_id=order.job_id,
             attempt=order.attempt,
             command=("program",),
-            source=Digest("s" * 64),
+            source=Digest("s" * 64) if self.has_source(order.job_id) else None,
             devices=order.devices,
+            cpus=order.cpus,
+            memory_bytes=order.memory_bytes,
             timeout_ms=entry.timeout_ms,
             grace_ms=entry.grace_ms,
             keep_for_ms=entry.keep_for_ms,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpulayer import engine
-from gpulayer.engine import attempts, workers
+from gpulayer.engine import ahead, attempts, workers
 from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
-from gpulayer.protocol import agent, messages
+from gpulayer.protocol import agent, leases, messages
 
 __all__ = ["MUTANTS", "planted"]
 
@@ -69,13 +69,54 @@ def _no_vanish_check(_: Any) -> Any:
     return lambda turn, worker, recovered: None
 
 
+def _endless_work(kill_by_ms: Any) -> Any:
+    """The spawner is told of a time that is far too late: a dead or stopped agent ends nothing."""
+    return lambda state, held: kill_by_ms(state, held) + 3_600_000
+
+
+def _no_room_asked(start_staged: Any) -> Any:
+    """The agent starts all that it was lent, whether or not there is room."""
+
+    def broken(state: Any, now_ms: int, actions: Any) -> None:
+        state.cpus = state.memory_bytes = None
+        start_staged(state, now_ms, actions)
+
+    return broken
+
+
+def _gives_back_what_runs(give_back: Any) -> Any:
+    """The agent gives back a program that has started."""
+
+    def broken(state: Any, epoch: Any, now_ms: int, actions: Any) -> None:
+        for held in state.held.values():
+            if held.key.epoch == epoch and held.phase in (messages.Phase.SPAWNING, messages.Phase.RUNNING):
+                held.phase = messages.Phase.STAGING
+        give_back(state, epoch, now_ms, actions)
+
+    return broken
+
+
+def _ahead_uses_nothing(_: Any) -> Any:
+    """What was lent ahead is counted by nobody once it has started."""
+
+    def broken(state: Any, worker: Any, attempt: Any) -> None:
+        ahead.forget(state, worker.id, attempt.epoch)
+        attempt.nodes[0].is_ahead = False
+
+    return broken
+
+
 MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "no_fence": (engine, "step", _no_fence),
     "reused_epoch": (engine, "rebuild", _reused_epoch),
     "short_lease": (Policy, "expiry_ms", _short_lease),
     "endless_retries": (attempts, "_runs_again", _endless_retries),
     "early_forget": (agent, "_report", _early_forget),
+    "endless_work": (leases, "kill_by_ms", _endless_work),
     "no_vanish_check": (workers, "_end_vanished", _no_vanish_check),
+    "no_room_asked": (agent, "_start_staged", _no_room_asked),
+    "gives_back_what_runs": (agent, "_give_back", _gives_back_what_runs),
+    "ahead_uses_nothing": (ahead, "count", _ahead_uses_nothing),
 }
 
 

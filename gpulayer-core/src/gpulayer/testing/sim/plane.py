@@ -45,6 +45,7 @@ class Disk:
     workers: dict[WorkerId, WorkerImage] = field(default_factory=dict)
     facts: dict[str, FactsImage] = field(default_factory=dict)
     counters: CounterImage | None = None
+    lent_ahead: set[int] = field(default_factory=set)  # epochs that ever were
 
     def write(self, record: Record) -> None:
         """Replaces the row of the same key. Refuses to change the end of a job."""
@@ -56,6 +57,8 @@ class Disk:
                 self.tasks[record.job_id, record.index] = record
             case AttemptImage():
                 self.attempts[record.epoch] = record
+                if record.nodes[0].is_ahead:
+                    self.lent_ahead.add(record.epoch)
             case WorkerImage():
                 self.workers[record.id] = record
             case FactsImage():

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulayer.engine.events import CancelRequested, WorkerJoined
-from gpulayer.ids import Digest, JobId, WorkerId
+from gpulayer.errors import Blame
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
-from gpulayer.spec.assignment import Assignment
+from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.request import Accelerator, Request
@@ -24,16 +25,18 @@ PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish withi
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a run is. ``trouble_ms``: how long faults go on."""
+    """How large a run is. ``trouble_ms``: how long faults go on. Of the jobs some may come all at once, most of them
+    tiny."""
 
     workers: int = 3
-    jobs: int = 25
+    jobs: int = 40
     trouble_ms: int = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run was; ``states`` counts the jobs' final states."""
+    """What a run was; ``states`` counts the jobs' final states, ``given_back`` the attempts that were revoked in time,
+    of those that were lent ahead."""
 
     seed: int
     steps: int
@@ -41,6 +44,8 @@ class Report:
     virtual_ms: int
     states: dict[str, int]
     attempts: int
+    lent_ahead: int = 0
+    given_back: int = 0
     trace: tuple[str, ...] = ()
 
 
@@ -54,6 +59,8 @@ class _World:
     programs: dict[JobId, tuple[int, int, int]] = field(default_factory=dict)
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
     acknowledged: dict[str, JobId] = field(default_factory=dict)
+    sourced: set[JobId] = field(default_factory=set)
+    started: dict[NodeKey, tuple[SimHost, int]] = field(default_factory=dict)  # where, and which of its disks
 
 
 def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report:
@@ -78,6 +85,10 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
         virtual_ms=clock.now_ms,
         states=states,
         attempts=len(world.plane.disk.attempts),
+        lent_ahead=len(world.plane.disk.lent_ahead),
+        given_back=sum(
+            image.outcome is not None and not image.is_shown for image in world.plane.disk.attempts.values()
+        ),
         trace=tuple(clock.trace),
     )
 
@@ -87,8 +98,13 @@ def _play(world: _World) -> None:
     world.plane.start()
     for number in range(shape.workers):
         _add_host(world, number)
-    for number in range(shape.jobs):
+    burst_ms = clock.rng.randrange(shape.trouble_ms)
+    in_burst = clock.rng.choice([0, shape.jobs * 2 // 3, shape.jobs * 2 // 3])
+    for number in range(shape.jobs - in_burst):
         clock.after(clock.rng.randrange(shape.trouble_ms), lambda number=number: _submit(world, number))  # type: ignore[misc]
+    for number in range(shape.jobs - in_burst, shape.jobs):
+        at_ms = burst_ms + clock.rng.randrange(300)
+        clock.after(at_ms, lambda number=number: _submit(world, number, is_tiny=True))  # type: ignore[misc]
     _plan_faults(world)
     clock.after(shape.trouble_ms, lambda: _make_peace(world))
     clock.after(shape.trouble_ms + SETTLED_MS, lambda: _check_fenced(world))
@@ -121,6 +137,7 @@ def _add_host(world: _World, number: int) -> None:
         world.plane,
         programs=lambda assignment: world.programs[assignment.job_id],
         started=lambda host, assignment: _check_started(world, host, assignment),
+        has_source=world.sourced.__contains__,
     )
     world.hosts.append(host)
 
@@ -138,25 +155,27 @@ def _add_host(world: _World, number: int) -> None:
     clock.after(clock.spread_ms(2000), enrol)
 
 
-def _submit(world: _World, number: int) -> None:
+def _submit(world: _World, number: int, *, is_tiny: bool = False) -> None:
     """A client submits with an idempotency key and repeats it, as the retry policy says, until it is answered."""
     clock, rng = world.clock, world.clock.rng
     job_id, key = JobId(f"{number:016x}"), f"key-{number}"
-    needs_device = rng.random() < 0.3 and any(host.facts.devices for host in world.hosts)
+    needs_device = rng.random() < (0.05 if is_tiny else 0.3) and any(host.facts.devices for host in world.hosts)
     spec = JobSpec(
         command=("program",),
         request=Request(accelerators=(Accelerator.CUDA,), devices=1) if needs_device else Request(),
         priority=rng.choice([0, 0, 0, 5]),
-        retries=rng.choice([0, 1, 2, 5]),
+        retries=rng.choice([0, 2, 2, 2, 5] if is_tiny else [0, 1, 2, 5]),
         retry_on=rng.choice([RetryOn.INFRASTRUCTURE, RetryOn.INFRASTRUCTURE, RetryOn.ANY]),
-        exclusive=rng.random() < 0.25,
+        exclusive=rng.random() < (0.05 if is_tiny else 0.25),
         timeout_ms=rng.choice([None, None, 60_000]),
         grace_ms=rng.choice([1_000, 5_000, 30_000]),
         keep_for_ms=rng.choice([40_000, 120_000, 3_600_000]),
         wait=rng.random() < 0.9,
     )
     entry = world.entries[job_id] = JobEntry.of(job_id, "me", spec)
-    run_ms = rng.choice([10, 500, 20_000, 90_000, 600_000])
+    run_ms = rng.choice([10] * 14 + [20_000] if is_tiny else [10, 500, 20_000, 90_000, 600_000])
+    if rng.random() < 0.5:
+        world.sourced.add(job_id)
     world.programs[job_id] = (
         1 + int(run_ms * rng.random()),
         rng.choice([0, 0, 0, 1, 255]),
@@ -220,7 +239,7 @@ def _plan_faults(world: _World) -> None:
     for _ in range(rng.randrange(4)):
         clock.after(rng.randrange(horizon), crash_plane)
     for host in world.hosts:
-        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1)):
+        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1), (host.stop, 2)):
             for _ in range(rng.randrange(mean + 1)):
                 clock.after(rng.randrange(horizon), what)
         for _ in range(rng.randrange(3)):
@@ -233,6 +252,7 @@ def _make_peace(world: _World) -> None:
     world.plane.commit_failure = 0.0
     for host in world.hosts:
         host.staging_failure = 0.0
+        host.go_on()
     if world.plane.state is None:
         world.plane.start()
 
@@ -249,7 +269,11 @@ def _is_all_over(world: _World) -> bool:
 
 
 def _check_started(world: _World, host: SimHost, assignment: Assignment) -> None:
-    """One live process tree per device; an exclusive job on one worker at a time."""
+    """One live process tree per device; an exclusive job on one worker at a time; no more than a machine has cores."""
+    alive = [process.assignment.cpus for process in host.processes.values() if process.is_alive]
+    if sum(alive) > host.facts.cpus:
+        raise Violation(f"{assignment.key} starts on {host.id}, where {alive} cores are in use of {host.facts.cpus}")
+    world.started[assignment.key] = (host, host.disks)
     for other in world.hosts:
         for process in other.processes.values():
             if process.assignment.key == assignment.key or not process.is_alive:
@@ -280,11 +304,19 @@ def _check_end(world: _World) -> None:
         if not image.state.is_final:
             raise Violation(f"job {job_id} never finished: {image}")
         entry = world.entries[job_id]
-        tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id]
-        if len(tries) > entry.retries + 1:
+        tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
+        retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
+        own = sum(outcome is not None and outcome.blame is Blame.USER for outcome in retried)
+        allowed = entry.retries if entry.retry_on is RetryOn.ANY else 0
+        if own > allowed or len(retried) - own > entry.retries:
             raise Violation(f"job {job_id} had {len(tries)} attempts with {entry.retries} retries")
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
+    for epoch, attempt in disk.attempts.items():
+        host, number = world.started.get(NodeKey(Epoch(epoch), 0), (None, 0))
+        # A host that lost its disk does not know what it had started.
+        if attempt.outcome is not None and not attempt.is_shown and host is not None and host.disks == number:
+            raise Violation(f"attempt {epoch} counts as given back, and was started on {host.id}")
     for host in world.hosts:
         alive = [str(key) for key, process in host.processes.items() if process.is_alive]
         if alive or host.folders:

@@ -1,0 +1,80 @@
+"""Attempt folders used again: making and deleting three folders takes a tiny job longer than its program.
+
+A folder is kept only where its job left nothing behind: nothing unknown beside the journal's own files, ``work`` and
+``out`` empty, closed to others and on the same file system as before. What was kept counts as thrown away: an earlier
+agent's are deleted.
+"""
+
+import os
+import shutil
+import stat
+from typing import Final
+
+__all__ = ["Spares"]
+
+KEPT: Final = 64
+_FOLDERS: Final = ("work", "out")
+_USED_AGAIN: Final = frozenset({"assign.json", "phase"})  # written over before they count
+_REMOVED: Final = frozenset({"log", "log.err", "exit.json"})
+
+
+class Spares:
+    """Kept below ``root``, which is theirs alone."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        shutil.rmtree(root, ignore_errors=True)
+        self._free: list[str] = []
+        self._count = 0
+
+    def take(self, folder: str) -> bool:
+        """Put a kept folder there; False where there is none, or one is there already."""
+        while self._free:
+            try:
+                os.rename(self._free.pop(), folder)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+            return True
+        return False
+
+    def keep(self, folder: str) -> bool:
+        """Take the folder away for later; False where it must be deleted instead, and nothing but files that are
+        known was removed from it."""
+        if len(self._free) >= KEPT or not self._is_tidy(folder):
+            return False
+        self._count += 1
+        spare = f"{self._root}/{self._count}"
+        try:
+            if self._count == 1:
+                os.makedirs(self._root, mode=0o700, exist_ok=True)
+            os.rename(folder, spare)
+            for name in _REMOVED:
+                _remove(f"{spare}/{name}")
+        except OSError:
+            return False
+        self._free.append(spare)
+        return True
+
+    def _is_tidy(self, folder: str) -> bool:
+        try:
+            device = os.lstat(folder).st_dev
+            if not {*_USED_AGAIN, *_REMOVED, *_FOLDERS}.issuperset(os.listdir(folder)):
+                return False
+            for name in _FOLDERS:
+                found = os.lstat(f"{folder}/{name}")
+                if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != 0o700:
+                    return False
+                if found.st_dev != device or os.listdir(f"{folder}/{name}"):
+                    return False
+        except OSError:
+            return False
+        return True
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
