@@ -198,10 +198,16 @@ class Harness:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture(params=[ALL_GROUPS, ()], ids=["groups", "no-groups"])
-def stopped_spawner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
-    """A folder with no spawner yet; with the control groups that this host has, and with none."""
-    harness = Harness(tmp_path, groups=request.param)
+@pytest.fixture
+def groups() -> tuple[str, ...]:
+    """What spawners may use; modules whose tests end trees run with the groups of the host, and with none."""
+    return ALL_GROUPS
+
+
+@pytest.fixture
+def stopped_spawner(tmp_path: Path, groups: tuple[str, ...]) -> Iterator[Harness]:
+    """A folder with no spawner yet."""
+    harness = Harness(tmp_path, groups=groups)
     yield harness
     harness.stop()
 

@@ -49,7 +49,7 @@ def test_two_spawners_of_a_host_lend_a_device_once(another, until):
 def test_a_device_is_free_only_when_the_whole_tree_is_dead(another, until):
     first, second = another("a"), another("b")
     one, two = first.client(), second.client()
-    for number in range(10):
+    for number in range(4):
         record = one.run(f"{number}.0", "sh", "-c", "(setsid sleep 600 &); exit 0", devices=(GPU,))
         assert record.tree_clean
         assert not first.running()
@@ -65,11 +65,12 @@ def test_no_process_of_a_job_holds_the_lock(another):
 
 
 @pytest.mark.parametrize("victims", [("spawner",), ("watchdog", "spawner")], ids=["spawner", "both"])
-def test_the_death_of_a_spawner_frees_its_devices_only_after_the_tree(another, until, victims):
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_the_death_of_a_spawner_frees_its_devices_only_after_the_tree(another, until, victims, rounds):
     first, second = another("a"), another("b")
     one, two = first.client(), second.client()
     tree = "(setsid sh -c 'sleep 600 & sleep 601' &); exec sleep 602"
-    for number in range(5):
+    for number in range(rounds):
         one.spawn(f"{number}.0", "sh", "-c", tree, devices=(GPU,))
         until(lambda: len(first.running()) >= 4, "the tree is up")
         for victim in victims:

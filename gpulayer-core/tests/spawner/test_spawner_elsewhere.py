@@ -19,6 +19,11 @@ WITHOUT = {
 }
 
 
+@pytest.fixture
+def groups():
+    return ()
+
+
 @pytest.fixture(params=WITHOUT.values(), ids=WITHOUT.keys())
 def poor_agent(stopped_spawner, request):
     assert stopped_spawner.start(request.param) == 0

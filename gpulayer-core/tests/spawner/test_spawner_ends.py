@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from gpulayer.clock import SystemClock
+from gpulayer.spawner import ALL_GROUPS, tree
 from gpulayer.spawner import messages as m
-from gpulayer.spawner import tree
 from gpulayer.spawner.state import read_exit_record
+
+
+@pytest.fixture(params=[ALL_GROUPS, ()], ids=["groups", "no-groups"])
+def groups(request):
+    return request.param
+
 
 DOUBLE_FORK = """
 import os, sys, time

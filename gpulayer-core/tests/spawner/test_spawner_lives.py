@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer.spawner import ALREADY_RUNNING
+from gpulayer.spawner import ALL_GROUPS, ALREADY_RUNNING
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.state import read_exit_record
 
@@ -27,6 +27,11 @@ while b'"output"' not in lines.readline():
     pass
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.fixture(params=[ALL_GROUPS, ()], ids=["groups", "no-groups"])
+def groups(request):
+    return request.param
 
 
 def test_an_agent_killed_mid_job_loses_neither_bytes_nor_code(spawner, until):
