@@ -11,6 +11,8 @@ REPORT := .cache/test-report.xml
 
 # A test file runs whole in one process, so that fixtures of a module are shared.
 PYTEST_FLAGS ?= -n 2 --dist loadfile
+KILLS ?= 1000
+SEED ?= 1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .PHONY: help setup demo test lint bench soak docs format clean
@@ -39,8 +41,9 @@ lint: setup ## Style, types, import contracts, changelog fragments
 bench: setup ## Measure us and our peers side by side; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.core
 
-soak: setup ## The long runs behind the promises (minutes to hours)
-	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -q -m soak --timeout=7200 || [ $$? -eq 5 ]
+soak: setup ## The long runs behind the promises (minutes to hours); KILLS=N and SEED=N for those that kill
+	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -q -m soak --timeout=7200 --kills=$(KILLS) --seed=$(SEED) \
+		|| [ $$? -eq 5 ]
 
 docs: setup ## Build the documentation site into site/; warnings fail
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,6 +1,7 @@
 """What holds for every test: Hypothesis draws the same examples each time, so a run tells of the code alone.
 
-``HYPOTHESIS_PROFILE=search`` looks for new ones (``make soak`` does).
+``HYPOTHESIS_PROFILE=search`` looks for new ones (``make soak`` does). ``--seed`` is for what tests leave to chance
+themselves.
 
 And a disk of one's own, to be filled: a mount where that is allowed, else one inside a user namespace, reached through
 the process that holds it; a test of a full disk is skipped nowhere.
@@ -20,6 +21,13 @@ settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 _MNT_DETACH = 2  # lazily: what a failed test left open must not fail this too
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Hypothesis has a ``--hypothesis-seed`` of its own."""
+    group = parser.getgroup("gpulayer")
+    group.addoption("--seed", type=int, default=1, help="of the tests that kill at random moments (default: 1)")
+    group.addoption("--kills", type=int, default=1000, help="how many of them under -m soak (default: 1000)")
 
 
 @pytest.fixture

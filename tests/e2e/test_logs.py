@@ -162,3 +162,33 @@ def resident(pid):
     with open(f"/proc/{pid}/status") as file:
         fields = dict(line.split(":", 1) for line in file if line.startswith("RssAnon"))
     return int(fields["RssAnon"].split()[0]) * 1024
+
+
+BOTH = """
+import os, sys, threading
+def write(descriptor, text):
+    left = memoryview(text)
+    while left:
+        left = left[os.write(descriptor, left):]
+threads = [threading.Thread(target=write, args=(n, b"oe"[n - 1 : n] * 5_000_000)) for n in (1, 2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_l3_five_megabytes_in_one_line_on_each_of_two_streams_come_out_on_their_own(shared):
+    command = ("--split-streams", "--no-outputs", "--", sys.executable, "-c", BOTH)
+    ended = shared.run("submit", "--quiet", *command)
+    assert ended.code == 0
+    assert ended.out == b"o" * 5_000_000
+    assert ended.err == "e" * 5_000_000
+    job = newest(shared)
+    assert shared.job(job)["split_streams"] is True
+    for options in ([], ["--follow"], ["--tail", "1"]):
+        again = shared.run("job", "logs", *options, job)
+        assert (again.code, again.out, again.err) == (0, ended.out, ended.err), options
+    both = shared.run("submit", "--quiet", "--json", *command)
+    assert both.json["split_streams"] is True
+    assert (both.err.count("e"), both.err.count("o"), len(both.err)) == (5_000_000, 5_000_000, 10_000_000)

@@ -412,4 +412,4 @@ def test_the_note_comes_before_the_job_and_quiet_leaves_it_out(cli, job_plane, a
 def test_a_death_by_signal_is_said_once(cli, job_plane, parts):
     job_plane.record = parts.job(state="failed", exit_code=None, signal=9, ended_by="signal")
     said = cli("submit", "--", "true", plane=job_plane)
-    assert said.err == "job 7f3a000000000001 failed (signal 9) in 2.4 s on laptop\n"
+    assert said.err == "job 7f3a000000000001 failed (killed by signal 9 (SIGKILL)) in 2.4 s on laptop\n"

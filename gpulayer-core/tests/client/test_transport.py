@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from typing_extensions import is_typeddict
 
-from gpulayer.client import calls
+from gpulayer.client import calls, connect
 from gpulayer.client.async_transport import AsyncTransport
+from gpulayer.client.connect import Settings
 from gpulayer.client.endpoints import ENDPOINTS
+from gpulayer.client.location import Local
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.errors import GpulayerError, NotFound, ProtocolError, StorageUnavailable, Unauthenticated, Unreachable
 from gpulayer.protocol.retry import Repeatable
@@ -241,6 +243,32 @@ def test_a_control_plane_that_moved_is_found_at_its_new_address(plane, parts, sh
     plane.on("GET", "/v1/plane", parts.plane())
     moved = shell("http://127.0.0.1:9", token="old", relocate=lambda: (plane.url, plane.token))
     assert moved.send(calls.get_plane())["version"] == "0.1.0"
+
+
+def test_who_waits_for_an_answer_is_told_after_a_second_that_none_comes():
+    now, told = [0.0], []
+    with Transport(
+        "http://127.0.0.1:9", "t", retry_for_s=5.0, random01=lambda: 0.9, monotonic=lambda: now[0],
+        sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
+    ) as transport:  # fmt: skip
+        transport.waiting = lambda error: told.append((now[0], error.message))
+        with pytest.raises(Unreachable):
+            transport.send(calls.get_plane())
+    assert 1.0 <= told[0][0] < 2.0
+    assert told[0][1] == "no control plane answers at http://127.0.0.1:9: connection refused"
+
+
+def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_moment_only(tmp_path, monkeypatch):
+    settings = Settings(Local(tmp_path), {}, "0.1.0", "test")
+    relocate = connect._relocation(settings)
+    assert connect.has_ended(settings)
+    assert relocate() is None
+    monkeypatch.setattr(connect, "COMES_BACK_S", -1.0)
+    with pytest.raises(Unreachable, match="the control plane of this machine has ended") as ended:
+        relocate()
+    assert ended.value.details == {"has_ended": True}
+    (tmp_path / "endpoint.json").write_text("{}")
+    assert not connect.has_ended(settings)
 
 
 @pytest.mark.parametrize(

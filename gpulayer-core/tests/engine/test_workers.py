@@ -170,7 +170,7 @@ def test_a_stopping_worker_is_lent_nothing_before_it_has_left(plane):
     plane.submit("j1")
     epoch = plane.run("w1")
     stopped = NodeReport(epoch, 0, NodePhase.ENDED, Outcome(EndedBy.WORKER_STOPPED))
-    plane.report("w1", stopped)
+    plane.report("w1", stopped, stopping=True)
     assert plane.job("j1").state is JobState.QUEUED
     assert plane.state.workers["w1"].state is WorkerState.DRAINING
     plane.report("w1", leaving=True)
@@ -179,6 +179,26 @@ def test_a_stopping_worker_is_lent_nothing_before_it_has_left(plane):
     plane.report("w1", boot=plane.state.workers["w1"].boot + 1, recovered=())
     assert plane.state.workers["w1"].state is WorkerState.READY
     assert plane.job("j1").state is JobState.STAGING
+
+
+def test_a_worker_that_says_it_stops_is_lent_nothing_more_though_it_has_room(plane):
+    plane.join("w1", cpus=4)
+    plane.submit("j1")
+    plane.run("w1")
+    plane.report("w1", stopping=True)
+    plane.submit("j2")
+    assert plane.job("j2").state is JobState.QUEUED
+    assert plane.state.workers["w1"].state is WorkerState.DRAINING
+
+
+def test_a_stopping_worker_that_was_silent_is_lent_nothing_when_it_is_heard_again(plane):
+    plane.join("w1")
+    plane.report("w1", stopping=True)
+    plane.pass_time(100_000)
+    assert plane.state.workers["w1"].state is WorkerState.SILENT
+    plane.report("w1", stopping=True)
+    plane.submit()
+    assert plane.job().state is JobState.QUEUED
 
 
 def test_a_draining_worker_ends_its_work_and_takes_no_more(plane):
@@ -256,7 +276,7 @@ def test_a_stopped_worker_costs_no_retry_but_at_most_once_stays_at_most_once(pla
         plane.run("w1", "often")
     assert plane.state.jobs["often"].tasks[0].failures == 0
     assert plane.job("once").state is JobState.LOST
-    assert plane.job("once").reason_message == "worker w1 stopped"
+    assert plane.job("once").reason_message == "worker w1 was stopped"
     plane.end("w1", plane.epoch("often"), exit_code=0)
     assert plane.job("often").state is JobState.SUCCEEDED
 

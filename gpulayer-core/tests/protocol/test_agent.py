@@ -118,13 +118,18 @@ class Agent:
         return outcome
 
 
+def spawn(assignment, *, contact_ms=0):
+    """kept for an hour, 30 s of grace, and a sixteenth of the hour so that the agent goes first"""
+    return Spawn(assignment, contact_ms + 3_600_000 + 30_000 + 225_000)
+
+
 def journal(phase, **fields):
     return Journal(KEY, Progress(phase, **fields))
 
 
 def test_a_job_without_source_goes_from_assignment_to_forget():
     agent = Agent()
-    assert agent.assign() == [Admit(JOB), journal(Phase.SPAWNING), Spawn(JOB)]
+    assert agent.assign() == [Admit(JOB), journal(Phase.SPAWNING), spawn(JOB)]
     agent.now = 10
     assert agent.send(Spawned(KEY)) == [journal(Phase.RUNNING, started_ms=10), FollowLog(KEY)]
     outcome = Outcome(EndedBy.PROGRAM, 3, blame=Blame.USER)
@@ -145,7 +150,7 @@ def test_a_job_without_source_goes_from_assignment_to_forget():
 def test_a_source_is_staged_before_the_program_starts():
     agent = Agent()
     assert agent.assign(SOURCED) == [Admit(SOURCED), Stage(SOURCED)]
-    assert agent.send(Staged(KEY)) == [journal(Phase.SPAWNING), Spawn(SOURCED)]
+    assert agent.send(Staged(KEY)) == [journal(Phase.SPAWNING), spawn(SOURCED)]
 
 
 def test_the_first_report_of_a_boot_says_what_was_recovered_until_it_is_answered():
@@ -205,7 +210,8 @@ def test_stop_sends_sigterm_once_and_sigkill_after_the_grace_time():
     assert agent.send(Ticked(), at=1000) == [KillTree(KEY)]
     assert agent.send(Ticked(), at=1001) == []
     assert agent.send(Ticked(), at=6000) == [KillTree(KEY)]
-    assert agent.finish(ProcessExited(KEY, signal=9)) == Outcome(EndedBy.CANCEL, signal=9, blame=Blame.USER)
+    told = "it did not end within its grace time of 1.0 s and was killed"
+    assert agent.finish(ProcessExited(KEY, signal=9)) == Outcome(EndedBy.CANCEL, None, 9, told, Blame.USER)
 
 
 def test_a_program_that_ends_within_the_grace_time_keeps_its_code_and_brings_its_files_home():
@@ -271,7 +277,17 @@ def test_the_timeout_counts_from_the_start_and_says_so():
     agent.settle()
     assert agent.send(Ticked(), at=599) == []
     assert agent.send(Ticked(), at=600)[-1] == SignalTree(KEY)
-    assert agent.finish(ProcessExited(KEY, signal=15)) == Outcome(EndedBy.TIMEOUT, signal=15, blame=Blame.USER)
+    told = "it ran for longer than its --timeout of 500 ms"
+    assert agent.finish(ProcessExited(KEY, signal=15)) == Outcome(EndedBy.TIMEOUT, None, 15, told, Blame.USER)
+
+
+def test_what_stopped_the_worker_is_told_of_each_of_its_jobs_also_by_the_next_agent():
+    agent = Agent().run()
+    (written, _) = agent.send(StopAllRequested(evidence="worker w was stopped (SIGTERM)"))
+    told = "worker w was stopped (SIGTERM)"
+    assert agent.finish(ProcessExited(KEY, exit_code=0)).evidence == told
+    agent, _ = recovered(written.progress, process=ProcessExited(KEY, exit_code=0))
+    assert agent.state.held[KEY].outcome.evidence == told
 
 
 @pytest.mark.parametrize("code", [126, 127])
@@ -558,7 +574,7 @@ def test_restart_while_staging_stages_again():
 
 
 def test_restart_while_starting_asks_the_spawner_again_or_finds_it_running_or_ended():
-    assert recovered(Progress(Phase.SPAWNING))[1] == [Spawn(SOURCED)]
+    assert recovered(Progress(Phase.SPAWNING))[1] == [spawn(SOURCED)]
     _, actions = recovered(Progress(Phase.SPAWNING), is_running=True)
     assert actions == [journal(Phase.RUNNING, started_ms=0), FollowLog(KEY)]
     _, actions = recovered(Progress(Phase.SPAWNING), process=ProcessExited(KEY, exit_code=4))
@@ -638,8 +654,8 @@ def test_a_device_is_free_only_when_the_void_attempt_that_had_it_is_dead():
     second = replace(first, key=NodeKey(Epoch(8), 0), job_id=JobId("other"))
     agent.run(first)
     agent.send(AttemptsVoided((KEY.epoch,)))
-    assert Spawn(second) not in agent.assign(second)
-    assert Spawn(second) in agent.send(ProcessExited(KEY, signal=9))
+    assert spawn(second) not in agent.assign(second)
+    assert spawn(second) in agent.send(ProcessExited(KEY, signal=9))
 
 
 def test_a_job_that_was_lent_again_to_the_same_worker_waits_for_its_void_attempt_to_be_dead():
@@ -647,15 +663,14 @@ def test_a_job_that_was_lent_again_to_the_same_worker_waits_for_its_void_attempt
     second = replace(JOB, key=NodeKey(Epoch(8), 0))
     agent.run()
     agent.send(AttemptsVoided((KEY.epoch,)))
-    assert Spawn(second) not in agent.assign(second)
-    assert Spawn(second) in agent.send(ProcessExited(KEY, signal=9))
+    assert spawn(second) not in agent.assign(second)
+    assert spawn(second) in agent.send(ProcessExited(KEY, signal=9))
 
 
 def test_an_exclusive_job_is_to_be_ended_by_the_spawner_unless_answered_reports_extend_its_time():
     agent = Agent()
     job = replace(JOB, exclusive=True, grace_ms=5_000)
-    (spawn,) = [action for action in agent.assign(job) if isinstance(action, Spawn)]
-    assert spawn.kill_by_ms == 30_000 - 1_000
+    assert Spawn(job, 30_000 - 1_000) in agent.assign(job)
     agent.send(Spawned(KEY))
     agent.settle()
     agent.send(Ticked(), at=10_000)
@@ -669,7 +684,7 @@ def test_an_assignment_that_crossed_a_lapsed_lease_is_not_started():
     assert not is_current(agent.state, 39_000, now_ms=41_000)
     assert agent.send(CommandsReceived(39_000, (JOB,))) == []
     assert is_current(agent.state, 41_000, now_ms=41_500)
-    assert Spawn(JOB) in agent.send(CommandsReceived(41_000, (JOB,)))
+    assert spawn(JOB, contact_ms=40_000) in agent.send(CommandsReceived(41_000, (JOB,)))
 
 
 def test_what_comes_while_contact_is_lost_is_not_started():

@@ -107,7 +107,9 @@ class _World:
                 digest = Digest(f"{number:064x}")
                 self.apply(WorkerJoined(self.at(), WorkerId(f"w{number}"), f"name{number}", facts, digest))
             case 3 if self.jobs:
-                self.apply(CancelRequested(self.at(), rnd.choice(self.jobs).id, rnd.choice((None, 5))))
+                self.apply(
+                    CancelRequested(self.at(), rnd.choice(self.jobs).id, rnd.choice((None, 5)), rnd.choice("ab"))
+                )
             case 4 if self.state.workers:
                 worker = rnd.choice(list(self.state.workers))
                 event = rnd.choice((DrainRequested, WorkerResumed, WorkerResumed))
@@ -152,7 +154,17 @@ def _comparable(state: State) -> object:
     """Everything but what may be forgotten: when a worker was heard, and the numbers of its reports."""
     return (
         {
-            id_: (job.entry, job.seq, job.state, job.stop, job.stop_grace_ms, job.reason_code, job.outcome, job.tasks)
+            id_: (
+                job.entry,
+                job.seq,
+                job.state,
+                job.stop,
+                job.stop_by,
+                job.stop_grace_ms,
+                job.reason_code,
+                job.outcome,
+                job.tasks,
+            )
             for id_, job in state.jobs.items()
         },
         state.attempts,
@@ -272,6 +284,27 @@ def _schema(path: Path) -> list[tuple[object, ...]]:
         return found
     finally:
         connection.close()
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date_with_its_jobs(tmp_path, store) -> None:
+    world = _World(1, store)
+    for number in range(3):
+        row = _job(number)
+        world.batch.sides.append(Side(jobs=(row,)))
+        world.apply(JobSubmitted(world.at(), JobEntry.of(row.id, "owner", row.spec)))
+    world.commit()
+    before = store.load_live()
+    store.close()
+    path = Path(shutil.copy(tmp_path / "store.db", tmp_path / "old.db"))
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE jobs DROP COLUMN stop_by")
+    connection.execute("ALTER TABLE tasks DROP COLUMN program_failures")
+    connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    connection.commit()
+    connection.close()
+    again = Store(str(path))
+    assert again.load_live() == before
+    again.close()
 
 
 def test_a_store_of_a_newer_version_is_refused(tmp_path) -> None:

@@ -207,10 +207,21 @@ def test_cancelling_a_running_job_sends_stop_and_it_ends_as_cancelled(plane) -> 
     worker.report(worker.running(epoch))
     assert plane.http.post(f"/v1/jobs/{job['id']}:cancel", json={"grace_ms": 70}).json()["state"] == "ending"
     (stop,) = worker.commands(hold_s=5)
-    assert stop == {"type": "stop", "epoch": epoch, "ended_by": "cancel", "grace_ms": 70}
+    assert stop == {"type": "stop", "epoch": epoch, "ended_by": "cancel", "grace_ms": 70, "node": 0}
+    by = {"user-agent": "somebody/else"}
+    assert plane.http.post(f"/v1/jobs/{job['id']}:cancel", json={"grace_ms": 10}, headers=by).status_code == 200
     outcome = {"ended_by": "cancel", "exit_code": None, "signal": 15, "evidence": "", "blame": "user"}
     worker.report({"epoch": epoch, "node": 0, "state": "ended", "outcome": outcome})
-    assert plane.job(job["id"])["state"] == "cancelled"
+    ended = plane.job(job["id"])
+    client = plane.http.headers["user-agent"]
+    assert (ended["state"], ended["reason"]["message"]) == ("cancelled", f"cancelled by test ({client})")
+    assert ended["attempts"][0]["evidence"] == f"cancelled by test ({client})"
+    events = plane.http.get(f"/v1/jobs/{job['id']}/events").json()["events"]
+    asked = [event["details"] for event in events if event["event"] == "cancel_requested"]
+    assert asked == [
+        {"by": f"test ({client})", "grace_ms": 70},
+        {"by": "test (somebody/else)", "grace_ms": 10},
+    ]
 
 
 def test_retry_makes_a_new_job_of_the_same_spec_once_the_old_one_has_ended(plane) -> None:

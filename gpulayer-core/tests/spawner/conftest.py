@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.spawner import ALL_GROUPS, spawner_command, tree
 from gpulayer.spawner import messages as m
-from gpulayer.spawner import spawner_command, tree
 from gpulayer.spawner.state import StateDir
 
 DEADLINE_S = 20.0
@@ -87,8 +87,12 @@ class Client:
 
 
 class Harness:
-    def __init__(self, folder: Path) -> None:
+    """groups, locks: what the spawner may use of the host."""
+
+    def __init__(self, folder: Path, groups: tuple[str, ...] = ALL_GROUPS, locks: Path | None = None) -> None:
         self.folder = folder
+        self.groups = groups
+        self.locks = locks or folder / "locks"
         self.work = folder / "work"
         self.work.mkdir()
         self.state = StateDir(str(folder / "spawner"))
@@ -101,7 +105,9 @@ class Harness:
         """Run the start command; ``before`` is a line of Python for it to run first."""
         self.state.prepare()
         with open(self.state.log_path, "ab") as log:
-            command = spawner_command(self.state.path, python=sys.executable)
+            command = spawner_command(
+                self.state.path, python=sys.executable, groups=self.groups, lock_folders=[str(self.locks)]
+            )
             command[-1] = command[-1].replace("from gpulayer", f"{before}; from gpulayer", 1) if before else command[-1]
             code = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={}, check=False, timeout=DEADLINE_S
@@ -133,6 +139,7 @@ class Harness:
         log: Path | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        devices: tuple[str, ...] = (),
         err: Path | None = None,
         limits: m.SpawnLimits | None = None,
     ) -> m.Spawn:
@@ -149,6 +156,7 @@ class Harness:
             marker=marker,
             nice=nice,
             kill_by_ms=kill_by_ms,
+            devices=devices,
             err_path=None if err is None else str(err),
             limits=limits or m.SpawnLimits(),
         )
@@ -184,17 +192,34 @@ class Harness:
         try:
             wait_until(lambda: not any(map(is_alive, self.pids)), "spawner and watchdog gone")
             wait_until(lambda: not self.running(), "all jobs gone")
+            wait_until(lambda: not any(map(os.path.exists, self.state.read_groups())), "all control groups gone")
         finally:
             for pid in {pid for pid in self.pids if is_alive(pid)} | self.running():
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture
-def stopped_spawner(tmp_path: Path) -> Iterator[Harness]:
-    """A folder with no spawner yet."""
-    harness = Harness(tmp_path)
+@pytest.fixture(params=[ALL_GROUPS, ()], ids=["groups", "no-groups"])
+def stopped_spawner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """A folder with no spawner yet; with the control groups that this host has, and with none."""
+    harness = Harness(tmp_path, groups=request.param)
     yield harness
     harness.stop()
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[Callable[..., Harness]]:
+    """More spawners on this host, made by name."""
+    made: list[Harness] = []
+
+    def make(name: str, **options: object) -> Harness:
+        (tmp_path / name).mkdir()
+        made.append(Harness(tmp_path / name, **{"locks": tmp_path / "locks", **options}))
+        assert made[-1].start() == 0, Path(made[-1].state.log_path).read_text()
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.stop()
 
 
 @pytest.fixture

@@ -161,7 +161,6 @@ def test_a_killed_spawner_takes_its_jobs_along_and_the_next_one_tells(spawner, a
         record = rows[key].exit
         assert (record.reason, record.exit_code, record.signal) == ("spawner_lost", None, None)
         assert record.tree_clean
-        assert not record.log_complete
         assert read_exit_record(str(spawner.exit_path(key))) == record
 
 

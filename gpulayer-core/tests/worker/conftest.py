@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.state import StateDir
 from gpulayer.wire.packs import frame, read_frames
 
@@ -302,6 +303,11 @@ class Worker:
             for pid in StateDir(str(folder)).read_pids().values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(DEADLINE_S):
+                for base in StateDir(str(folder)).read_groups():
+                    while not remove_below(base):
+                        end_below(base, spare=())
+                        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

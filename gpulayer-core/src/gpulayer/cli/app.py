@@ -20,6 +20,7 @@ from gpulayer.cli.exits import Exit, exit_for_error
 from gpulayer.cli.later import later_command, later_flag
 from gpulayer.cli.quick import QuickGroup, QuickTyper
 from gpulayer.errors import GpulayerError, StorageUnavailable, UsageError
+from gpulayer.faults import VARIABLE as FAULTS_VARIABLE
 
 __all__ = ["run"]
 
@@ -108,6 +109,10 @@ def run(argv: Sequence[str] | None = None) -> int:
 
         completion_init()
     try:
+        if FAULTS_VARIABLE in os.environ:
+            from gpulayer.cli.trials import arm_faults  # noqa: PLC0415 - only in a trial
+
+            arm_faults(os.environ)
         code = command.main(args=None if argv is None else list(argv), prog_name="gpulayer", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else Exit.OK

@@ -1,7 +1,7 @@
 """What runs in the background, as a program: ``python -m gpulayer.cli.background plane|worker …``.
 
 argparse instead of typer, and imports only of what is started: its start-up time is part of every cold submit.
-``gpulayer up`` and ``gpulayer join`` call ``serve_plane`` and ``run_worker`` in the foreground with the same arguments.
+``gpulayer up`` calls ``serve_plane`` in the foreground with the same arguments; ``gpulayer join`` becomes ``worker``.
 """
 
 import argparse
@@ -10,16 +10,22 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
+from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
 from gpulayer.errors import GpulayerError
 
-__all__ = ["main", "plane_command", "run_worker", "serve_plane", "worker_command"]
+if TYPE_CHECKING:
+    from gpulayer.worker import WorkerSettings
+
+__all__ = ["become_worker", "main", "plane_command", "run_worker", "serve_plane", "worker_command", "worker_settings"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Returns an exit code; errors are one line and a hint on stderr, which is a log here."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        arm_faults(os.environ)
         match arguments[:1]:
             case ["plane"]:
                 return serve_plane(arguments)
@@ -84,6 +90,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
     from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
+    from gpulayer.worker.variables import worker_variables  # noqa: PLC0415 - likewise
 
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
@@ -93,14 +100,43 @@ def serve_plane(argv: Sequence[str]) -> int:
             host=given.host,
             port=given.port,
             worker_command=None if given.no_worker else own_worker,
+            worker_environment=worker_variables(os.environ),
             idle_exit_s=given.idle_exit_s,
+            lease_ttl_ms=lease_ttl_ms(os.environ),
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
         )
     )
 
 
-def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
-    """Work until told to end. Blocks. What it does is told on stderr, which is its log unless ``is_foreground``."""
+def become_worker(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a worker in the foreground, ``argv`` as of ``run_worker``.
+
+    A new program, because only so are the variables of whoever starts it, tokens among them, really gone: the jobs of
+    the same user can read what this process was started with.
+    """
+    from gpulayer.worker.variables import worker_variables  # noqa: PLC0415 - only for workers
+
+    command = [sys.executable, "-P", "-m", "gpulayer.cli.background", "worker", "--foreground", *argv]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, worker_variables(os.environ))  # noqa: S606 - no shell is wanted
+
+
+def run_worker(argv: Sequence[str]) -> int:
+    """Work until told to end. Blocks. What it does is told on stderr: plainly with ``--foreground``, else as a log."""
+    from gpulayer.cli.worker_log import tell_in_log, tell_plainly  # noqa: PLC0415 - not for a control plane
+    from gpulayer.worker import run  # noqa: PLC0415 - loads the whole worker
+
+    settings = worker_settings(argv)
+    if "--foreground" in argv:
+        tell_plainly()
+    else:
+        tell_in_log()
+    return run(settings)
+
+
+def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
+    """What a worker's command line means."""
     parser = argparse.ArgumentParser(prog="gpulayer-worker", allow_abbrev=False)
     parser.add_argument("--work-dir", type=Path, required=True)
     where = parser.add_mutually_exclusive_group(required=True)
@@ -112,26 +148,21 @@ def run_worker(argv: Sequence[str], *, is_foreground: bool = False) -> int:
     named.add_argument("--default-name", default="")
     parser.add_argument("--label", action="append", default=[])
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--foreground", action="store_true")
     given = parser.parse_args(argv)
-    from gpulayer.cli.worker_log import tell_in_log, tell_plainly  # noqa: PLC0415 - not for a control plane
-    from gpulayer.worker import WorkerSettings, run  # noqa: PLC0415 - loads the whole worker
+    from gpulayer.worker import WorkerSettings  # noqa: PLC0415 - not for a control plane
 
-    if is_foreground:
-        tell_plainly()
-    else:
-        tell_in_log()
-    return run(
-        WorkerSettings(
-            work_dir=given.work_dir,
-            urls=tuple(given.url or ()),
-            endpoint_file=given.endpoint_file,
-            token_file=given.token_file,
-            name=given.name,
-            default_name=given.default_name or _host_name(),
-            labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
-            once=given.once,
-            environment=dict(os.environ),
-        )
+    return WorkerSettings(
+        work_dir=given.work_dir,
+        urls=tuple(given.url or ()),
+        endpoint_file=given.endpoint_file,
+        token_file=given.token_file,
+        name=given.name,
+        default_name=given.default_name or _host_name(),
+        labels=tuple(sorted(tuple(text.split("=", 1)) for text in given.label)),
+        once=given.once,
+        environment=dict(os.environ),
+        faults=wanted_faults(os.environ),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +15,12 @@ from gpulayer.client.embedded import find_plane, wait_until_gone
 from gpulayer.client.location import Configured, Local
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, TimedOut
+from gpulayer.server.local_worker import LocalWorker
 
 app = command_app()
 
-_DEADLINE_S = 45.0
+_DEADLINE_S = 90.0  # a worker that hangs, and a spawner too, are waited for before they are killed
+_POLL_S = 0.02
 
 
 @app.command()
@@ -38,6 +41,7 @@ def down(
             endpoint = find_plane(state_dir)
             if endpoint is None:
                 say(f"no control plane runs here (state in {state_dir})")
+                _end_worker(state_dir)
                 return 0
             with Transport(endpoint.url, endpoint.token, client=settings.client) as transport:
                 running = _jobs_here(transport, state_dir)
@@ -54,6 +58,17 @@ def down(
             if running:
                 say(_ended(running))
     return 0
+
+
+def _end_worker(state_dir: Path) -> None:
+    """Of a control plane that was killed: it would wait for the next one, and its jobs go on."""
+    worker = LocalWorker((), state_dir / "worker", environment={})
+    if worker.is_gone():
+        return
+    say("its worker still does: ending it")
+    while not worker.end_step():
+        time.sleep(_POLL_S)
+    say("the worker and what it ran have ended")
 
 
 def _jobs_here(transport: Transport, state_dir: Path) -> int:

@@ -6,12 +6,14 @@ loses or doubles a byte: it is held back while one is written, and what was writ
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulayer.cli.console import print_json, say
 from gpulayer.cli.exits import Exit, exit_for_job
 from gpulayer.cli.logs import SideStream, say_gap
+from gpulayer.cli.losses import LossTeller
 from gpulayer.cli.progress import QueueWatch, transfer_progress
 from gpulayer.cli.raw import RawOutput
 from gpulayer.cli.records import ending_line, notes_on
@@ -19,6 +21,7 @@ from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, Unreachable, UsageError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.sdk.job import RUNS_FOLDER
 
@@ -31,7 +34,10 @@ _LOST_FOR_S = 60.0
 
 
 class Foreground:
-    """Follow one job to its end. ``as_json``: logs go to stderr and the final record to stdout."""
+    """Follow one job to its end. ``as_json``: logs go to stderr and the final record to stdout.
+
+    has_ended: see ``LossTeller``.
+    """
 
     def __init__(
         self,
@@ -41,6 +47,7 @@ class Foreground:
         is_quiet: bool,
         as_json: bool,
         brings_outputs: bool,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._transport = transport
         self._record = record
@@ -49,6 +56,8 @@ class Foreground:
         self._as_json = as_json
         self._brings_outputs = brings_outputs
         self._is_cancelling = False
+        self._losses = LossTeller(self._id, has_ended)
+        transport.waiting = self._losses.waiting
         self._output = RawOutput(sys.stderr if as_json else sys.stdout, LogCursor())
         self._side: SideStream | None = None
 
@@ -71,8 +80,9 @@ class Foreground:
                     say(f"job {self._id} goes on: gpulayer job logs --follow {self._id}")
                     raise
                 except Unreachable as error:
+                    goes = "is not lost" if error.details.get("has_ended") else "goes on without this command"
                     raise Unreachable(
-                        f"{error.message}; job {self._id} goes on without this command",
+                        f"{error.message}; job {self._id} {goes}",
                         hint=f"go on with: gpulayer job logs --follow {self._id}",
                         details=error.details,
                     ) from None
@@ -80,11 +90,12 @@ class Foreground:
     def _follow(self) -> "JobRecord":
         watch = None if self._is_quiet else QueueWatch(self._transport, self._id)
         cursor = self._output.cursor()
-        events = FollowEvents(ended=self._announce_attempt, lost=self._announce_loss, dropped=say_gap)
+        events = FollowEvents(ended=self._announce_attempt, lost=self._losses.lost, dropped=say_gap)
         if self._record["split_streams"] and self._side is None:
             self._side = SideStream(self._follow_stderr)
         try:
             for piece in follow_logs(self._transport, self._id, lost_for_s=_LOST_FOR_S, events=events, cursor=cursor):
+                self._losses.found()
                 if not isinstance(piece, bytes):
                     if self._side is not None:
                         self._side.finish()
@@ -92,6 +103,7 @@ class Foreground:
                 if watch is not None:
                     watch.stop()
                 self._output.write(piece, cursor)
+                here("client.following")
         finally:
             if watch is not None:
                 watch.stop()
@@ -112,11 +124,13 @@ class Foreground:
 
             if record["output_tree"] != EMPTY_TREE:
                 destination = Path(_working_folder(self._id), RUNS_FOLDER, self._id)
+                here("client.before_home")
                 with transfer_progress(is_quiet=self._is_quiet) as progress:
                     home = bring_home(self._transport, Digest(record["output_tree"]), destination, progress=progress)
                 for warning in home.warnings:
                     say(f"note: {warning}")
                 landed = str(Path(RUNS_FOLDER, self._id))
+                here("client.after_home")
         if record["state"] == "rejected":
             from gpulayer.cli.verdicts import rejection_lines  # noqa: PLC0415 - only after a rejection
 
@@ -126,7 +140,7 @@ class Foreground:
         elif not self._is_quiet:
             for line in notes_on(record):
                 say(f"note: {line}")
-            say(ending_line(record, landed))
+            say(ending_line(record, landed, is_noted=True))
         if self._as_json:
             print_json(record)
         return exit_for_job(record)
@@ -170,11 +184,8 @@ class Foreground:
     def _announce_attempt(self, record: "JobRecord", number: int) -> None:
         attempt = record["attempts"][number - 1]
         why = (attempt["ended_by"] or "ended").replace("_", " ")
-        evidence = f": {attempt['evidence']}" if attempt["evidence"] else ""
+        evidence = f": {attempt['evidence'].replace(chr(10), '; ')}" if attempt["evidence"] else ""
         say(f"attempt {number} of job {self._id} ended ({why}{evidence}); it runs again as attempt {number + 1}")
-
-    def _announce_loss(self, why: str) -> None:
-        say(f"connection lost ({why}); trying again, job {self._id} goes on")
 
 
 def _working_folder(job_id: str) -> str:

@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from gpulayer.spec.outcome import signal_text
 from gpulayer.spec.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -28,13 +29,16 @@ __all__ = [
 _EVIDENCE_LINES: Final = 5
 
 
-def ending_line(record: "JobRecord", landed: str) -> str:
-    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``, and below it what else was seen."""
+def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> str:
+    """``job 7f3a… succeeded in 2.4 s on laptop; outputs in gpulayer_runs/7f3a…/``, and below it what else was seen.
+
+    is_noted: ``notes_on`` has been said already.
+    """
     state = record["state"].replace("_", " ")
     parts = [f"job {record['id']} {state}"]
     code, number = record["exit_code"], record["signal"]
     if record["state"] == "failed" and number is not None:
-        parts.append(f"(signal {number})")
+        parts.append(f"(killed by signal {signal_text(number)})")
     elif record["state"] == "failed" and code is not None:
         parts.append(f"(exit code {code})")
     took = duration_text(record["started_at"], record["ended_at"])
@@ -54,7 +58,8 @@ def ending_line(record: "JobRecord", landed: str) -> str:
         count = len(record["outputs"])
         files = f" ({count:,} file{'' if count == 1 else 's'}, {format_bytes(size)})" if count else ""
         line += f"; outputs in {landed}/{files}"
-    return "\n  ".join([line, *evidence.splitlines()[:_EVIDENCE_LINES]])
+    below = [] if is_noted and notes_on(record) else evidence.splitlines()[:_EVIDENCE_LINES]
+    return "\n  ".join([line, *below])
 
 
 def notes_on(record: "JobRecord") -> list[str]:
@@ -66,13 +71,13 @@ def notes_on(record: "JobRecord") -> list[str]:
 
 def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
     """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
-    reason = record["reason"]
+    why, *more = (record["reason"] or {"message": ""})["message"].split("\n")
     source = record["source"]
     request = ", ".join(f"{key} {_value(value)}" for key, value in record["request"].items())
     return [
         ("job", record["id"]),
         ("name", record["name"]),
-        ("state", record["state"] + (f" ({reason['message']})" if reason and reason["message"] else "")),
+        ("state", "\n".join([record["state"] + (f" ({why})" if why else ""), *more])),
         ("command", command_text(record["command"])),
         ("needs", request or "nothing in particular"),
         ("source", _source(record) if source else ""),
@@ -82,12 +87,30 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("started", when(record["started_at"])),
         ("ended", _ended(record)),
         ("exit code", "" if record["exit_code"] is None else str(record["exit_code"])),
-        ("signal", "" if record["signal"] is None else str(record["signal"])),
+        ("signal", "" if record["signal"] is None else signal_text(record["signal"])),
         ("ended by", (record["ended_by"] or "").replace("_", " ")),
         ("placement", str(record["placement"] or "")),
         ("attempts", "\n".join(_attempt(attempt) for attempt in record["attempts"])),
         ("outputs", "\n".join(f"{output['path']}  {format_bytes(output['size'])}" for output in record["outputs"])),
+        *_last_lines(record),
     ]
+
+
+def _last_lines(record: "JobRecord") -> list[tuple[str, str]]:
+    """Of the log of an attempt that failed; nothing while another one runs."""
+    last = record["attempts"][-1] if record["attempts"] else None
+    if last is None:
+        return []
+    return [
+        ("log's end", _shown(last.get("log_tail", ""))),
+        ("stderr's end", _shown(last.get("stderr_tail", ""))),
+    ]
+
+
+def _shown(log: str) -> str:
+    """What a program wrote, without driving the terminal: control characters are shown as Python writes them."""
+    lines = (line.expandtabs() for line in log.split("\n"))
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
 
 
 def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
@@ -105,6 +128,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("cpus", f"{record['cpus_free']} of {record['cpus']} free"),
         ("memory", format_bytes(record["memory_bytes"])),
         ("disk", format_bytes(record["disk_bytes"]) if record["disk_bytes"] is not None else ""),
+        ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("devices", "\n".join(_device(device) for device in record["devices"]) or "none"),
         (
             "frameworks",
@@ -193,7 +217,7 @@ def _attempt(attempt: "AttemptRecord") -> str:
     )
     took = duration_text(attempt["started_at"], attempt["ended_at"])
     end = (attempt["ended_by"] or "").replace("_", " ")
-    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", " ")]
+    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", "; ")]
     return "  ".join(part for part in parts if part)
 
 

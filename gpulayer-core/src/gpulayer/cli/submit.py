@@ -13,7 +13,9 @@ from gpulayer.cli.foreground import Foreground
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import transfer_progress
 from gpulayer.client import calls
+from gpulayer.client.connect import has_ended
 from gpulayer.errors import UsageError
+from gpulayer.faults import here
 from gpulayer.sdk.client import local_job_env, ship_plan
 from gpulayer.sdk.options import JobOptions, plan_job
 
@@ -165,11 +167,20 @@ def submit(
                 progress=progress,
                 notes=lambda note: None if quiet else say(f"note: {note}"),
             )
+        here("client.before_submit")
         record = transport.send(calls.submit_job(submission, key=plan.key))
+        here("client.after_submit")
         if detach and record["state"] != "rejected":
             _print_detached(record, as_json=json)
             return Exit.OK
-        return Foreground(transport, record, is_quiet=quiet, as_json=json, brings_outputs=not no_outputs).run()
+        return Foreground(
+            transport,
+            record,
+            is_quiet=quiet,
+            as_json=json,
+            brings_outputs=not no_outputs,
+            has_ended=lambda: has_ended(client.settings),
+        ).run()
 
 
 def _print_detached(record: "JobRecord", *, as_json: bool) -> None:

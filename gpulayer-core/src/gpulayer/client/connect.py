@@ -4,20 +4,23 @@ For the control plane of this machine the address may change under a running com
 crashed and another command started it again), so a shell of it looks the address up again when nothing answers.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gpulayer.client.embedded import EmbeddedPlane, ensure_plane, find_plane, is_stale
+from gpulayer.client.embedded import ENDPOINT_FILE, EmbeddedPlane, ensure_plane, find_plane, is_stale
 from gpulayer.client.location import Configured, Local
 from gpulayer.client.transport import Transport
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import GpulayerError, Unreachable
 
 if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
 
-__all__ = ["Settings", "is_local", "open_async_transport", "open_transport"]
+__all__ = ["Settings", "has_ended", "is_local", "open_async_transport", "open_transport"]
+
+COMES_BACK_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,11 @@ class Settings:
 def is_local(settings: Settings) -> bool:
     """Whether the control plane meant is this machine's own, which may be started when it is not there."""
     return isinstance(settings.where, Local)
+
+
+def has_ended(settings: Settings) -> bool:
+    """Whether this machine's own control plane has ended in order (``gpulayer down``, or nobody needed it)."""
+    return isinstance(settings.where, Local) and not (settings.where.state_dir / ENDPOINT_FILE).exists()
 
 
 def open_transport(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Transport:
@@ -75,11 +83,22 @@ def _address(settings: Settings, say: Callable[[str], None]) -> tuple[str, str]:
 
 
 def _relocation(settings: Settings) -> Callable[[], tuple[str, str] | None]:
+    ended_at: float | None = None
+
     def look() -> tuple[str, str] | None:
+        nonlocal ended_at
         if not isinstance(settings.where, Local):
             return None
         state_dir = settings.where.state_dir
         endpoint = find_plane(state_dir)
+        # Another one may be about to take over, and takes its time to start; but nobody else starts one.
+        ended_at = (ended_at or time.monotonic()) if has_ended(settings) else None
+        if ended_at is not None and time.monotonic() - ended_at > COMES_BACK_S:
+            raise Unreachable(
+                "the control plane of this machine has ended",
+                hint="`gpulayer up`, or the next command that needs one, starts it again",
+                details={"has_ended": True},
+            )
         if endpoint is None and is_stale(state_dir):
             # It died without a goodbye; its jobs are in the store. After `gpulayer down` there is no file: leave it.
             try:

@@ -21,6 +21,7 @@ from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable, UsageError
 
 __all__ = [
+    "ENDPOINT_FILE",
     "LIVE_STATES",
     "EmbeddedPlane",
     "Running",

@@ -28,6 +28,8 @@ from gpulayer.client.answers import (
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
+from gpulayer.errors import GpulayerError
+from gpulayer.faults import here
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
 
 __all__ = ["ByteStream", "StreamBroken", "Transport"]
@@ -35,6 +37,7 @@ __all__ = ["ByteStream", "StreamBroken", "Transport"]
 _Reply = TypeVar("_Reply")
 _ANSWER_S: Final = 60.0
 _POOLED: Final = 4
+_QUIET_S: Final = 1.0
 
 
 class StreamBroken(Exception):
@@ -60,7 +63,9 @@ class Transport:
 
     retry_for_s: how long a call goes on trying when nothing answers or the answer is "not now"; then Unreachable,
     or the error of the last answer, is raised. Any other error answer is raised at once.
-    relocate: asked for (address, token) when nothing answers, because the control plane may have moved.
+    relocate: asked for (address, token) when nothing answers, because the control plane may have moved; it may raise
+    what the call then raises.
+    waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Transport:
         self._retry_for_s = retry_for_s
         self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
+        self.waiting: Callable[[GpulayerError], None] = lambda _: None
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
 
@@ -158,6 +164,8 @@ class Transport:
                 if delay_ms is None:
                     raise failed.error from None
                 is_lost = failed.failure.kind is not FailureKind.ANSWERED
+                if self._monotonic() - started >= _QUIET_S:
+                    self.waiting(failed.error)
             if is_lost:
                 self._move()
             self._sleep(delay_ms / 1000)
@@ -191,6 +199,7 @@ class Transport:
             else:
                 connection.sock.settimeout(_ANSWER_S + call.hold_s)
             self._send(connection, call)
+            here("client.after_send")
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()

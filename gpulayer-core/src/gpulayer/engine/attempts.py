@@ -3,8 +3,11 @@
 An attempt ends when its last node has ended; the first failure decides how. A retry is a new attempt.
 """
 
+from dataclasses import replace
+
 from gpulayer.engine import ahead, queue, schedule
 from gpulayer.engine.effects import Notify, Stop
+from gpulayer.engine.ends import below, end_text, final_state, stop_text
 from gpulayer.engine.events import NodePhase, NodeReport
 from gpulayer.engine.state import Attempt, Job, Node, State, Task, Worker
 from gpulayer.engine.turn import Turn
@@ -65,6 +68,8 @@ def stop(turn: Turn, attempt: Attempt, ended_by: EndedBy, grace_ms: int) -> None
         if node.phase is not NodePhase.ENDED:
             turn.effects.append(Stop(node.allocation.worker, attempt.epoch, ended_by, grace_ms))
     refresh(turn, attempt)
+    job = turn.state.jobs[attempt.job_id]
+    job.reason_code, job.reason_message = str(ended_by), stop_text(job)
 
 
 def end_task(turn: Turn, job: Job, task: Task, outcome: Outcome, outputs: Digest | None = None) -> None:
@@ -73,19 +78,19 @@ def end_task(turn: Turn, job: Job, task: Task, outcome: Outcome, outputs: Digest
     turn.tasks[job.entry.id, task.index] = task
     if any(not other.is_done for other in job.tasks.values()):
         return
-    job.state = _final_state(outcome)
+    job.state = final_state(outcome)
     job.outcome, job.outputs = outcome, outputs
     job.ended_wall_ms = turn.at.wall_ms
-    if not outcome.is_success:
-        job.reason_code, job.reason_message = str(outcome.ended_by), outcome.evidence or _story(outcome)
+    job.reason_code = "" if outcome.is_success else str(outcome.ended_by)
+    job.reason_message = "" if outcome.is_success else end_text(outcome)
     turn.jobs[job.entry.id] = job
     turn.effects.append(Notify(job.entry.id, job.state))
     queue.forget(turn.state, job)
 
 
-def cancelled_outcome(evidence: str = "cancelled before it started") -> Outcome:
+def cancelled_outcome(job: Job, evidence: str) -> Outcome:
     """The end of work that was cancelled and has no exit code of its own: blamed on the user, so not retried."""
-    return Outcome(EndedBy.CANCEL, evidence=evidence, blame=Blame.USER)
+    return Outcome(EndedBy.CANCEL, evidence=below(stop_text(job), evidence), blame=Blame.USER)
 
 
 def refresh_free(state: State, worker: Worker) -> None:
@@ -102,12 +107,14 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
     state = turn.state
     failed = attempt.first_failure
     deciding = attempt.nodes[failed if failed is not None else 0]
+    job = state.jobs[attempt.job_id]
     outcome = _outcome(deciding)
+    if outcome.ended_by is EndedBy.CANCEL:
+        outcome = replace(outcome, evidence=below(stop_text(job), outcome.evidence))
     attempt.phase, attempt.outcome, attempt.ended_wall_ms = NodePhase.ENDED, outcome, turn.at.wall_ms
     attempt.is_unreachable = False
     turn.attempts[attempt.epoch] = attempt
     del state.attempts[attempt.epoch]
-    job = state.jobs[attempt.job_id]
     task = job.tasks[attempt.task_index]
     task.epoch = None
     turn.tasks[job.entry.id, task.index] = task
@@ -119,18 +126,15 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
             _wait_again(turn, job, task)
             return
     if _runs_again(job, task, outcome) and _has_place_again(state, job, task, outcome, deciding.allocation.worker):
-        if outcome.ended_by is not EndedBy.WORKER_STOPPED:  # somebody stopped the worker; nothing has failed
-            task.failures += 1
-            if outcome.blame is not Blame.USER:
-                task.avoid.add(deciding.allocation.worker)
+        _spend_retry(task, outcome, deciding.allocation.worker)
         job.state = JobState.QUEUED
         job.reason_code = "retry"
-        job.reason_message = f"attempt {attempt.number} ended: {outcome.evidence or _story(outcome)}"
+        job.reason_message = f"attempt {attempt.number} ended: {end_text(outcome)}"
         _wait_again(turn, job, task)
         turn.effects.append(Notify(job.entry.id, job.state))
         return
     if job.stop is EndedBy.CANCEL and not outcome.is_success and outcome.blame is not Blame.USER:
-        outcome = cancelled_outcome(outcome.evidence or "cancelled")
+        outcome = cancelled_outcome(job, end_text(outcome))
     end_task(turn, job, task, outcome, attempt.nodes[0].outputs)
 
 
@@ -151,18 +155,29 @@ def _begin_at(turn: Turn, attempt: Attempt, wall_ms: int) -> None:
 
 
 def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
-    """Failures that are not the program's own run again; the program's too where the job says so."""
+    """Failures that are not the program's own run again; the program's too where the job says so. Each kind has all
+    the retries for itself: what the infrastructure does never uses up the program's."""
     if outcome.is_success or job.stop is not None:
         return False
-    if outcome.ended_by is EndedBy.WORKER_STOPPED:
-        return job.entry.retries > 0
-    if task.failures >= job.entry.retries:
-        return False
     match outcome.ended_by:
+        case EndedBy.WORKER_STOPPED:
+            return job.entry.retries > 0
         case EndedBy.CANCEL | EndedBy.TIMEOUT | EndedBy.CLIENT_LOST:
             return False
+        case _ if outcome.blame is Blame.USER:
+            return job.entry.retry_on is RetryOn.ANY and task.program_failures < job.entry.retries
         case _:
-            return outcome.blame is not Blame.USER or job.entry.retry_on is RetryOn.ANY
+            return task.failures < job.entry.retries
+
+
+def _spend_retry(task: Task, outcome: Outcome, worker: WorkerId) -> None:
+    if outcome.ended_by is EndedBy.WORKER_STOPPED:
+        return  # somebody stopped the worker; nothing has failed
+    if outcome.blame is Blame.USER:
+        task.program_failures += 1
+    else:
+        task.failures += 1
+        task.avoid.add(worker)
 
 
 def _has_place_again(state: State, job: Job, task: Task, outcome: Outcome, worker: WorkerId) -> bool:
@@ -220,33 +235,3 @@ def _outcome(node: Node) -> Outcome:
     if node.outcome is None:
         raise AssertionError("an ended node has an outcome")
     return node.outcome
-
-
-def _final_state(outcome: Outcome) -> JobState:
-    match outcome.ended_by:
-        case EndedBy.PROGRAM if outcome.exit_code == 0:
-            return JobState.SUCCEEDED
-        case EndedBy.CANCEL:
-            return JobState.CANCELLED
-        case EndedBy.TIMEOUT:
-            return JobState.TIMED_OUT
-        case EndedBy.WORKER_LOST | EndedBy.WORKER_STOPPED | EndedBy.PREEMPTED | EndedBy.CLIENT_LOST:
-            return JobState.LOST
-        case _:
-            return JobState.FAILED
-
-
-def _story(outcome: Outcome) -> str:
-    match outcome.ended_by:
-        case EndedBy.PROGRAM if outcome.exit_code is not None:
-            return f"the program ended with exit code {outcome.exit_code}"
-        case EndedBy.SIGNAL if outcome.signal is not None:
-            return f"the program was killed by signal {outcome.signal}"
-        case EndedBy.WORKER_STOPPED:
-            return "its worker was stopped"
-        case EndedBy.TIMEOUT:
-            return "it ran for longer than its --timeout"
-        case EndedBy.CANCEL:
-            return "it was cancelled"
-        case ended_by:
-            return f"ended by {ended_by}"

@@ -65,11 +65,12 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Somebody asked for the end of a job. grace_ms: None for the job's own."""
+    """Somebody asked for the end of a job. grace_ms: None for the job's own. by: who, for people."""
 
     at: Instant
     job_id: JobId
     grace_ms: int | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class WorkerReported:
     items: tuple[NodeReport, ...] = ()
     facts: WorkerFacts | None = None
     facts_digest: Digest | None = None
+    stopping: bool = False
     leaving: bool = False
 
 

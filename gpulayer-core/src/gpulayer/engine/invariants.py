@@ -56,7 +56,8 @@ def _check_tasks(state: State) -> None:
             _require(attempt is not None, f"job {job_id} waits for attempt {task.epoch}, which is gone")
             _require(not task.is_done, f"job {job_id}: a done task has a live attempt")
             _require(attempt is not None and attempt.job_id == job_id, f"attempt {task.epoch} is of another job")
-            _require(task.failures <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
+            most = max(task.failures, task.program_failures)
+            _require(most <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
     owned = {(attempt.job_id, attempt.task_index): epoch for epoch, attempt in state.attempts.items()}
     _require(len(owned) == len(state.attempts), "a task has two live attempts")
     for (job_id, index), epoch in owned.items():

@@ -51,6 +51,7 @@ def rebuild(
                 is_done=task_image.is_done,
                 attempts=task_image.attempts,
                 failures=task_image.failures,
+                program_failures=task_image.program_failures,
                 avoid=set(task_image.avoid),
             )
     for image in sorted(attempts, key=lambda image: image.epoch):
@@ -91,6 +92,7 @@ def _job(entry: JobEntry, image: JobImage) -> Job:
         image.reason_message,
         image.stop,
         image.stop_grace_ms,
+        image.stop_by,
         image.started_wall_ms,
         image.ended_wall_ms,
         image.outcome,

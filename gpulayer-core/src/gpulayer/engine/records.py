@@ -18,7 +18,8 @@ __all__ = ["AttemptImage", "CounterImage", "FactsImage", "JobImage", "NodeImage"
 
 @dataclass(frozen=True, slots=True)
 class JobImage:
-    """``seq`` orders the queue. ``stop``: a stop was asked for and by what. Wall times are for people."""
+    """``seq`` orders the queue. ``stop``: a stop was asked for and by what; ``stop_by``: by whom. Wall times are for
+    people."""
 
     id: JobId
     seq: int
@@ -31,13 +32,15 @@ class JobImage:
     ended_wall_ms: int | None
     outcome: Outcome | None
     outputs: Digest | None
+    stop_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskImage:
     """Written from a task's first attempt on; a task without an image is queued and untried.
 
-    ``failures`` counts attempts that used up a retry; ``avoid``: workers where it failed through no fault of its own.
+    Attempts that used up a retry: ``failures`` through no fault of the program, ``program_failures`` of its own.
+    ``avoid``: workers where it failed through no fault of its own.
     """
 
     job_id: JobId
@@ -46,6 +49,7 @@ class TaskImage:
     attempts: int
     failures: int
     avoid: tuple[WorkerId, ...]
+    program_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Task:
-    """The unit that is placed. ``epoch``: its live attempt, None while it waits.
+    """The unit that is placed. ``epoch``: its live attempt, None while it waits. ``failures``: see ``TaskImage``.
 
     full: workers on whose full disk it ended; while another can take it, it does not go there. Safe to forget: then
     it may end there once more.
@@ -58,13 +58,15 @@ class Task:
     is_done: bool = False
     attempts: int = 0
     failures: int = 0
+    program_failures: int = 0
     avoid: set[WorkerId] = field(default_factory=set)
     full: set[WorkerId] = field(default_factory=set, compare=False)
 
 
 @dataclass(slots=True)
 class Job:
-    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what."""
+    """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what; ``stop_by``: by
+    whom."""
 
     entry: JobEntry
     seq: int
@@ -75,6 +77,7 @@ class Job:
     reason_message: str = ""
     stop: EndedBy | None = None
     stop_grace_ms: int = 0
+    stop_by: str = ""
     started_wall_ms: int | None = None
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None

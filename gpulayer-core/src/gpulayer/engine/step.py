@@ -133,12 +133,14 @@ def _cancel(turn: Turn, event: CancelRequested) -> None:
     grace_ms = job.entry.grace_ms if event.grace_ms is None else event.grace_ms
     if job.stop is not None and grace_ms >= job.stop_grace_ms:
         return
+    if job.stop is None:
+        job.stop_by = event.by
     job.stop, job.stop_grace_ms = EndedBy.CANCEL, grace_ms
     turn.jobs[job.entry.id] = job
     for task in job.tasks.values():
         if task.is_done:
             continue
         if task.epoch is None:
-            attempts.end_task(turn, job, task, attempts.cancelled_outcome())
+            attempts.end_task(turn, job, task, attempts.cancelled_outcome(job, "it had not started"))
         else:
             attempts.stop(turn, turn.state.attempts[task.epoch], EndedBy.CANCEL, grace_ms)

@@ -68,12 +68,21 @@ def job_image(job: Job) -> JobImage:
         ended_wall_ms=job.ended_wall_ms,
         outcome=job.outcome,
         outputs=job.outputs,
+        stop_by=job.stop_by,
     )
 
 
 def task_image(job_id: JobId, task: Task) -> TaskImage:
     """``avoid`` is sorted, so that equal tasks give equal images."""
-    return TaskImage(job_id, task.index, task.is_done, task.attempts, task.failures, tuple(sorted(task.avoid)))
+    return TaskImage(
+        job_id=job_id,
+        index=task.index,
+        is_done=task.is_done,
+        attempts=task.attempts,
+        failures=task.failures,
+        avoid=tuple(sorted(task.avoid)),
+        program_failures=task.program_failures,
+    )
 
 
 def attempt_image(attempt: Attempt) -> AttemptImage:

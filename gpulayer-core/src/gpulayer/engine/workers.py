@@ -60,6 +60,8 @@ def reported(turn: Turn, event: WorkerReported) -> None:
     is_repeated = event.boot == worker.boot and event.seq <= worker.seq
     if not is_repeated:
         _contact(turn, worker, event)
+        if event.stopping:
+            _stops(turn, worker)  # first: what ends below must not be lent to it again
         _take(turn, worker, event.items)
         if event.leaving:
             _left(turn, worker)
@@ -166,8 +168,6 @@ def _take(turn: Turn, worker: Worker, items: tuple[NodeReport, ...]) -> None:
         attempt = _lent_to(state, worker, item.epoch)
         if attempt is None or worker.leases.get(item.epoch) != item.node:
             continue
-        if _is_stopping(attempt, item):
-            _stops(turn, worker)
         if item.phase is NodePhase.ENDED and not attempt.nodes[item.node].is_revoked:
             ended.append(attempt.lent_ms)
         attempts.node_reported(turn, attempt, item.node, item)
@@ -185,14 +185,8 @@ def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> N
         _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
 
 
-def _is_stopping(attempt: Attempt, item: NodeReport) -> bool:
-    """Whether the agent ended this because it stops itself: nobody here had asked for it."""
-    is_asked = attempt.stop is not None or attempt.first_failure is not None
-    return item.outcome is not None and item.outcome.ended_by is EndedBy.WORKER_STOPPED and not is_asked
-
-
 def _stops(turn: Turn, worker: Worker) -> None:
-    """It takes nothing more until it has started anew; what it was lent now would only be ended again."""
+    """It takes nothing more until it starts anew."""
     if worker.state is WorkerState.READY:
         worker.state = WorkerState.DRAINING
         turn.workers[worker.id] = worker
@@ -205,7 +199,7 @@ def _left(turn: Turn, worker: Worker) -> None:
     for epoch in list(worker.leases):
         attempt = turn.state.attempts.get(epoch)
         if attempt is not None:
-            evidence = f"worker {worker.name} stopped"
+            evidence = f"worker {worker.name} was stopped"
             attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
     worker.state = WorkerState.SILENT
     turn.workers[worker.id] = worker

@@ -11,7 +11,8 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
 * a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here;
-* an exclusive job's spawner knows when to end it by itself, should the agent be dead or stuck by then;
+* the spawner knows when to end each job by itself, should the agent be dead or stuck by then;
+* that the worker stops is the first thing to be told of it, so that nothing more is lent to it;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
 
@@ -24,7 +25,7 @@ from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
 from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn, outcome_of_stop
-from gpulayer.protocol.leases import is_current, kill_by_ms, stop_due
+from gpulayer.protocol.leases import extension, is_current, kill_by_ms, stop_due
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -35,6 +36,7 @@ from gpulayer.protocol.messages import (
     DiskFilled,
     DrainLog,
     Extend,
+    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -120,8 +122,11 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             state.has_new_facts = True
             state.cpus = state.cpus if event.cpus is None else event.cpus
             state.memory_bytes = state.memory_bytes if event.memory_bytes is None else event.memory_bytes
+        case ExtendFailed():
+            if event.key in state.held:
+                state.held[event.key].told_kill_by_ms = None
         case StopAllRequested():
-            _stop_all(state, event.grace_cap_ms, now_ms, actions)
+            _stop_all(state, event, now_ms, actions)
         case Ticked():
             pass
         case _:
@@ -218,8 +223,9 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
     key = assignment.key
     if key in state.held or key in state.done:
         return
-    if key.epoch in state.refused or state.is_stopping:
-        ended_by = state.refused.get(key.epoch, EndedBy.WORKER_STOPPED)
+    refusals = [state.refused[name] for name in (key, key.epoch) if name in state.refused]
+    if refusals or state.is_stopping:
+        ended_by = refusals[0] if refusals else EndedBy.WORKER_STOPPED
         if ended_by is not None:
             _refuse(state, assignment, ended_by, now_ms)
         return
@@ -240,21 +246,28 @@ def _refuse(state: AgentState, assignment: Assignment, ended_by: EndedBy, now_ms
 
 
 def _stop_epoch(state: AgentState, command: Stop, now_ms: int, actions: list[Action]) -> None:
-    nodes = [held for held in state.held.values() if held.key.epoch == command.epoch]
+    def is_meant(key: NodeKey) -> bool:
+        return key.epoch == command.epoch and command.node in (None, key.node)
+
+    nodes = [held for held in state.held.values() if is_meant(held.key)]
     for held in nodes:
         _stop(state, held, command, now_ms, actions)
     if not nodes:
-        _refuse_epoch(state, command.epoch, command.ended_by, now_ms)
+        _refuse_unheard(state, command.epoch, command.node, command.ended_by, now_ms)
 
 
-def _refuse_epoch(state: AgentState, epoch: Epoch, ended_by: EndedBy, now_ms: int) -> None:
-    """It was not heard of, and will not start when it is."""
-    if epoch in state.refused or any(key.epoch == epoch for key in state.done):
+def _refuse_unheard(state: AgentState, epoch: Epoch, node: int | None, ended_by: EndedBy, now_ms: int) -> None:
+    """It was not heard of, and will not start when it is. node: None where the command names none.
+
+    The control plane waits for the end of what it lent, and can be told of it without the assignment having been seen.
+    Where it names no node there is only one, which is 0.
+    """
+    key = NodeKey(epoch, node or 0)
+    is_done = any(done.epoch == epoch and node in (None, done.node) for done in state.done)
+    if epoch in state.refused or key in state.refused or is_done:
         return
-    _remember(state.refused, epoch, ended_by)
-    # The command names no node. The control plane waits for the end of what it lent: of the only node, which is 0, we
-    # can tell it without having seen the assignment.
-    stub = Assignment(key=NodeKey(epoch, 0), job_id=JobId(""), attempt=0, command=())
+    _remember(state.refused, epoch if node is None else key, ended_by)
+    stub = Assignment(key=key, job_id=JobId(""), attempt=0, command=())
     _refuse(state, stub, ended_by, now_ms)
 
 
@@ -268,7 +281,7 @@ def _give_back(state: AgentState, epoch: Epoch, now_ms: int, actions: list[Actio
             outcome = Outcome(EndedBy.PREEMPTED, evidence=evidence, blame=blame_for(EndedBy.PREEMPTED))
             _end(held, outcome, now_ms, actions)
     if not nodes:
-        _refuse_epoch(state, epoch, EndedBy.PREEMPTED, now_ms)
+        _refuse_unheard(state, epoch, None, EndedBy.PREEMPTED, now_ms)
 
 
 def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[Action]) -> None:
@@ -280,6 +293,7 @@ def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[
     is_first = held.stop is None
     if is_first:
         held.stop, held.stop_grace_ms, held.changed_ms = ended_by, grace_ms, now_ms
+        held.stop_evidence = stop.evidence
     held.stop_grace_ms = min(held.stop_grace_ms, grace_ms)
     match held.phase:
         case Phase.STAGING:
@@ -304,14 +318,14 @@ def _signal(held: Held, now_ms: int, actions: list[Action]) -> None:
         actions.append(SignalTree(held.key))
 
 
-def _stop_all(state: AgentState, grace_cap_ms: int, now_ms: int, actions: list[Action]) -> None:
+def _stop_all(state: AgentState, event: StopAllRequested, now_ms: int, actions: list[Action]) -> None:
     if state.grace_cap_ms is not None:
         return
     state.is_stopping = True
-    state.grace_cap_ms = grace_cap_ms
-    state.finish_by_ms = now_ms + grace_cap_ms + FINISH_MARGIN_MS
+    state.grace_cap_ms = event.grace_cap_ms
+    state.finish_by_ms = now_ms + event.grace_cap_ms + FINISH_MARGIN_MS
     for held in list(state.held.values()):
-        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms)
+        stop = Stop(held.key.epoch, EndedBy.WORKER_STOPPED, held.assignment.grace_ms, evidence=event.evidence)
         _stop(state, held, stop, now_ms, actions)
 
 
@@ -343,9 +357,10 @@ def _node_event(
             _end(held, outcome, now_ms, actions)
         case DiskFilled():
             if held.stop is None:
-                held.stop_evidence, held.stop_blame = event.evidence, event.blame
+                held.stop_blame = event.blame
                 grace_ms = min(held.assignment.grace_ms, DISK_GRACE_MS)
-                _stop(state, held, Stop(held.key.epoch, EndedBy.DISK_FULL, grace_ms), now_ms, actions)
+                stop = Stop(held.key.epoch, EndedBy.DISK_FULL, grace_ms, evidence=event.evidence)
+                _stop(state, held, stop, now_ms, actions)
         case Spawned() if held.phase is Phase.SPAWNING:
             _spawned(held, now_ms, actions)
         case SpawnFailed() if held.phase is Phase.SPAWNING:
@@ -412,8 +427,9 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
             continue
         cpus, memory_bytes = cpus + share.cpus, memory_bytes + share.memory_bytes
         held.phase, held.changed_ms = Phase.SPAWNING, now_ms
+        held.told_kill_by_ms = kill_by_ms(state, held)
         note(state, held)
-        actions += [Journal(held.key, held.progress), Spawn(held.assignment, kill_by_ms(state, held))]
+        actions += [Journal(held.key, held.progress), Spawn(held.assignment, held.told_kill_by_ms)]
 
 
 def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
@@ -526,9 +542,12 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
                 state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
                 _forget(state, held, actions)
         for held in state.held.values():
-            end_ms = kill_by_ms(state, held)
-            if end_ms is not None and held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
-                actions.append(Extend(held.key, end_ms))
+            if held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
+                end_ms = extension(state, held)
+                if end_ms is not None:
+                    held.told_kill_by_ms = end_ms
+                    actions.append(Extend(held.key, end_ms))
+        state.is_stop_told = state.is_stop_told or plan.stopping
         if plan.leaving:
             _finish(state, actions)
         if state.held:

@@ -8,9 +8,11 @@ from gpulayer.ids import Digest
 from gpulayer.protocol.messages import Phase, ProcessExited, ProcessLost, Progress, ReportedState, SpawnFailed
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
+from gpulayer.spec.units import format_duration
 
 __all__ = ["Held", "add_evidence", "outcome_of_end", "outcome_of_failed_spawn", "outcome_of_stop"]
 
+_SIGKILL: Final = 9
 LINGER_MS: Final = 100  # states that only inform wait so long for company, so that a tiny job costs two reports
 
 _ORDER: Final = {state: number for number, state in enumerate(ReportedState)}
@@ -21,7 +23,8 @@ class Held:
     """One node that this worker has. ``acked``: the last state that the control plane confirmed.
 
     stop_grace_ms: of the stop that was asked for. stop_evidence, stop_blame: see ``Progress``. is_staged: its files are
-    here; others may still have to be dead. has_waited: it was ready, and there was no room for it.
+    here; others may still have to be dead. has_waited: it was ready, and there was no room for it. told_kill_by_ms:
+    when the spawner ends it by itself; None: what it was told is not known, as after a restart.
     """
 
     assignment: Assignment
@@ -42,6 +45,7 @@ class Held:
     is_log_drained: bool = False
     is_collected: bool = False
     acked: ReportedState | None = None
+    told_kill_by_ms: int | None = None
 
     @property
     def key(self) -> NodeKey:
@@ -100,19 +104,21 @@ class Held:
 def outcome_of_stop(held: Held, evidence: str, *, exit_code: int | None = None, signal: int | None = None) -> Outcome:
     """The end of a node that was stopped, whatever ended it then. Only where a stop was asked for."""
     assert held.stop is not None
-    text = "\n".join(part for part in (held.stop_evidence, evidence) if part)
+    text = _lines(held.stop_evidence, evidence)
     return Outcome(held.stop, exit_code, signal, text, held.stop_blame or blame_for(held.stop))
 
 
 def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
     """A stop that was asked for wins over how the program then ended; its code or signal is kept beside it."""
     if isinstance(event, ProcessLost):
+        evidence = _expiry(held.assignment) if event.is_expired else event.evidence
         if held.stop is not None:
-            return outcome_of_stop(held, event.evidence)
-        return Outcome(EndedBy.WORKER_LOST, evidence=event.evidence, blame=blame_for(EndedBy.WORKER_LOST))
+            return outcome_of_stop(held, evidence)
+        return Outcome(event.ended_by, evidence=evidence, blame=blame_for(event.ended_by))
     exit_code = event.exit_code if event.signal is None else None
     if held.stop is not None:
-        return outcome_of_stop(held, event.evidence, exit_code=exit_code, signal=event.signal)
+        evidence = _lines(_killed(held, event), event.evidence)
+        return outcome_of_stop(held, evidence, exit_code=exit_code, signal=event.signal)
     if event.is_out_of_memory:
         ended_by = EndedBy.OUT_OF_MEMORY
     elif event.is_disk_full:
@@ -131,9 +137,25 @@ def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
     return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
 
 
+def _expiry(assignment: Assignment) -> str:
+    long = "its lease lasts" if assignment.exclusive else f"it is kept for ({format_duration(assignment.keep_for_ms)})"
+    return f"no contact with the control plane for as long as {long}: ended by its spawner"
+
+
 def add_evidence(held: Held, *lines: str) -> None:
     """Lines for people below what is there; empty ones are left out. Only once there is an outcome."""
     assert held.outcome is not None
-    text = "\n".join(line for line in (held.outcome.evidence, *lines) if line)
+    text = _lines(held.outcome.evidence, *lines)
     outcome = held.outcome
     held.outcome = Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, text, outcome.blame)
+
+
+def _killed(held: Held, event: ProcessExited) -> str:
+    if held.stop is None or event.signal != _SIGKILL or not held.stop_grace_ms:
+        return ""
+    return f"it did not end within its grace time of {format_duration(held.stop_grace_ms)} and was killed"
+
+
+def _lines(*texts: str) -> str:
+    """One below the other; empty ones are left out."""
+    return "\n".join(text for text in texts if text)

@@ -11,10 +11,12 @@ from gpulayer.protocol.messages import Phase, Stop
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.units import format_duration
 
-__all__ = ["is_current", "keep_for", "kill_by_ms", "stop_due"]
+__all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "stop_due"]
 
 EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
+_LATER: Final = 16
 
 
 def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
@@ -35,8 +37,12 @@ def stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
         timeout_at_ms = held.started_ms + assignment.timeout_ms
         if timeout_at_ms <= lost_ms:
-            return timeout_at_ms, Stop(epoch, EndedBy.TIMEOUT, grace_ms)
-    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms)
+            limit = format_duration(assignment.timeout_ms)
+            return timeout_at_ms, Stop(
+                epoch, EndedBy.TIMEOUT, grace_ms, evidence=f"it ran for longer than its --timeout of {limit}"
+            )
+    limit = format_duration(keep_for_ms)
+    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms, evidence=f"its worker was out of contact for {limit}")
 
 
 def keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
@@ -48,11 +54,26 @@ def keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
     return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
 
 
-def kill_by_ms(state: AgentState, held: Held) -> int | None:
-    """When the spawner is to end an exclusive attempt by itself: its keep time and grace time after the last contact.
+def kill_by_ms(state: AgentState, held: Held) -> int:
+    """When the spawner is to end the attempt by itself, whatever has become of the agent. On the agent's clock.
 
-    On the agent's monotonic clock. None for an attempt that may outlive its lease.
+    An exclusive one as soon as its keep time and grace time have passed since the last contact: then another may
+    begin. Any other a sixteenth of its keep time later: the agent, if it lives, goes first, in good order, and the
+    control plane still waits longer (a tenth).
     """
-    if not held.assignment.exclusive:
-        return None
-    return state.contact_ms + sum(keep_for(state, held.assignment))
+    keep_for_ms, grace_ms = keep_for(state, held.assignment)
+    late_ms = 0 if held.assignment.exclusive else keep_for_ms // _LATER
+    return state.contact_ms + keep_for_ms + grace_ms + late_ms
+
+
+def extension(state: AgentState, held: Held) -> int | None:
+    """The time to tell the spawner in place of the one it knows; None where that one will do.
+
+    So contact costs a word to the spawner every two minutes for a job that is kept for an hour. What it knows is never
+    earlier than the agent's own end of the job. An exclusive job's is told whenever it moves.
+    """
+    kill_at_ms = kill_by_ms(state, held)
+    if held.told_kill_by_ms is None:
+        return kill_at_ms
+    slack_ms = 0 if held.assignment.exclusive else keep_for(state, held.assignment)[0] // (2 * _LATER)
+    return kill_at_ms if kill_at_ms > held.told_kill_by_ms + slack_ms else None

@@ -23,6 +23,7 @@ __all__ = [
     "DiskFilled",
     "DrainLog",
     "Extend",
+    "ExtendFailed",
     "FactsChanged",
     "Finish",
     "FollowLog",
@@ -85,8 +86,8 @@ class ReportedState(StrEnum):
 class Progress:
     """What of a node must outlive the agent. Times are of a clock that runs on while the agent is down.
 
-    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence, stop_blame: of a stop that this worker itself
-    decided on.
+    is_signalled: SIGTERM has been sent; it is sent once. stop_evidence: who or what wanted its end. stop_blame: of a
+    stop that this worker itself decided on.
     """
 
     phase: Phase
@@ -105,11 +106,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A command: SIGTERM now, SIGKILL ``grace_ms`` later. An epoch that is not known yet will then never begin."""
+    """A command: SIGTERM now, SIGKILL ``grace_ms`` later. What is not known yet will then never begin.
+
+    node: None for every node of the epoch that this worker has. evidence: who or what wants it, for people; empty
+    where the control plane knows that better.
+    """
 
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
+    node: int | None = None
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +144,15 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """The spawner or the host died under the program: how it ended is not known."""
+    """The spawner or the host died under the program, or the spawner ended it: how it would have ended is not known.
+
+    is_expired: nobody extended the time that the spawner had been given for it.
+    """
 
     key: NodeKey
     evidence: str
+    ended_by: EndedBy = EndedBy.WORKER_LOST
+    is_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +276,13 @@ class AttemptsVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendFailed:
+    """The spawner may not have heard of the later time; it is told again at the next contact."""
+
+    key: NodeKey
+
+
+@dataclass(frozen=True, slots=True)
 class FactsChanged:
     """The machine is not as it was last reported. cpus, memory_bytes: what it has for jobs now; None: as before."""
 
@@ -294,9 +313,10 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class StopAllRequested:
-    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job."""
+    """The worker is to end. ``grace_cap_ms`` bounds the grace time of every job. evidence: what stopped the worker."""
 
     grace_cap_ms: int = 10_000
+    evidence: str = ""
 
 
 Input = (
@@ -315,6 +335,7 @@ Input = (
     | OutputsCollected
     | OutputsFailed
     | AttemptsVoided
+    | ExtendFailed
     | FactsChanged
     | ReportAnswered
     | ReportFailed
@@ -359,12 +380,12 @@ class AbandonStage:
 class Spawn:
     """Start the program unless it was; answered by Spawned or SpawnFailed, later by ProcessExited or ProcessLost.
 
-    kill_by_ms: when the spawner must end the tree by itself unless that time is moved (``Extend``), because then
-    another worker may begin: it must hold while the agent is dead or stuck. None: never.
+    kill_by_ms: when the spawner must end the tree by itself unless that time is moved (``Extend``): it must hold while
+    the agent is dead or stuck.
     """
 
     assignment: Assignment
-    kill_by_ms: int | None = None
+    kill_by_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +445,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ReportPlan:
-    """A report by value; the sender adds only schema and facts. See ``wire.workers.ReportBody``."""
+    """A report by value; the sender adds only schema and facts. See ``wire.workers.ReportBody``.
+
+    stopping: nothing more is to be lent here. leaving: nothing is left here either.
+    """
 
     boot: int
     seq: int
@@ -433,6 +457,7 @@ class ReportPlan:
     recovered: tuple[Epoch, ...] | None
     items: tuple[Item, ...]
     has_facts: bool = False
+    stopping: bool = False
     leaving: bool = False
 
 

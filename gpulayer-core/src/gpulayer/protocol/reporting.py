@@ -17,7 +17,8 @@ def report_due_ms(state: AgentState) -> int:
     if state.last_sent_ms is None:
         return state.retry_at_ms
     due = state.last_sent_ms + state.heartbeat_ms
-    if state.recovered is not None or state.has_new_facts or can_leave(state):
+    is_stop_news = state.is_stopping and not state.is_stop_told
+    if state.recovered is not None or state.has_new_facts or is_stop_news or can_leave(state):
         due = state.last_sent_ms
     if state.news:
         news_ms = min(held.news_due_ms for held in state.news.values())
@@ -40,6 +41,7 @@ def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
         recovered=state.recovered,
         items=tuple(_item(held, now_ms) for held in news),
         has_facts=state.has_new_facts,
+        stopping=state.is_stopping,
         leaving=can_leave(state),
     )
 

@@ -18,9 +18,10 @@ class AgentState:
     cpus, memory_bytes: what programs may use at one time; None: whatever was lent.
     news, ready, using, deadline_ms: see ``notes``: to report, to start, using cores; when a node is to be looked at.
 
-    refused: epochs that must not start here any more, and what stopped them; None: they are void.
+    refused: what must not start here any more (whole epochs or single nodes), and what stopped it; None: it is void.
     recovered: what the first answered report of this boot tells; None once it was answered.
     contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
+    is_stop_told: the control plane knows that this worker stops.
     """
 
     once: bool = False
@@ -35,7 +36,7 @@ class AgentState:
     ready: dict[NodeKey, Held] = field(default_factory=dict)
     using: dict[NodeKey, Held] = field(default_factory=dict)
     deadline_ms: int | None = None
-    refused: dict[Epoch, EndedBy | None] = field(default_factory=dict)
+    refused: dict[Epoch | NodeKey, EndedBy | None] = field(default_factory=dict)
     done: dict[NodeKey, None] = field(default_factory=dict)
     recovered: tuple[Epoch, ...] | None = ()
     has_new_facts: bool = True
@@ -46,6 +47,7 @@ class AgentState:
     contact_since_ms: int = 0
     saved_contact_ms: int = 0
     is_stopping: bool = False
+    is_stop_told: bool = False
     grace_cap_ms: int | None = None
     finish_by_ms: int | None = None
     is_finished: bool = False

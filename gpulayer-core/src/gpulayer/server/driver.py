@@ -24,6 +24,7 @@ from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import Event
 from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
@@ -299,6 +300,7 @@ class Driver:
 
     async def _commit(self, opened: _Open) -> None:
         if not opened.batch.is_empty:
+            here("plane.before_commit")
             try:
                 await self._in_writer(lambda: self._store.commit(opened.batch))
             except StorageUnavailable as error:
@@ -312,12 +314,15 @@ class Driver:
                 _log.exception("a batch can't be stored")
                 await self._discard(opened, opened.arrivals[0] if len(opened.arrivals) == 1 else None)
                 return
+            here("plane.after_commit")
         self._is_clean = True
         try:
             self._observer.committed(self._loaded(), opened.batch.records, opened.effects)
         except Exception:
             # Effects may be lost: workers and waiters derive them from the state when they ask again.
             _log.exception("effects of a commit were not released")
+        if not opened.batch.is_empty:
+            here("plane.before_reply")
         for arrival in opened.arrivals:
             arrival.resolve()
         self._answer_readers(None)

@@ -127,7 +127,9 @@ def _event_row(event: Event) -> EventRow:
         case JobSubmitted():  # the job's row holds everything else
             return EventRow(at_ms, wall_ms, "job_submitted", "{}", event.job.id)
         case CancelRequested():
-            return EventRow(at_ms, wall_ms, "cancel_requested", dump({"grace_ms": event.grace_ms}), event.job_id)
+            return EventRow(
+                at_ms, wall_ms, "cancel_requested", dump({"by": event.by, "grace_ms": event.grace_ms}), event.job_id
+            )
         case WorkerJoined():
             body = {"name": event.name, "facts": event.facts_digest}
             return EventRow(at_ms, wall_ms, "worker_joined", dump(body), worker=event.worker)
@@ -160,6 +162,7 @@ def _report_body(event: WorkerReported) -> str:
             "recovered": event.recovered,
             "items": [_item(item) for item in event.items],
             "facts": event.facts_digest,
+            "stopping": event.stopping,
             "leaving": event.leaving,
         }
     )

@@ -3,35 +3,64 @@
 It is found by the lock that it holds (``worker/agent.lock``, its pid inside), so a plane that takes over a state
 folder keeps the worker that is there. stdlib only: it is started before anything heavy is imported, because it takes
 its time to start, too.
+
+Its end is the end of everything that it runs, whatever state it is in: what the agent does not do in good order and in
+time, because it hangs or is dead already, is done for it (``end_step``).
 """
 
 import fcntl
 import json
+import logging
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from gpulayer.spawner import tree
+from gpulayer.spawner.recovery import recover
+from gpulayer.spawner.state import StateDir
+
 __all__ = ["LocalWorker"]
 
+_log: Final = logging.getLogger(__name__)
+_AGENT_S: Final = 30.0  # to end its jobs, bring home what they made, and say so
+_SPAWNER_S: Final = 20.0  # to kill what runs; its watchdog waits 5 s for a sign of life, then does it
 _RESTART_FIRST_S: Final = 1.0
 _RESTART_LAST_S: Final = 60.0
 
 
 class LocalWorker:
-    """``start`` it, call ``look_after`` now and then, ``stop`` it and ask ``is_running`` until it is not."""
+    """``start`` it, call ``look_after`` now and then; to end it, call ``end_step`` until it says that it is done.
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    agent_s, spawner_s: how long each may take to end before it is killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        environment: Mapping[str, str],
+        agent_s: float = _AGENT_S,
+        spawner_s: float = _SPAWNER_S,
+    ) -> None:
         self._command = tuple(command)
+        self._environment = dict(environment)
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         self._has_folder = True
         self._wait_s = _RESTART_FIRST_S
         self._restart_at = 0.0
+        self._spawner = StateDir(str(folder / "spawner"))
+        self._agent_s = agent_s
+        self._spawner_s = spawner_s
+        self._agent_end_at: float | None = None
+        self._spawner_end_at: float | None = None
 
     def needs_join_token(self) -> bool:
         """It has not joined yet, or can't say who it is any more (then what is left of that is put aside)."""
@@ -60,6 +89,7 @@ class LocalWorker:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
+                env=self._environment,
                 start_new_session=True,
             )
         finally:
@@ -81,15 +111,65 @@ class LocalWorker:
             self._wait_s = min(self._wait_s * 2, _RESTART_LAST_S)
             self.start()
 
-    def stop(self, *, force: bool = False) -> None:
-        """Ask it to end in good order (SIGTERM), or end it at once. May be repeated."""
+    def stop(self) -> None:
+        """Ask it to end in good order. May be repeated."""
         self._is_stopping = True
-        pid = self._pid()
-        if pid is not None:
-            try:
-                os.kill(pid, signal.SIGKILL if force else signal.SIGTERM)
-            except ProcessLookupError:
-                pass
+        self._signal_agent(signal.SIGTERM)
+        self._signal_agent(signal.SIGCONT)  # one that was stopped would not hear of it
+
+    def is_gone(self) -> bool:
+        """Neither it nor anything that it started is left, or known to be."""
+        return not self.is_running() and not (self._has_folder and self._spawner.is_held())
+
+    def end_step(self) -> bool:
+        """Do what is next on the way to its end, without waiting for it; True once nothing of it is left.
+
+        Also True, with a warning, when something can't be ended by any means within the time.
+        """
+        now = time.monotonic()
+        if self.is_running():
+            if self._agent_end_at is None:
+                self._agent_end_at = now + self._agent_s
+                self.stop()
+            elif now >= self._agent_end_at:
+                _log.warning("the worker did not end within %.0f s; killing it", self._agent_s)
+                self._agent_end_at = math.inf  # from here on the kernel has it
+                self._signal_agent(signal.SIGKILL)
+            if self._agent_end_at != math.inf:
+                return False
+        self._is_stopping = True
+        if not self._has_folder:
+            return True
+        if self._spawner.is_held():
+            return self._end_spawner(now)
+        self._end_leftovers()
+        return True
+
+    def _end_spawner(self, now: float) -> bool:
+        """Its agent has gone. The watchdog hands the signal on, and sees to it that it is followed."""
+        holders = [holder for name in ("watchdog", "spawner") if (holder := self._spawner.holder(name)) is not None]
+        if self._spawner_end_at is None:
+            self._spawner_end_at = now + self._spawner_s
+            tree.send_signal(holders[:1], signal.SIGTERM)
+        elif now >= self._spawner_end_at + self._spawner_s:
+            _log.warning("the spawner in %s can't be ended: what it runs may go on", self._spawner.path)
+            return True
+        elif now >= self._spawner_end_at and holders:
+            tree.send_signal(holders[-1:], signal.SIGKILL)  # the spawner's, and then its watchdog cleans up
+        return False
+
+    def _end_leftovers(self) -> None:
+        """Of a spawner that was killed together with its watchdog. Blocks while something does not die (10 s)."""
+        lock = None
+        try:
+            lock = self._spawner.lock()
+            if lock is not None:
+                recover(self._spawner, spare=frozenset({os.getpid()}), wall_ms=lambda: time.time_ns() // 1_000_000)
+        except OSError:
+            pass  # there never was a spawner here
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def leave_folder(self) -> None:
         """The folder was taken away: who works there now is somebody else's; only the process started here counts."""
@@ -101,6 +181,14 @@ class LocalWorker:
         if self._process is not None and self._process.poll() is None:
             self._process.returncode = 0  # it outlives us on purpose: Popen must not warn of that
         self._process = None
+
+    def _signal_agent(self, number: int) -> None:
+        pid = self._pid()
+        if pid is not None:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
 
     def _pid(self) -> int | None:
         if self._process is not None and self._process.poll() is None:

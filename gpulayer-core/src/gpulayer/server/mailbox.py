@@ -37,11 +37,15 @@ class AssignOrder:
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """End the worker's nodes of this attempt. ``ended_by``: what it is to give as the cause."""
+    """End the worker's node of this attempt. ``ended_by``: what it is to give as the cause.
+
+    node: None where it holds none any more.
+    """
 
     epoch: Epoch
     ended_by: EndedBy
     grace_ms: int
+    node: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,9 @@ def orders_of(state: State, commands: Sequence[Assign | Stop | Revoke]) -> list[
                     )
                 )
             case Stop():
-                orders.append(StopOrder(command.epoch, command.ended_by, command.grace_ms))
+                worker = state.workers.get(command.worker)
+                node = None if worker is None else worker.leases.get(command.epoch)
+                orders.append(StopOrder(command.epoch, command.ended_by, command.grace_ms, node))
             case Revoke():
                 orders.append(RevokeOrder(command.epoch))
     return orders

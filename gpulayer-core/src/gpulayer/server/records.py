@@ -1,16 +1,18 @@
 """Images, specs and state to the records that people and scripts read. Pure."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from gpulayer.clock import iso_utc
 from gpulayer.engine import State
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Worker
-from gpulayer.ids import JobId
+from gpulayer.ids import Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.server.store import StoredEvent, StoredJob
+from gpulayer.server.tails import Tail
 from gpulayer.spec.job import JobKind, JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.tree import Entry, EntryKind
@@ -41,7 +43,11 @@ __all__ = [
 
 
 def job_record(
-    job: StoredJob, *, reason: ReasonRecord | None = None, outputs: Sequence[OutputRecord] = ()
+    job: StoredJob,
+    *,
+    reason: ReasonRecord | None = None,
+    outputs: Sequence[OutputRecord] = (),
+    tails: Mapping[Epoch, Tail] = MappingProxyType({}),
 ) -> JobRecord:
     """``reason``: why it waits, for a queued job; else the record says what the engine noted."""
     image, submission = job.image, job.submission
@@ -61,7 +67,7 @@ def job_record(
         "submitted_at": iso_utc(job.submitted_wall_ms) or "",
         "started_at": iso_utc(image.started_wall_ms),
         "ended_at": iso_utc(image.ended_wall_ms),
-        "attempts": [attempt_record(attempt) for attempt in job.attempts],
+        "attempts": [attempt_record(attempt, tail=tails.get(attempt.epoch)) for attempt in job.attempts],
         "exit_code": outcome.exit_code if outcome else None,
         "signal": outcome.signal if outcome else None,
         "ended_by": str(outcome.ended_by) if outcome else None,
@@ -73,10 +79,10 @@ def job_record(
     }
 
 
-def attempt_record(image: AttemptImage) -> AttemptRecord:
+def attempt_record(image: AttemptImage, *, tail: Tail | None = None) -> AttemptRecord:
     """``state`` is ``unreachable`` while its worker is out of contact. ``blame`` is None for a success."""
     outcome = image.outcome
-    return {
+    record: AttemptRecord = {
         "number": image.number,
         "epoch": image.epoch,
         "state": str(JobState.UNREACHABLE) if image.is_unreachable else str(image.phase),
@@ -95,6 +101,11 @@ def attempt_record(image: AttemptImage) -> AttemptRecord:
         "blame": str(outcome.blame) if outcome and not outcome.is_success else None,
         "evidence": outcome.evidence if outcome else "",
     }
+    if tail is not None:
+        record["log_tail"] = tail.log
+        if tail.errors:
+            record["stderr_tail"] = tail.errors
+    return record
 
 
 def event_record(event: StoredEvent) -> EventRecord:

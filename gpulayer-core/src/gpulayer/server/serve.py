@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpulayer import __version__
 from gpulayer.errors import Conflict, UsageError
+from gpulayer.faults import here
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.settings import Layout, ServeSettings
 from gpulayer.server.tokens import TokenKind, make_token
@@ -35,7 +36,8 @@ __all__ = ["serve"]
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_WORKER_STOP_S: Final = 30.0
+_HEARTBEAT_MS: Final = 10_000
+_HEARTBEATS_A_LEASE: Final = 3
 _BACKLOG: Final = 1024
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 
@@ -62,6 +64,7 @@ def serve(settings: ServeSettings) -> int:
             f"state folder {layout.root} can't be used: {error.strerror}", hint="choose another with --state DIR"
         ) from None
     with _locked(layout) as lock, _listening(settings) as listener:
+        here("plane.after_lock")
         layout.endpoint.unlink(missing_ok=True)  # of a plane that was killed; our worker must not follow it
         worker, join_token = _start_worker(settings, layout)
         try:
@@ -93,7 +96,7 @@ class _Served:
 def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker | None, str | None]:
     if settings.worker_command is None:
         return None, None
-    worker = LocalWorker(settings.worker_command, layout.worker)
+    worker = LocalWorker(settings.worker_command, layout.worker, environment=settings.worker_environment)
     join_token = None
     if worker.needs_join_token() and not worker.is_running():
         # It becomes valid when the store knows it, which is before the worker learns where to show it.
@@ -109,20 +112,24 @@ def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker 
 
 async def _serve(served: _Served) -> None:
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
-    from gpulayer.server.app import create_app  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.app import create_app  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
     from gpulayer.server.retention import keep_sweeping  # noqa: PLC0415
     from gpulayer.server.settings import PlaneSettings  # noqa: PLC0415
 
     settings = served.settings
+    policy = Policy() if settings.lease_ttl_ms is None else Policy(lease_ttl_ms=settings.lease_ttl_ms)
     plane = Plane(
         PlaneSettings(
             state_dir=settings.state_dir,
             mode=settings.mode,
             url=served.url,
             has_local_worker=served.worker is not None,
+            heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
             keep_logs_ms=settings.keep_logs_ms,
-        )
+        ),
+        policy=policy,
     )
     try:
         await plane.start()
@@ -135,6 +142,7 @@ async def _serve(served: _Served) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, plane, server)
         document = _endpoint(served, token)
+        here("plane.before_endpoint")
         _write_private(served.layout.endpoint, document)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[served.listener]))
@@ -210,14 +218,7 @@ async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
     if plane.keep_worker:
         worker.forget()
         return
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + _WORKER_STOP_S
-    worker.stop()
-    while worker.is_running():
-        if loop.time() > ends:
-            _log.warning("the worker did not end within %d s; killing it", _WORKER_STOP_S)
-            worker.stop(force=True)
-            return
+    while not worker.end_step():  # noqa: ASYNC110 - another process, which nobody here is told of
         await asyncio.sleep(_STOP_POLL_S)
 
 

@@ -1,6 +1,7 @@
 """What the control plane is told from outside. Imports nothing heavy: it is read before anything else is loaded."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -78,9 +79,10 @@ class PlaneSettings:
 class ServeSettings:
     """Of a served control plane.
 
-    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker.
-    idle_exit_s: an embedded plane ends after so long without live jobs and requests. keep_logs_ms: after a job's end;
-    0 for ever.
+    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker;
+    worker_environment: the variables it gets. idle_exit_s: an embedded plane ends after so long without live jobs and
+    requests. keep_logs_ms: after a job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work
+    is given to another; None: as the policy says.
     """
 
     state_dir: Path
@@ -88,6 +90,8 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     worker_command: tuple[str, ...] | None = None
+    worker_environment: Mapping[str, str] = field(default_factory=dict)
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
+    lease_ttl_ms: int | None = None
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS

@@ -1,23 +1,32 @@
 """The life of every job: started, watched, ended, drained, recorded.
 
-A job is *running* until its main process has ended. Then it is *ending*: what is left of its tree is killed (a
-background child does not keep a job alive), while the main process stays a zombie, so that its number, which is also
-the number of its session, can't be another's. When the tree is empty the main process is reaped, the pipe is
-drained, the exit record is written, and only then is the job *ended* and its end told. It is remembered until
-``forget``. Nothing here waits: what is not done yet is looked at again by the reactor.
+A job is *running* until its main process has ended; if it was told to end (SIGTERM), until its whole tree has, or
+SIGKILL is sent: a shell dies of the signal at once, and the program it waited for may still be saving its work. Then
+it is *ending*: what is left of its tree is killed (a background child does not keep a job alive), while the main
+process stays a zombie, so that its number, which is also the number of its session, can't be another's. When the tree
+is empty the main process is reaped, the pipe is drained, the exit record is written, and only then is the job *ended*
+and its end told. It is remembered until ``forget``. Nothing here waits: what is not done yet is looked at again by the
+reactor.
 """
 
 import enum
+import errno
+import math
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner import tree
+from gpulayer.spawner.holds import Hold, Holds
 from gpulayer.spawner.launch import LaunchFailed, launch
+from gpulayer.spawner.lifeline import Lifeline
+from gpulayer.spawner.locks import DeviceInUse
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawn, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.state import JobEntry, StateDir, write_exit_record
@@ -29,6 +38,9 @@ _LOOK_AGAIN_S: Final = (0.002, 0.05)  # first and longest wait between two looks
 _WRITE_AGAIN_S: Final = 1.0  # an exit record, on a disk that is full
 _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sits in the kernel
 _EXPIRY_LOOK_S: Final = 1.0
+_LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
+_ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
@@ -53,11 +65,18 @@ class _Job:
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
     survivors: tuple[int, ...] = ()
+    hold: Hold | None = None
+    note: str = ""
+    oom_kills: int | None = None
+    memory_peak_bytes: int | None = None
     is_waiting: bool = False  # _look_again is due
     wait_s: float = 0.0
     give_up_at: float = 0.0
     kill_by_ms: int | None = None
-    is_expired: bool = False
+    is_lent: bool = False
+    ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
+    is_patient: bool = False  # SIGTERM was sent, SIGKILL was not
+    is_lingering: bool = False  # _look_lingering is due
 
     @property
     def log_bytes(self) -> int:
@@ -79,6 +98,8 @@ class Jobs:
         continuous_ms: Callable[[], int],
         spare: frozenset[int],
         can_mark: bool,
+        holds: Holds,
+        watchdog: socket.socket | None = None,
         descriptors: tuple[int, int] | None = None,
     ) -> None:
         self._state = state
@@ -89,11 +110,14 @@ class Jobs:
         self._spare = spare
         self._can_mark = can_mark
         self._descriptors = descriptors
+        self.lifeline = Lifeline(watchdog, reactor=reactor, earliest=self._earliest_ms)
+        self._holds = holds
         self._boot_id = tree.boot_id()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs: dict[str, _Job] = {}
         self._live: dict[int, _Job] = {}  # by PID; RUNNING and ENDING, so not reaped
         self._owners: dict[int, str] = {}  # orphan PID -> key; true until the orphan is reaped
+        self._look_at = math.inf
         self._is_all = True  # _live_orphans, the last time, missed none
 
     @property
@@ -124,50 +148,66 @@ class Jobs:
             boot_id=self._boot_id,
             err_path=order.err_path,
         )
+        try:
+            hold = self._holds.take(order, marker=entry.marker)
+        except DeviceInUse as error:
+            return SpawnFailed(order.id, order.key, errno.EBUSY, str(error), None)
         output: JobOutput | None = None
         try:
+            here("spawner.before_entry")
             output = JobOutput(
                 order.key,
                 order.log_path,
                 order.err_path,
                 limit_bytes=order.limits.log_bytes,
                 reactor=self._reactor,
-                emit=self._emit,
+                emit=self._on_output,
             )
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
+            self._holds.release(hold)
             if output is not None:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
+        here("spawner.after_entry")
         job_ends = output.job_ends()
         try:
-            pid = launch(
-                order.argv,
-                cwd=order.cwd,
-                env=order.env,
-                stdin_fd=self._null,
-                output_fd=job_ends[0],
-                error_fd=job_ends[-1],
-                marker=entry.marker,
-                nice=order.nice,
-                descriptors=self._descriptors,
-            )
+            with self._holds.inside(hold):
+                pid = launch(
+                    order.argv,
+                    cwd=order.cwd,
+                    env=order.env,
+                    stdin_fd=self._null,
+                    output_fd=job_ends[0],
+                    error_fd=job_ends[-1],
+                    marker=entry.marker,
+                    nice=order.nice,
+                    descriptors=self._descriptors,
+                )
         except LaunchFailed as error:
+            self._holds.release(hold)
             return self._not_started(order, entry, output, error)
         finally:
             for job_end in job_ends:
                 os.close(job_end)
-        return self._started(order, entry, output, pid)
+        return self._started(order, entry, output, pid, hold)
 
     def signal(self, key: str, signum: int) -> int | None:
         """Signal each process of the tree once; how many there were, or None for an unknown key."""
         job = self._jobs.get(key)
         if job is None:
             return None
-        if job.phase is _Phase.RUNNING:
-            return self._signal_tree(job, signum)
-        return 0
+        if job.phase is not _Phase.RUNNING:
+            return 0
+        count = self._signal_tree(job, signum)
+        job.is_patient = job.is_patient or signum == signal.SIGTERM
+        if signum in _ENDING:
+            # What is stopped or frozen hears it only when it goes on (systemd does the same).
+            self._signal_tree(job, signal.SIGCONT)
+            if job.hold is not None:
+                self._holds.thaw(job.hold)
+        return count
 
     def kill(self, key: str) -> bool:
         """Begin to kill the tree; False for an unknown key. A job that is ending is being killed already."""
@@ -183,16 +223,18 @@ class Jobs:
         job = self._jobs.get(key)
         if job is None:
             return False
-        is_watched = job.kill_by_ms is not None
         job.kill_by_ms = kill_by_ms
-        if not is_watched:
-            self._look_expired(job)
+        if job.phase is _Phase.RUNNING:
+            self.lifeline.due(kill_by_ms)
+            self._look_by(kill_by_ms)
         return True
 
-    def kill_all(self) -> None:
-        """Begin to kill every tree; the ends follow as events."""
-        for key in list(self._jobs):
-            self.kill(key)
+    def stop_all(self) -> None:
+        """Begin to kill every tree, because this spawner is to end; the ends follow as events."""
+        self.lifeline.stopping()
+        for job in list(self._live.values()):
+            if job.phase is _Phase.RUNNING:
+                self._kill_for(job, "stopped")
 
     def forget(self, key: str) -> bool:
         """Drop an ended or unknown job; False where it still runs."""
@@ -200,8 +242,10 @@ class Jobs:
         if job is not None:
             if job.phase is not _Phase.ENDED:
                 return False
+            here("spawner.before_removal")
             del self._jobs[key]
             self._state.remove(key)
+            here("spawner.after_removal")
         return True
 
     def rows(self) -> tuple[Row, ...]:
@@ -224,7 +268,7 @@ class Jobs:
         self._live_orphans()
         for job in list(self._live.values()):
             if job.phase is _Phase.RUNNING:
-                if self._has_exited(job):
+                if self._has_exited(job) and not self._lingers(job):
                     self._begin_end(job)
             else:
                 self._end_tree(job)
@@ -261,31 +305,68 @@ class Jobs:
         self._write_record(job)
         return failure
 
-    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int) -> Spawned:
+    def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int, hold: Hold) -> Spawned:
+        here("spawner.after_launch")
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
-        job = _Job(entry, _Phase.RUNNING, output=output)
+        here("spawner.after_pid")
+        job = _Job(entry, _Phase.RUNNING, output=output, hold=hold)
         self._jobs[order.key] = job
         self._live[pid] = job
         output.watch()
         if order.kill_by_ms is not None:
             self.extend(order.key, order.kill_by_ms)
+        self._reactor.later(_LEND_AFTER_S, lambda: self._lend(job))
         return Spawned(order.id, order.key, pid)
 
-    def _look_expired(self, job: _Job) -> None:
-        """Looked at every second, since timers stand still while the machine is suspended and this time does not."""
-        if job.phase is not _Phase.RUNNING or job.kill_by_ms is None:
+    # Output -----------------------------------------------------------------------------------------------------------
+
+    def _on_output(self, event: Output | Stalled) -> None:
+        job = self._jobs.get(event.key)
+        if job is not None and job.is_lent and job.output is not None and not job.output.is_spliced:
+            self._unlend(job)
+        self._emit(event)
+
+    def _lend(self, job: _Job) -> None:
+        """Bytes that pass through this process are lost with it: no duplicate could make such a log whole."""
+        if job.phase is _Phase.RUNNING and job.output is not None and job.output.is_spliced:
+            job.is_lent = True
+            for pipe in job.output.pipes:
+                self.lifeline.lend(job.entry.key, pipe.read_fd, pipe.spool.path, pipe.spool.limit_bytes)
+
+    def _unlend(self, job: _Job) -> None:
+        if job.is_lent:
+            job.is_lent = False
+            self.lifeline.end(job.entry.key)
+
+    def _earliest_ms(self) -> int:
+        return min((job.kill_by_ms for job in self._live.values() if job.kill_by_ms is not None), default=0)
+
+    def _look_by(self, kill_by_ms: int) -> None:
+        """Look at every second, since timers stand still while the machine is suspended and this time does not."""
+        wait_s = min(max(kill_by_ms - self._continuous_ms(), 0) / 1000, _EXPIRY_LOOK_S)
+        look_at = self._reactor.now() + wait_s
+        if look_at < self._look_at:
+            self._look_at = look_at
+            self._reactor.later(wait_s, self._look_expired)
+
+    def _look_expired(self) -> None:
+        """One look for all jobs. One that was asked for before an earlier one finds that it has no purpose."""
+        if self._reactor.now() < self._look_at:
             return
-        left_ms = job.kill_by_ms - self._continuous_ms()
-        if left_ms > 0:
-            self._reactor.later(min(left_ms / 1000, _EXPIRY_LOOK_S), lambda: self._look_expired(job))
-            return
-        job.is_expired = True
-        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)
+        self._look_at = math.inf
+        now_ms = self._continuous_ms()
+        for job in list(self._live.values()):
+            if job.phase is not _Phase.RUNNING or job.kill_by_ms is None or job.ended_for:
+                continue
+            if job.kill_by_ms <= now_ms:
+                self._kill_for(job, "expired")
+            else:
+                self._look_by(job.kill_by_ms)
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
@@ -306,7 +387,22 @@ class Jobs:
         job.max_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
         return True
 
+    def _lingers(self, job: _Job) -> bool:
+        """Whether what is left of a tree that was told to end still has time to do so."""
+        if not job.is_patient or not (self._orphans_of(job) or not self._is_all):
+            return False
+        if not job.is_lingering:
+            job.is_lingering = True
+            self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._look_lingering(job))
+        return True
+
+    def _look_lingering(self, job: _Job) -> None:
+        job.is_lingering = False
+        if job.phase is _Phase.RUNNING and not self._lingers(job):
+            self._begin_end(job)
+
     def _begin_end(self, job: _Job) -> None:
+        here("spawner.after_exit")
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _END_PATIENCE_S
@@ -319,11 +415,16 @@ class Jobs:
     def _end_tree(self, job: _Job) -> None:
         if job.phase is not _Phase.ENDING:
             return
+        assert job.hold is not None
         orphans = self._orphans_of(job)
+        grouped = self._holds.pids(job.hold)
         # Empty is what has no orphan, not what has no member: one that died just now may have left children.
-        is_empty = not orphans and self._is_all
-        left = [] if is_empty else self._members(job, {job.entry.pid, *orphans})
-        if not is_empty and self._reactor.now() < job.give_up_at:
+        is_empty = not orphans and self._is_all and not grouped
+        is_late = self._reactor.now() >= job.give_up_at
+        # Only what a group can't end is looked for, all over /proc.
+        is_killed = bool(grouped) and not is_late and self._holds.kill(job.hold)
+        left = [] if is_empty or is_killed else self._members(job, {job.entry.pid, *orphans})
+        if not is_empty and not is_late:
             tree.send_signal(left, signal.SIGKILL)
             if not job.is_waiting:  # each death wakes this too: one timer is enough
                 job.is_waiting = True
@@ -332,6 +433,9 @@ class Jobs:
         job.survivors = tuple(sorted(one.pid for one in left))
         self._reap(job, 0)
         self._live.pop(job.entry.pid, None)
+        job.oom_kills, job.memory_peak_bytes = self._holds.memory(job.hold)
+        job.note = self._holds.told(job.hold)
+        self._holds.release(job.hold, survivors=left)
         job.phase = _Phase.DRAINING
         assert job.output is not None
         job.output.drain(lambda drained: self._finish(job, drained))
@@ -348,8 +452,8 @@ class Jobs:
             key=job.entry.key,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            reason="expired" if job.is_expired else "exited" if code >= 0 else "signaled",
-            message="its time was not extended by the agent" if job.is_expired else "",
+            reason=job.ended_for or ("exited" if code >= 0 else "signaled"),
+            message="\n".join(filter(None, (_ENDED_FOR.get(job.ended_for, ""), job.note))),
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=drained.log_bytes,
             # No end, but no survivor: a process outside the tree was handed the pipe. What the tree wrote is there.
@@ -358,12 +462,16 @@ class Jobs:
             survivors=job.survivors,
             cpu_s=job.cpu_s,
             max_rss_bytes=job.max_rss_bytes,
+            oom_kills=job.oom_kills,
+            memory_peak_bytes=job.memory_peak_bytes,
             err_bytes=drained.err_bytes,
             left_out_bytes=drained.left_out_bytes,
             unwritten_bytes=drained.unwritten_bytes,
         )
         job.phase = _Phase.ENDED
+        here("spawner.before_record")
         is_written = self._write_record(job)
+        here("spawner.after_record")
         self._emit(Exited(job.record, is_written))
 
     def _write_record(self, job: _Job) -> bool:
@@ -382,6 +490,7 @@ class Jobs:
 
     def _close_output(self, job: _Job) -> None:
         if job.output is not None:
+            self._unlend(job)
             job.output.close()
             job.output = None
 
@@ -394,9 +503,18 @@ class Jobs:
     def _kill_until(self, job: _Job, deadline: float) -> None:
         if job.phase is not _Phase.RUNNING:
             return  # its main process has ended: ending it goes on elsewhere
-        self._signal_tree(job, signal.SIGKILL)
+        job.is_patient = False
+        if job.hold is None or not self._holds.kill(job.hold):
+            self._signal_tree(job, signal.SIGKILL)
         if self._reactor.now() < deadline:
             self._reactor.later(_LOOK_AGAIN_S[1], lambda: self._kill_until(job, deadline))
+
+    def _kill_for(self, job: _Job, reason: str) -> None:
+        """What has ended by itself keeps its own end. What has not does not get one now: a shell whose child is killed
+        before it is itself may still come to exit with 137."""
+        if not self._has_exited(job):
+            job.ended_for = job.ended_for or reason
+        self._kill_until(job, self._reactor.now() + _END_PATIENCE_S)  # what is left of its tree, too
 
     def _signal_tree(self, job: _Job, signum: int) -> int:
         pid = job.entry.pid
@@ -406,6 +524,9 @@ class Jobs:
             except OSError:  # it has just ended; SIGCHLD is on its way
                 return 0
             return 1
+        grouped = None if job.hold is None else self._holds.pids(job.hold)
+        if grouped:
+            return tree.send_signal(filter(None, map(tree.process, grouped)), signum)
         roots = {pid, *(orphan for orphan in self._live_orphans() if self._owner_of(orphan) == job.entry.key)}
         return tree.send_signal(self._members(job, roots), signum)
 

@@ -10,29 +10,46 @@ import resource
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final, assert_never
 
 from gpulayer.spawner import messages as m
+from gpulayer.spawner.cgroups import Groups
 from gpulayer.spawner.connection import Connection, ConnectionLost
+from gpulayer.spawner.hierarchies import claim_all, find
+from gpulayer.spawner.holds import Holds
 from gpulayer.spawner.jobs import Event, Jobs
 from gpulayer.spawner.launch import marker_is_possible
+from gpulayer.spawner.locks import DeviceLocks
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.recovery import recover
 from gpulayer.spawner.saying import say_fault
 from gpulayer.spawner.state import StateDir, is_key
 
-__all__ = ["Spawner"]
+__all__ = ["Host", "Spawner", "take_descriptors"]
 
 _IDLE_LOOK_S: Final = 5.0
 _ACCEPT_AGAIN_S: Final = 0.1
 _MARKER_LIMIT: Final = 1 << 59
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What may be used of the host: control groups (of ``spawner.ALL_GROUPS``); the folders of its device locks.
+
+    lock_keeper: a socket that holds on to locks when this process dies; see ``locks``.
+    """
+
+    groups: Collection[str] = ()
+    lock_folders: Sequence[str] = ()
+    lock_keeper: socket.socket | None = None
+
+
 class Spawner:
     """Owns the socket and the jobs of ``state``; the caller holds its lock. ``run`` returns the exit code.
 
-    watchdog_fd: the read end of a pipe whose write end only the watchdog holds.
+    watchdog_fd: the read end of a pipe whose write end only the watchdog holds. watchdog_socket: see ``lifeline``.
     """
 
     def __init__(
@@ -41,10 +58,12 @@ class Spawner:
         *,
         watchdog_pid: int,
         watchdog_fd: int,
+        watchdog_socket: socket.socket | None = None,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
         continuous_ms: Callable[[], int],
         idle_exit_s: float = 600.0,
+        host: Host = Host(),
     ) -> None:
         self._state = state
         self._watchdog_pid: int | None = watchdog_pid
@@ -61,6 +80,8 @@ class Spawner:
         self._is_stopping = False
         self._stop_reply: tuple[Connection, int] | None = None
         spare = frozenset({os.getpid(), watchdog_pid})
+        recovered = recover(state, spare=spare, wall_ms=wall_ms)  # before new groups are made, and remembered instead
+        self._holds = _take_holds(state, host, self._reactor)
         self._jobs = Jobs(
             state,
             reactor=self._reactor,
@@ -69,9 +90,11 @@ class Spawner:
             continuous_ms=continuous_ms,
             spare=spare,
             can_mark=marker_is_possible(),
-            descriptors=_take_descriptors(),
+            watchdog=watchdog_socket,
+            descriptors=take_descriptors(),
+            holds=self._holds,
         )
-        for entry, record in recover(state, spare=spare, wall_ms=wall_ms):
+        for entry, record in recovered:
             self._jobs.remember(entry, record)
 
     def run(self, on_ready: Callable[[], None]) -> int:
@@ -102,6 +125,7 @@ class Spawner:
             self._drop(connection)
         listener.close()
         self._jobs.close()
+        self._holds.close()
         return 0
 
     def _is_done(self) -> bool:
@@ -130,7 +154,7 @@ class Spawner:
 
     def _stop(self) -> None:
         self._is_stopping = True
-        self._jobs.kill_all()
+        self._jobs.stop_all()
 
     def _listen(self, listener: socket.socket) -> None:
         self._reactor.watch(listener.fileno(), lambda: self._accept(listener))
@@ -186,6 +210,8 @@ class Spawner:
         if not connection.role:
             connection.is_closing = True
             return m.Failed(0, "protocol", "the first message must be hello")
+        if isinstance(message, m.Ping):
+            return m.Done(message.id)
         if isinstance(message, m.ListJobs):
             return m.Table(message.id, self._jobs.rows())
         if connection.role != "agent":
@@ -229,7 +255,7 @@ class Spawner:
         if hello.protocol != m.PROTOCOL_VERSION:
             connection.is_closing = True
             text = m.version_mismatch(agent=hello.protocol, spawner=m.PROTOCOL_VERSION)
-            return m.Failed(0, "protocol", text)
+            return m.Failed(0, "protocol", text, speaks=m.PROTOCOL_VERSION)
         if hello.role not in ("agent", "observer"):
             connection.is_closing = True
             return m.Failed(0, "bad_request", f"unknown role {hello.role!r}")
@@ -240,7 +266,8 @@ class Spawner:
             if former is not None and former is not connection:
                 self._send(former, m.Superseded())
                 self._drop(former)
-        return m.Welcome(m.PROTOCOL_VERSION, os.getpid(), self._watchdog_pid, self._instance)
+        enforces = self._holds.enforces
+        return m.Welcome(m.PROTOCOL_VERSION, os.getpid(), self._watchdog_pid, self._instance, enforces)
 
     def _spawn(self, order: m.Spawn) -> m.Message:
         if not is_key(order.key):
@@ -326,8 +353,18 @@ def _unknown(request: int, key: str) -> m.Failed:
     return m.Failed(request, "not_found", f"no job {key}")
 
 
-def _take_descriptors() -> tuple[int, int]:
-    """Raise this process's own limit of open files (two a job); returns the former one, which is the jobs'."""
+def _take_holds(state: StateDir, host: Host, reactor: Reactor) -> Holds:
+    claims = claim_all(find(), state.name_on_host(), allowed=host.groups) if host.groups else []
+    groups = Groups(claims)
+    state.write_groups(groups.bases)
+    return Holds(groups, DeviceLocks(host.lock_folders, keeper=host.lock_keeper), reactor)
+
+
+def take_descriptors() -> tuple[int, int]:
+    """Raise this process's own limit of open files; returns the former one, which is the jobs'.
+
+    The spawner has two or three open a job, its watchdog one or two.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

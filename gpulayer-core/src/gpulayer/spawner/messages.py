@@ -1,9 +1,11 @@
 """What agent and spawner say to each other: one JSON object a line, over a UNIX stream socket.
 
 The agent opens with ``Hello`` and is answered ``Welcome``, or ``Failed`` with code ``protocol`` when the versions
-differ. Then it sends requests, each with an ``id`` that its one reply repeats; the spawner pushes events, which have
-none, to the connection that said ``role="agent"`` last. Readers ignore fields they do not know; a field that is new
-in a version has a default. Text that is no UTF-8 (arguments, paths) travels as surrogate escapes.
+differ. A spawner speaks one version, for as long as it lives; an agent speaks all of ``SPOKEN``, so that a new one can
+take over what runs under an old spawner: it opens again with the version that the refusal names. Then it sends
+requests, each with an ``id`` that its one reply repeats; the spawner pushes events, which have none, to the connection
+that said ``role="agent"`` last. Readers ignore fields they do not know; a field that is new in a version has a default.
+Text that is no UTF-8 (arguments, paths) travels as surrogate escapes.
 """
 
 import json
@@ -14,6 +16,7 @@ from typing import Any, Final
 __all__ = [
     "MAX_REQUEST_BYTES",
     "PROTOCOL_VERSION",
+    "SPOKEN",
     "BadMessage",
     "Done",
     "ExitRecord",
@@ -26,6 +29,7 @@ __all__ = [
     "ListJobs",
     "Message",
     "Output",
+    "Ping",
     "Row",
     "Shutdown",
     "Signal",
@@ -45,6 +49,7 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION: Final = 1
+SPOKEN: Final = (1,)
 MAX_REQUEST_BYTES: Final = 16 * 1024 * 1024  # a command line and an environment are at most a few megabytes
 
 
@@ -58,8 +63,8 @@ class ExitRecord:
 
     reason: ``exited`` (exit_code is the program's own), ``signaled`` (signal is set), ``spawn_failed`` (it never ran;
     exit_code is 126 or 127 as a shell's where the command itself is at fault, else None), ``expired`` (its agent did
-    not extend its time, so the spawner ended it) or ``spawner_lost`` (the spawner or the host died under it: neither
-    code nor signal is the program's).
+    not extend its time, so the spawner ended it), ``stopped`` (the spawner was told to end, and ended it) or
+    ``spawner_lost`` (the spawner or the host died under it: neither code nor signal is the program's).
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
     log_bytes: size of the spool file. log_complete: all that was written is in it.
     err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
@@ -181,6 +186,13 @@ class ListJobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Ping:
+    """Answered by ``Done``: a sign of life."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Drop what is known of an ended job; its spool and exit record stay. Unknown keys are no error."""
 
@@ -266,11 +278,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """code: ``protocol``, ``bad_request``, ``not_found``, ``busy``, ``forbidden``, ``internal``. id is 0 if unknown."""
+    """code: ``protocol``, ``bad_request``, ``not_found``, ``busy``, ``forbidden``, ``internal``. id is 0 if unknown.
+
+    speaks: with ``protocol``, the version that this spawner does speak.
+    """
 
     id: int
     code: str
     message: str
+    speaks: int = 0
 
 
 # Events ---------------------------------------------------------------------------------------------------------------
@@ -314,7 +330,7 @@ class Superseded:
     """Another agent has connected; this connection is closed."""
 
 
-Request = Hello | Spawn | Extend | Signal | Kill | ListJobs | Forget | Shutdown
+Request = Hello | Spawn | Extend | Signal | Kill | ListJobs | Ping | Forget | Shutdown
 Message = Request | Welcome | Spawned | SpawnFailed | Done | Table | Failed | Exited | Output | Stalled | Superseded
 
 _TYPES: Final[dict[str, type[Message]]] = {
@@ -324,6 +340,7 @@ _TYPES: Final[dict[str, type[Message]]] = {
     "signal": Signal,
     "kill": Kill,
     "list": ListJobs,
+    "ping": Ping,
     "forget": Forget,
     "shutdown": Shutdown,
     "welcome": Welcome,

@@ -44,6 +44,11 @@ class OutputPipe:
         self._can_splice = hasattr(os, "splice")
         self._pending = b""
 
+    @property
+    def is_spliced(self) -> bool:
+        """No byte is in this process's memory at any time, as far as is known yet."""
+        return self._can_splice
+
     def job_end(self) -> int:
         """The descriptor for the job's output; the caller closes it once the job has it.
 

@@ -7,11 +7,12 @@ which can't, when both were killed. Until this is done no new work is taken.
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.spawner import tree
+from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.saying import say
 from gpulayer.spawner.spool import beside_bytes, join_tail
@@ -21,29 +22,38 @@ __all__ = ["end_leftovers", "record_what_became", "recover"]
 
 _PATIENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.004
+_DIED: Final = "the spawner or the host died while it ran"
 
 
 def recover(state: StateDir, *, spare: frozenset[int], wall_ms: Callable[[], int]) -> list[tuple[JobEntry, ExitRecord]]:
     """End what former spawners of ``state`` left running; every job in the table, with its exit record."""
     entries = state.load()
     open_entries = [entry for entry in entries if read_exit_record(entry.exit_path) is None]
-    left = end_leftovers(open_entries, spare=spare)
-    return record_what_became(entries, statuses={}, left=left, wall_ms=wall_ms)
+    bases = state.read_groups()
+    left = end_leftovers(open_entries, spare=spare, bases=bases)
+    for base in bases:
+        remove_below(base)
+    return record_what_became(entries, statuses={}, left=left, wall_ms=wall_ms, why=state.take_why())
 
 
-def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int]) -> set[int]:
-    """SIGKILL everything that carries the marker, or is the main process, of an entry; what survived that."""
+def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int], bases: Sequence[str] = ()) -> set[int]:
+    """SIGKILL everything that carries the marker, or is the main process, of an entry, or is in a group below one of
+    the bases, which are the dead spawner's alone; what survived that."""
     booted = tree.boot_id()
     here = [entry for entry in entries if entry.boot_id == booted]
     markers = {entry.marker for entry in here if entry.marker is not None}
     deadline = time.monotonic() + _PATIENCE_S
     empty_looks = 0
     left: set[int] = set()
-    while here and empty_looks < 2 and time.monotonic() < deadline:
+    while (here or bases) and empty_looks < 2 and time.monotonic() < deadline:
+        grouped = {pid for base in bases for pid in end_below(base, spare=spare)}
+        if not here and not grouped:
+            return set()
         seen = tree.processes()
         roots = {entry.pid for entry in here if entry.pid and _is_same(seen.get(entry.pid), entry)}
         left = tree.members(seen, roots=roots, markers=markers, spare=spare)
         tree.send_signal([seen[pid] for pid in left], signal.SIGKILL)
+        left |= grouped
         empty_looks = 0 if left else empty_looks + 1
         if left:
             time.sleep(_LOOK_AGAIN_S)
@@ -51,18 +61,26 @@ def end_leftovers(entries: Iterable[JobEntry], *, spare: frozenset[int]) -> set[
 
 
 def record_what_became(
-    entries: Iterable[JobEntry], *, statuses: Mapping[int, int], left: set[int], wall_ms: Callable[[], int]
+    entries: Iterable[JobEntry],
+    *,
+    statuses: Mapping[int, int],
+    left: set[int],
+    wall_ms: Callable[[], int],
+    why: str = "",
+    complete: Collection[str] = (),
 ) -> list[tuple[JobEntry, ExitRecord]]:
     """Write the exit record of each entry that has none; all entries with their records.
 
-    statuses: wait statuses by PID, of main processes that ended by themselves. A record that can't be written is
-    still returned, and will be made again by the next start.
+    statuses: wait statuses by PID, of main processes that ended by themselves. why: what became of their spawner, where
+    that is known. complete: keys of those whose log is whole. A record that can't be written is still returned, and
+    will be made again by the next start.
     """
     result = []
     for entry in entries:
         record = read_exit_record(entry.exit_path)
         if record is None:
-            record = _record(entry, statuses.get(entry.pid), left, wall_ms())
+            is_complete = entry.key in complete and not left
+            record = _record(entry, statuses.get(entry.pid), left, wall_ms(), why or _DIED, is_complete=is_complete)
             try:
                 write_exit_record(entry.exit_path, record)
             except OSError as error:
@@ -71,7 +89,9 @@ def record_what_became(
     return result
 
 
-def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: int) -> ExitRecord:
+def _record(
+    entry: JobEntry, status: int | None, left: set[int], now_wall_ms: int, why: str, *, is_complete: bool
+) -> ExitRecord:
     code = None if status is None else os.waitstatus_to_exitcode(status)
     reason = "spawner_lost" if code is None else "exited" if code >= 0 else "signaled"
     logs = [_end_log(path) for path in (entry.log_path, entry.err_path) if path is not None]
@@ -80,12 +100,10 @@ def _record(entry: JobEntry, status: int | None, left: set[int], now_wall_ms: in
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         reason=reason,
-        message="the spawner or the host died while it ran"
-        if code is None
-        else "the spawner died before its log ended",
+        message=why if code is None else "" if is_complete else "the spawner died before its log ended",
         ended_at_wall_ms=now_wall_ms,
         log_bytes=logs[0].size,
-        log_complete=False,
+        log_complete=is_complete and not any(log.left_out for log in logs),
         tree_clean=not left,
         survivors=tuple(sorted(left)),
         err_bytes=sum(log.size for log in logs[1:]),

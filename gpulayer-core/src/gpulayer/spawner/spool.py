@@ -8,6 +8,7 @@ after a line that says how many were left out. It finds all it needs in the name
 another spawner can do it, or do it to its end, for one that died.
 """
 
+import errno
 import os
 from typing import Final
 
@@ -28,12 +29,13 @@ def tail_bytes(limit_bytes: int) -> int:
 class Spool:
     """One stream's files, for one writer. limit_bytes: 0 for none; less than 64 KiB counts as 64 KiB.
 
-    size: bytes in the spool file itself. left_out_bytes: known after ``join``.
+    size: bytes in the spool file itself. left_out_bytes: known after ``join``. path, limit_bytes: as given.
     """
 
     def __init__(self, path: str, *, limit_bytes: int = 0) -> None:
         """Opened or created, to be appended to; raises ``OSError``."""
-        self._path = path
+        self._path = self.path = path
+        self.limit_bytes = limit_bytes
         self._limit = max(limit_bytes, MIN_LIMIT_BYTES) if limit_bytes else _UNLIMITED
         self._tail_limit = tail_bytes(self._limit)
         # Not O_APPEND: splice refuses such a file. This process is the spool's only writer.
@@ -44,6 +46,25 @@ class Spool:
         self._number = -1
         self._tail_fd = -1
         self._tail_size = 0
+
+    @classmethod
+    def resume(cls, path: str, *, limit_bytes: int) -> "Spool":
+        """Go on where a writer that has died was. Raises ``OSError``, also where that one was about to join the end on:
+        then no more was to come."""
+        os.stat(path)
+        found = _find_tails(path)
+        if found and found[-1][2] is not None:
+            raise OSError(errno.EBUSY, "its end is being joined on", path)
+        spool = cls(path, limit_bytes=limit_bytes)
+        if found:
+            spool._number, newest = found[-1][:2]
+            try:
+                spool._tail_fd = os.open(newest, os.O_WRONLY | os.O_CLOEXEC)
+                spool._tail_size = os.lseek(spool._tail_fd, 0, os.SEEK_END)
+            except OSError:
+                spool.close()
+                raise
+        return spool
 
     @property
     def is_full(self) -> bool:

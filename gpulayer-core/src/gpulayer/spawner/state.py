@@ -10,9 +10,12 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpulayer.faults import here
+from gpulayer.spawner import tree
 from gpulayer.spawner.messages import BadMessage, ExitRecord, decode_record, encode_record
 
 __all__ = ["JobEntry", "StateDir", "is_key", "read_exit_record", "write_exit_record"]
@@ -20,7 +23,9 @@ __all__ = ["JobEntry", "StateDir", "is_key", "read_exit_record", "write_exit_rec
 _SOCKET: Final = "spawner.sock"
 _LOCK: Final = "spawner.lock"
 _LOG: Final = "spawner.log"
+_WHY: Final = "why"
 _JOBS: Final = "jobs"
+_GROUPS: Final = "groups"
 _KEY_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _SUN_PATH_BYTES: Final = 100  # 108 on Linux, 104 on macOS, with the final NUL
 
@@ -75,21 +80,84 @@ class StateDir:
             return None
         return fd
 
+    def is_held(self) -> bool:
+        """Whether a spawner or a watchdog lives here; an instant's answer."""
+        try:
+            fd = os.open(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def write_pids(self, lock_fd: int, *, watchdog: int, spawner: int) -> None:
-        """Say in the lock file who holds it; for people and tests. Not said where the disk is full."""
+        """Say in the lock file who holds it, and since when these are who they are. Not said where the disk is full."""
+        pids = {"watchdog": watchdog, "spawner": spawner}
+        started = {name: seen.started_ticks for name, pid in pids.items() if (seen := tree.process(pid)) is not None}
         try:
             os.ftruncate(lock_fd, 0)
-            os.pwrite(lock_fd, json.dumps({"watchdog": watchdog, "spawner": spawner}).encode() + b"\n", 0)
+            os.pwrite(lock_fd, json.dumps({**pids, "started": started}).encode() + b"\n", 0)
         except OSError:
             return
 
+    def name_on_host(self) -> str:
+        """A name that no other folder of this host has while its lock is held; needs the lock file."""
+        found = os.stat(os.path.join(self.path, _LOCK))
+        return f"gpulayer-{found.st_dev:x}-{found.st_ino:x}"
+
+    def write_groups(self, bases: Sequence[str]) -> None:
+        """Remember the folders of the jobs' control groups, before the first is used."""
+        with open(os.path.join(self.path, _GROUPS), "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(list(bases), file)
+
+    def read_groups(self) -> list[str]:
+        """As last written; none where there were none."""
+        try:
+            with open(os.path.join(self.path, _GROUPS), encoding="utf-8", errors="surrogateescape") as file:
+                return [str(base) for base in json.load(file)]
+        except (OSError, ValueError):
+            return []
+
     def read_pids(self) -> dict[str, int]:
         """PIDs of ``watchdog`` and ``spawner`` as last written; empty where there were none. They may be dead."""
+        return {name: pid for name, pid in self._read_lock().items() if isinstance(pid, int)}
+
+    def holder(self, name: str) -> tree.Process | None:
+        """The ``watchdog`` or the ``spawner`` if it lives: never another process that was given its number since."""
+        written = self._read_lock()
+        pid, started = written.get(name), written.get("started")
+        if not isinstance(pid, int) or not isinstance(started, dict) or not self.is_held():
+            return None
+        seen = tree.process(pid)
+        return seen if seen is not None and not seen.is_dead and seen.started_ticks == started.get(name) else None
+
+    def say_why(self, text: str) -> None:
+        """Leave word for whoever writes down what became of the jobs, before ending their spawner."""
+        with open(os.path.join(self.path, _WHY), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def take_why(self) -> str:
+        """The word that was left, which is then gone; empty where there is none."""
+        path = os.path.join(self.path, _WHY)
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            os.unlink(path)
+        except (OSError, ValueError):
+            return ""
+        return text
+
+    def _read_lock(self) -> dict[str, Any]:  # Any: JSON
         try:
             with open(os.path.join(self.path, _LOCK), "rb") as file:
-                return {str(name): int(pid) for name, pid in json.load(file).items()}
+                written = json.load(file)
         except (OSError, ValueError):
             return {}
+        return written if isinstance(written, dict) else {}
 
     def listen(self) -> socket.socket:
         """Bind the socket; only for the holder of the lock, in a single-threaded process (it changes folder)."""
@@ -201,6 +269,7 @@ def write_exit_record(path: str, record: ExitRecord) -> None:
                 raise OSError(28, "No space left on device", path)
         finally:
             os.close(fd)
+        here("spawner.in_record")
         os.rename(temporary, path)
     except OSError:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner.messages import Output, Stalled
 from gpulayer.spawner.output import OutputPipe, Pumped
 from gpulayer.spawner.reactor import Reactor
@@ -87,6 +88,15 @@ class JobOutput:
     def err_bytes(self) -> int:
         """Size of the second one; 0 where there is none."""
         return sum(stream.pipe.spool.size for stream in self._streams[1:])
+
+    @property
+    def pipes(self) -> tuple[OutputPipe, ...]:
+        return tuple(stream.pipe for stream in self._streams)
+
+    @property
+    def is_spliced(self) -> bool:
+        """No byte is in this process's memory at any time, as far as is known yet."""
+        return all(pipe.is_spliced for pipe in self.pipes)
 
     def job_ends(self) -> tuple[int, ...]:
         """Descriptors for the job: of both its streams, or one for each; the caller closes them."""
@@ -196,6 +206,7 @@ class JobOutput:
             return stream.pipe.pump()
         finally:
             if stream.pipe.spool.size != before:
+                here("spawner.in_output")
                 self._tell(stream)
 
     def _stalled(self, stream: _Stream, error: OSError) -> None:

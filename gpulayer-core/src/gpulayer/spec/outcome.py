@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from signal import Signals
 
 from gpulayer.errors import Blame
 
-__all__ = ["EndedBy", "Outcome", "blame_for"]
+__all__ = ["EndedBy", "Outcome", "blame_for", "signal_text"]
 
 
 class EndedBy(StrEnum):
@@ -60,3 +61,11 @@ def blame_for(ended_by: EndedBy) -> Blame:
             return Blame.CAPACITY
         case _:
             return Blame.INFRASTRUCTURE
+
+
+def signal_text(number: int) -> str:
+    """``9 (SIGKILL)``, as this system names them; the number alone where it has no name."""
+    try:
+        return f"{number} ({Signals(number).name})"
+    except ValueError:
+        return str(number)

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import BinaryIO, Final, Protocol, Self
 
 from gpulayer.errors import BadRequest, DigestMismatch, DiskFull, GpulayerError, NotFound, StorageUnavailable, TooLarge
+from gpulayer.faults import here
 from gpulayer.ids import Digest, is_digest
 from gpulayer.spec.tree import digest_of
 from gpulayer.spec.units import format_bytes
@@ -212,6 +213,7 @@ class BlobFolder:
                 _fsync_path(folder)
 
     def _publish(self, temporary: Path, target: Path) -> None:
+        here("blobs.before_rename")
         try:
             os.replace(temporary, target)
         except FileNotFoundError:
@@ -219,6 +221,7 @@ class BlobFolder:
             if self.durable:
                 _fsync_path(self.root)
             os.replace(temporary, target)
+        here("blobs.after_rename")
 
     def _remove_damaged(self, digest: Digest, file: BinaryIO) -> None:
         """Unlink only the very file that was read: a whole one may have been put in its place since."""

@@ -18,6 +18,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from gpulayer.errors import Conflict, DigestMismatch
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.spec.tree import Entry, EntryKind, folded
 from gpulayer.staging.beneath import Beneath, Found, Path, check_local, look, shown
@@ -164,6 +165,7 @@ class _Landing:
                 os.fchmod(descriptor, (entry.mode & ~0o022) | 0o400)
             finally:
                 os.close(descriptor)
+            here("client.in_home")
             os.replace(name, path[-1], src_dir_fd=parent, dst_dir_fd=parent)
         self.files += 1
         self.size_bytes += entry.size

@@ -143,7 +143,11 @@ class AttemptNodeRecord(TypedDict):
 
 
 class AttemptRecord(TypedDict):
-    """One try. ``number`` counts from 1; ``epoch`` names it for ever. Times are ISO text in UTC."""
+    """One try. ``number`` counts from 1; ``epoch`` names it for ever. Times are ISO text in UTC.
+
+    log_tail, stderr_tail: the last lines of the log, and of standard error where that was kept apart; of an attempt
+    that ended without success, in the record of one job alone.
+    """
 
     number: int
     epoch: int
@@ -154,6 +158,8 @@ class AttemptRecord(TypedDict):
     ended_by: str | None
     blame: str | None
     evidence: str
+    log_tail: NotRequired[str]
+    stderr_tail: NotRequired[str]
 
 
 class JobRecord(TypedDict):

@@ -151,6 +151,8 @@ class ReportBody(TypedDict):
     an attempt that the control plane believes there and that is not listed is lost.
     ``holding``: all epochs the agent holds now; what the control plane no longer lends it comes back as ``void``.
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
+    ``stopping``: it ends what it holds and starts nothing more; sent before anything else of that.
+    ``leaving``: it holds nothing and goes.
     """
 
     schema: int
@@ -160,6 +162,7 @@ class ReportBody(TypedDict):
     holding: Annotated[list[Counter], MaxLen(20_000)]
     recovered: NotRequired[list[Counter] | None]
     facts: NotRequired[WorkerFactsFields | None]
+    stopping: NotRequired[bool]
     leaving: NotRequired[bool]
     items: Annotated[list[ReportItem], MaxLen(20_000)]
 
@@ -209,12 +212,16 @@ class AssignCommand(TypedDict):
 
 
 class StopCommand(TypedDict):
-    """End the attempt; ``ended_by`` says why (cancel, preempted, worker_stopped, …)."""
+    """End the attempt; ``ended_by`` says why (cancel, preempted, worker_stopped, …).
+
+    ``node``: the one that is meant; None: all that this worker has of the epoch.
+    """
 
     type: Literal["stop"]
     epoch: int
     ended_by: str
     grace_ms: int
+    node: NotRequired[int | None]
 
 
 class RevokeCommand(TypedDict):

@@ -6,7 +6,7 @@ of the time. No job is ever its child; the spawner's are, so that it may die and
 
 from gpulayer.worker.settings import WorkerSettings
 
-__all__ = ["WorkerSettings", "run"]
+__all__ = ["WorkerSettings", "introduce", "run"]
 
 
 def run(settings: WorkerSettings) -> int:
@@ -20,3 +20,15 @@ def run(settings: WorkerSettings) -> int:
     from gpulayer.worker.life import live  # noqa: PLC0415 - whoever only wants the settings needs no event loop
 
     return live(settings)
+
+
+def introduce(settings: WorkerSettings) -> str:
+    """Join, or make sure of having joined, and return the worker's name: what ``run`` begins with, tried once.
+
+    Blocks. Raises Unreachable where no control plane answers, Unauthenticated for a token that is not good (and
+    UsageError where one is needed and none was given), Conflict for a name that another worker holds, or where a
+    worker runs in ``work_dir``. A token is used up by it.
+    """
+    from gpulayer.worker.life import introduce  # noqa: PLC0415 - as above
+
+    return introduce(settings)

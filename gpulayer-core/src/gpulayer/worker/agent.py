@@ -28,8 +28,9 @@ from gpulayer.errors import (
     TooLarge,
     Unreachable,
 )
+from gpulayer.faults import here
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine, NotLaunched, ProbeSite
+from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine, ProbeSite
 from gpulayer.plugins.registry import Registry
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
@@ -42,6 +43,7 @@ from gpulayer.protocol.messages import (
     DiskFilled,
     DrainLog,
     Extend,
+    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -82,10 +84,10 @@ from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
 from gpulayer.worker.disk import Reserve, is_full_error
-from gpulayer.worker.facts import gather_facts
+from gpulayer.worker.facts import KnownFacts
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
-from gpulayer.worker.launching import SpawnerStarter, end_of
+from gpulayer.worker.launching import SpawnerStarter, end_of, launch
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.session import NotKnown, Plane
@@ -130,7 +132,8 @@ class Agent:
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
         self._stager = stager
         self._registry = registry
-        self._facts = facts
+        site = ProbeSite(settings.work_dir, settings.environment)
+        self._known = KnownFacts(facts, registry.probes, site, version=settings.version, labels=settings.labels)
         self._clock = clock
         self._boot = boot
         self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
@@ -147,6 +150,7 @@ class Agent:
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
         self._is_stop_wanted = False
+        self._why_stopped = ""
         self._story = Story()
         self.removed: NotFound | NotKnown | None = None
 
@@ -154,13 +158,14 @@ class Agent:
         """The control plane's terms hold from now on."""
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
-    def stop(self) -> None:
-        """End all jobs, say so, and leave. May be repeated, and called before ``run``."""
+    def stop(self, why: str = "") -> None:
+        """End all jobs, say so, and leave. May be repeated, and called before ``run``. why: for the jobs' records."""
         if not self._is_stop_wanted:
             self._story.stopping(jobs=len(self._state.held))
         self._is_stop_wanted = True
+        self._why_stopped = self._why_stopped or why
         if self._state.boot:
-            self._feed_from_outside(StopAllRequested())
+            self._feed_from_outside(StopAllRequested(evidence=self._why_stopped))
 
     async def run(self) -> None:
         """Raises what makes a worker unable to go on: the loss of its spawner link to another agent.
@@ -170,12 +175,13 @@ class Agent:
         events = self._link.events()
         attached = await anext(events)
         assert isinstance(attached, Attached)
+        self._known.set_enforced(attached.enforces)  # before the first report, which carries the facts
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 await self._recover(attached)
                 if self._is_stop_wanted:
-                    self._feed(StopAllRequested())
+                    self._feed(StopAllRequested(evidence=self._why_stopped))
                 loops = [
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),
@@ -238,6 +244,7 @@ class Agent:
         match action:
             case Admit(assignment):
                 self._keeper.admit(assignment)
+                here("agent.after_admission")
             case Journal(key, progress):
                 if key in self._state.held and self._state.held[key].assignment.command:
                     self._write_progress(key, progress)
@@ -302,11 +309,12 @@ class Agent:
     # Start ------------------------------------------------------------------------------------------------------------
 
     async def _recover(self, attached: Attached) -> None:
+        here("agent.before_recovery")
         rows = {row.key: row for row in attached.rows}
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
             row = rows.pop(str(assignment.key), None)
-            process = None if row is None or row.exit is None else self._end_of(assignment.key, row.exit)
+            process = None if row is None or row.exit is None else self._end_of(assignment, row.exit)
             if isinstance(process, SpawnFailed):
                 process = None  # the machine asks the spawner to start it, and hears this again
             nodes.append(
@@ -347,6 +355,8 @@ class Agent:
             case Exited():
                 self._ended(event.record)
             case Attached():
+                if self._known.set_enforced(event.enforces):
+                    self._feed(FactsChanged())
                 rows = {row.key: row for row in event.rows}
                 for held in list(self._state.held.values()):
                     row = rows.get(str(held.key))
@@ -373,14 +383,16 @@ class Agent:
 
     def _ended(self, record: ExitRecord) -> None:
         key = _key_of(record.key)
+        here("agent.after_exit")
         if key in self._state.held:
-            self._feed(self._end_of(key, record))
+            self._feed(self._end_of(self._state.held[key].assignment, record))
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 
-    def _end_of(self, key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
-        self._unwritten[key] = record.unwritten_bytes
-        return self._keeper.explained(end_of(key, record))
+    def _end_of(self, assignment: Assignment, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+        self._unwritten[assignment.key] = record.unwritten_bytes
+        end = end_of(assignment.key, record, limits=assignment.limits, enforces=self._known.facts.enforces)
+        return self._keeper.explained(end)
 
     async def _watch_commands(self) -> None:
         await self._settled.wait()
@@ -413,12 +425,8 @@ class Agent:
     async def _watch_machine(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            site = ProbeSite(self._settings.work_dir, self._settings.environment)
-            facts = await gather_facts(
-                self._registry.probes, site, version=self._settings.version, labels=self._settings.labels
-            )
-            if facts != self._facts:
-                self._facts = facts
+            if await self._known.look_again():
+                facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
 
     async def _watch_usage(self, assignment: Assignment) -> None:
@@ -429,10 +437,12 @@ class Agent:
     # Actions that wait ------------------------------------------------------------------------------------------------
 
     async def _report(self, plan: ReportPlan) -> None:
-        body = report_to_wire(plan, self._facts)
+        body = report_to_wire(plan, self._known.facts)
         path = f"{self._plane.worker_path}/reports"
         try:
+            here("agent.before_report")
             reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
+            here("agent.after_report")
         except GpulayerError as error:
             self._report_tries += 1
             self._hear_of_removal(error)
@@ -471,6 +481,7 @@ class Agent:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
             return Staged(key)
 
@@ -483,31 +494,25 @@ class Agent:
 
         await self._guarded(key, stage, failed)
 
-    async def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    async def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
 
         async def spawn() -> Input:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
-            present = {device.uuid for device in self._facts.devices}
-            gone = [uuid for uuid in assignment.devices if uuid not in present]
-            if gone:
-                return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
-            plan = self._launcher.plan(
-                assignment, self._site(assignment), Machine(self._facts, self._settings.environment)
-            )
-            starter = SpawnerStarter(self._link, kill_by_ms)
-            result = await self._launcher.act(plan, starter)
-            if isinstance(result, NotLaunched):
-                evidence = f"{result.message}\n{result.hint}" if result.hint else result.message
-                if starter.is_disk_full:
-                    evidence = f"{self._keeper.full_text()}\n{evidence}"
-                    return SpawnFailed(key, None, evidence, EndedBy.DISK_FULL)
-                return SpawnFailed(key, result.exit_code, evidence)
+            starter = SpawnerStarter(self._link, assignment, kill_by_ms)
+            machine = Machine(self._known.facts, self._settings.environment)
+            here("agent.before_spawn")
+            failed = await launch(self._launcher, assignment, starter, site=self._site(assignment), machine=machine)
+            here("agent.after_spawn")
+            if failed is not None and starter.is_disk_full:
+                return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
+            if failed is not None:
+                return failed
             if starter.ended is not None:
                 self._feed(Spawned(key))
-                return self._end_of(key, starter.ended)
+                return self._end_of(assignment, starter.ended)
             return Spawned(key)
 
         await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
@@ -577,7 +582,8 @@ class Agent:
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:
-            _log.warning("extending %s: %s", key, error.message)  # the next answered report extends it again
+            _log.warning("extending %s: %s", key, error.message)
+            self._feed(ExtendFailed(key))
 
     async def _kill_tree(self, key: NodeKey) -> None:
         try:
@@ -605,11 +611,13 @@ class Agent:
         """All that was forgotten in one turn: one report's answer is the end of many tiny jobs."""
         await asyncio.sleep(0)
         keys, self._unwanted = self._unwanted, []
+        here("agent.before_forget")
         try:
             await self._link.forget_all([str(key) for key in keys])
         except GpulayerError as error:
             _log.warning("forgetting %s: %s", ", ".join(map(str, keys)), error.message)
             return  # the folders stay: the next start finds both again
+        here("agent.before_delete")
         left = [key for key in keys if not self._folders.put_by(key)]
         if left:
             await asyncio.to_thread(self._folders.forget_all, left)

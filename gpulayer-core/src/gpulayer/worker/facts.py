@@ -6,19 +6,57 @@ A probe that fails or takes too long costs its own findings alone, and says so i
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gpulayer.plugins.contracts import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
 from gpulayer.spec.machine import Locality, WorkerFacts
 
-__all__ = ["combine", "gather_facts"]
+__all__ = ["KnownFacts", "combine", "gather_facts"]
 
 _log: Final = logging.getLogger(__name__)
 _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
 
 
+class KnownFacts:
+    """The facts of this machine as last found, with what the worker's spawner can hold jobs to."""
+
+    def __init__(
+        self,
+        facts: WorkerFacts,
+        probes: Sequence[Probe],
+        site: ProbeSite,
+        *,
+        version: str,
+        labels: tuple[tuple[str, str], ...],
+    ) -> None:
+        self.facts = facts
+        self._probes = probes
+        self._site = site
+        self._version = version
+        self._labels = labels
+
+    def set_enforced(self, enforces: Sequence[str]) -> bool:
+        """What a spawner says of itself when the worker attaches to it; True where that is new."""
+        return self._set(replace(self.facts, enforces=tuple(sorted(enforces))))
+
+    async def look_again(self) -> bool:
+        """True where something has changed."""
+        facts = await gather_facts(self._probes, self._site, version=self._version, labels=self._labels)
+        return self._set(replace(facts, enforces=self.facts.enforces))
+
+    def _set(self, facts: WorkerFacts) -> bool:
+        is_new = facts != self.facts
+        self.facts = facts
+        return is_new
+
+
 async def gather_facts(
-    probes: Sequence[Probe], site: ProbeSite, *, version: str, labels: tuple[tuple[str, str], ...]
+    probes: Sequence[Probe],
+    site: ProbeSite,
+    *,
+    version: str,
+    labels: tuple[tuple[str, str], ...],
 ) -> WorkerFacts:
     """Ask every probe, side by side, each in a thread and for ``PROBE_DEADLINE_S`` at most."""
     found = await asyncio.gather(*(_look(probe, site) for probe in probes))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.errors import Blame, GpulayerError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
@@ -93,15 +94,18 @@ class Journal:
             _write_line(descriptor, json.dumps(assignment_to_wire(assignment)))
         finally:
             os.close(descriptor)
+        here("agent.in_admission")
         _write_line(phase, _progress_to_text(Progress(Phase.STAGING)))
 
     def write(self, key: NodeKey, progress: Progress) -> None:
         """Whole or not at all. Raises OSError; FileNotFoundError for a node that was never admitted."""
+        here("agent.before_journal")
         descriptor = self._open.get(key)
         if descriptor is None:
             path = f"{self._folder(key)}/phase"
             descriptor = self._open[key] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         _write_line(descriptor, _progress_to_text(progress))
+        here("agent.after_journal")
         if progress.phase is Phase.ENDED:  # the last line; many may wait for a control plane that is away
             self._close(key)
 
@@ -207,6 +211,7 @@ class Journal:
         trash = folder.with_name(_TRASH + folder.name)
         shutil.rmtree(trash, ignore_errors=True)
         folder.rename(trash)
+        here("agent.in_delete")
         shutil.rmtree(trash, ignore_errors=True)
 
 

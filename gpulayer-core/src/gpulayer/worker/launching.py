@@ -1,15 +1,19 @@
 """What the spawner says, in the words of launchers and of the agent's machine."""
 
 import errno
+from collections.abc import Collection
 
-from gpulayer.plugins.contracts import Launched, LaunchPlan, NotLaunched
+from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, LaunchSite, Machine, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
-from gpulayer.spawner.messages import ExitRecord, SpawnLimits
+from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
-from gpulayer.spec.assignment import NodeKey
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.limits import Limits
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.worker.limiting import judge_end, spawn_limits
 from gpulayer.worker.spawner_link import SpawnerLink
 
-__all__ = ["SpawnerStarter", "end_of"]
+__all__ = ["SpawnerStarter", "end_of", "launch"]
 
 
 class SpawnerStarter:
@@ -18,8 +22,9 @@ class SpawnerStarter:
     ended: it had ended already. is_disk_full: that is why it was not started.
     """
 
-    def __init__(self, link: SpawnerLink, kill_by_ms: int | None) -> None:
+    def __init__(self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int) -> None:
         self._link = link
+        self._assignment = assignment
         self._kill_by_ms = kill_by_ms
         self.ended: ExitRecord | None = None
         self.is_disk_full = False
@@ -33,9 +38,11 @@ class SpawnerStarter:
             env=plan.env,
             log_path=plan.log_path,
             exit_path=plan.exit_path,
+            nice=self._assignment.limits.nice,
+            devices=self._assignment.devices,
             kill_by_ms=self._kill_by_ms,
             err_path=plan.err_path,
-            limits=SpawnLimits(log_bytes=plan.log_bytes),
+            limits=spawn_limits(self._assignment, log_bytes=plan.log_bytes),
         )
         if isinstance(reply, NotSpawned):
             self.is_disk_full = reply.exit_code is None and reply.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -46,9 +53,28 @@ class SpawnerStarter:
         return Launched(reply.pid)
 
 
+async def launch(
+    launcher: Launcher, assignment: Assignment, starter: SpawnerStarter, *, site: LaunchSite, machine: Machine
+) -> SpawnFailed | None:
+    """Plan and act; None where it runs, or ran (see ``starter.ended``)."""
+    key = assignment.key
+    present = {device.uuid for device in machine.facts.devices}
+    gone = [uuid for uuid in assignment.devices if uuid not in present]
+    if gone:
+        return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
+    result = await launcher.act(launcher.plan(assignment, site, machine), starter)
+    if isinstance(result, NotLaunched):
+        return SpawnFailed(key, result.exit_code, f"{result.message}\n{result.hint}".strip())
+    return None
+
+
 def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
     if number == errno.E2BIG:
         return "one argument or variable may have 128 KiB, all together 2 MiB: put what is longer into a file"
+    if number == errno.EISDIR:
+        return "name a program in it; the work folder of the job is where it starts"
+    if number == errno.ENOEXEC:
+        return "build it for this machine, or choose another with --worker or --label"
     if exit_code == 126:
         return f"chmod +x {program}, and check its first line (#!) and that it was built for this machine"
     if exit_code == 127:
@@ -56,15 +82,24 @@ def _hint(exit_code: int | None, program: str, number: int = 0) -> str:
     return ""
 
 
-def end_of(key: NodeKey, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
-    """A reason that is not known here counts as lost: nobody can then say how the program ended."""
+def end_of(
+    key: NodeKey, record: ExitRecord, *, limits: Limits, enforces: Collection[str]
+) -> ProcessExited | ProcessLost | SpawnFailed:
+    """A reason that is not known here counts as lost: nobody can then say how the program ended.
+
+    limits: the job's. enforces: which of them its worker could hold it to.
+    """
     match record.reason:
-        case "exited":
-            return ProcessExited(key, exit_code=record.exit_code, evidence=_survivors(record))
-        case "signaled":
-            return ProcessExited(key, signal=record.signal, evidence=_survivors(record))
+        case "exited" | "signaled":
+            code, number = record.exit_code, record.signal
+            end = ProcessExited(key, exit_code=code, signal=number, evidence=_survivors(record))
+            return judge_end(end, record, limits, enforces)
         case "spawn_failed":
             return SpawnFailed(key, record.exit_code, record.message)
+        case "expired":
+            return ProcessLost(key, record.message, is_expired=True)
+        case "stopped":
+            return ProcessLost(key, record.message, ended_by=EndedBy.WORKER_STOPPED)
         case _:
             return ProcessLost(key, record.message or "the spawner was lost, and the program with it")
 

@@ -32,7 +32,7 @@ from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.stage import Stager
 from gpulayer.worker.story import machine_text
 
-__all__ = ["live"]
+__all__ = ["introduce", "live"]
 
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
@@ -56,18 +56,58 @@ def live(settings: WorkerSettings) -> int:
     return 0
 
 
+def introduce(settings: WorkerSettings) -> str:
+    """See ``gpulayer.worker.introduce``."""
+    reserve = Reserve(settings.work_dir)
+    try:
+        with _alone(settings.work_dir, reserve):
+            return asyncio.run(_introduce(settings, reserve))
+    except OSError as error:
+        if is_full_error(error):
+            raise storage_error(error, settings.work_dir) from error
+        raise
+
+
+async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
+    identities = IdentityStore(settings.work_dir, reserve=reserve)
+    site = ProbeSite(settings.work_dir, settings.environment)
+    facts = await gather_facts(builtin_registry().probes, site, version=settings.version, labels=settings.labels)
+    async with HttpClient() as http:
+        plane = Plane(
+            http,
+            Endpoints(urls=settings.urls, endpoint_file=settings.endpoint_file),
+            identities,
+            clock=SystemClock(),
+            random=random.random,
+            on_session=lambda _: None,
+        )
+        if identities.is_enrolled:
+            try:
+                await plane.open_session()
+            except NotKnown:
+                if not _has_token(settings):
+                    raise
+            else:
+                return identities.identity.name
+        token = _join_token(settings)
+        await plane.enrol(facts_to_wire(facts), token=token, name=settings.name, default_name=settings.default_name)
+    return identities.identity.name
+
+
 class _Present:
     """What signals and sessions are told to: the agent of now, if there is one. ``stop`` is set for good."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
+        self._why = ""
         self.session: SessionReply | None = None
         self._agent: Agent | None = None
 
-    def told_to_stop(self) -> None:
+    def told_to_stop(self, why: str) -> None:
         self.stop.set()
+        self._why = self._why or why
         if self._agent is not None:
-            self._agent.stop()
+            self._agent.stop(self._why)
 
     def session_opened(self, session: SessionReply) -> None:
         self.session = session
@@ -79,7 +119,7 @@ class _Present:
         if self.session is not None:
             agent.session_opened(self.session)
         if self.stop.is_set():
-            agent.stop()
+            agent.stop(self._why)
         try:
             await agent.run()
         finally:
@@ -101,9 +141,13 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
             _log.info("joined %s as %s (%s)", plane.where, identities.identity.name, machine_text(facts))
         present.session_opened(session)
 
+    def on_signal(number: signal.Signals) -> None:
+        name = identities.identity.name or settings.name or settings.default_name
+        present.told_to_stop(f"worker {name} was stopped ({number.name})")
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, present.told_to_stop)
+        loop.add_signal_handler(number, on_signal, number)
     async with HttpClient() as http:
         plane = Plane(
             http,
@@ -123,7 +167,11 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
         await asyncio.to_thread(cache.sweep_temporaries)
         while True:
             async with await SpawnerLink.connect_or_start(
-                settings.work_dir / "spawner", python=settings.python, environment=environment
+                settings.work_dir / "spawner",
+                python=settings.python,
+                environment=environment,
+                lock_folders=settings.lock_folders,
+                faults=settings.faults,
             ) as link:
                 agent = Agent(
                     settings,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import Conflict, GpulayerError, StaleAttempt
+from gpulayer.faults import here
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.wire.workers import LogReply
@@ -167,4 +168,9 @@ class LogUploader:
                 return held
             return reply["offset"]
 
-        self._offset = await self._plane.until_answered(put, what=f"log of {self._key}")
+        if piece:
+            here("agent.before_log_piece")
+        offset = await self._plane.until_answered(put, what=f"log of {self._key}")
+        if piece:
+            here("agent.after_log_piece")
+        self._offset = offset

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import BadRequest, DigestMismatch, NotFound, UsageError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
@@ -50,10 +51,13 @@ async def deliver_outputs(
         if built.digest == EMPTY_TREE:
             return Delivered(None, built.warnings)
         try:
+            here("agent.before_outputs")
             await _send(plane, built)
+            here("agent.before_acceptance")
             path = f"{plane.worker_path}/attempts/{key.epoch}/outputs"
             accept = partial(plane.call, "POST", path, document={"tree": built.digest})
             await plane.until_answered(accept, what=f"outputs of {key}")
+            here("agent.after_acceptance")
         except (UsageError, NotFound, BadRequest, DigestMismatch):
             if not left:
                 raise
@@ -71,6 +75,7 @@ async def _send(plane: Plane, built: BuiltTree) -> None:
     parcels = make_packs(blobs_of(built, missing))
     while (parcel := await asyncio.to_thread(next, parcels, None)) is not None:
         await plane.until_answered(partial(_put, plane, parcel), what="outputs")
+        here("agent.in_outputs")
 
 
 async def _ask(plane: Plane, document: object) -> list[Digest]:

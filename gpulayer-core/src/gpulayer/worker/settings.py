@@ -4,11 +4,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from gpulayer import __version__
 from gpulayer.errors import UsageError
 
-__all__ = ["WorkerSettings"]
+__all__ = ["LOCK_FOLDERS", "WorkerSettings"]
+
+LOCK_FOLDERS: Final = ("/run/lock/gpulayer", "/tmp/gpulayer-locks")  # noqa: S108 - see ``spawner.locks``
+"""The same for all users: neither is everywhere one that all may use, so a lock is taken in each that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class WorkerSettings:
     or endpoint_file: re-read at every reconnect. token_file, token: a join token, needed until the worker is enrolled;
     a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it; default_name: made
     unique then. environment: of the worker, from which jobs get an allow-list. python: runs the spawner.
+    lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as of
+    ``gpulayer.faults.arm``.
     """
 
     work_dir: Path
@@ -32,7 +38,9 @@ class WorkerSettings:
     once: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
+    lock_folders: tuple[str, ...] = LOCK_FOLDERS
     version: str = __version__
+    faults: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.urls) == (self.endpoint_file is not None):

@@ -3,7 +3,8 @@
 ``connect_or_start`` attaches to the spawner of a folder, starting one where none lives. When the connection or the
 spawner dies, the link attaches again by itself and says so with ``Attached``, whose rows are the whole truth at that
 moment: what ended in between is in them. Requests that may be repeated are, until their deadline; every wait has one.
-The link keeps no state of jobs, and closing it ends none.
+The link keeps no state of jobs, and closing it ends none. A spawner that gives no sign of life when asked for one is
+ended, and another started: what ran under it is lost, and told so (``spawner_pulse``).
 """
 
 import asyncio
@@ -28,11 +29,13 @@ from gpulayer.errors import (
     TimedOut,
     Unreachable,
 )
+from gpulayer.faults import rest_of
 from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
 from gpulayer.worker.disk import is_full
+from gpulayer.worker.spawner_pulse import Pulse, end_stuck_spawner
 
 __all__ = [
     "Attached",
@@ -48,7 +51,7 @@ __all__ = [
 ]
 
 _MAX_REPLY_BYTES: Final = 64 << 20
-_START_DEADLINE_S: Final = 30.0
+_START_DEADLINE_S: Final = 60.0  # longer than one that is stuck is waited for
 _REQUEST_DEADLINE_S: Final = 30.0
 _AGAIN_S: Final = (0.01, 0.5)
 _LOG_TAIL_BYTES: Final = 1000
@@ -59,13 +62,14 @@ class Attached:
     """The link is connected (again); rows: all jobs the spawner knows. Always the first event.
 
     instance: names one life of the spawner; another one than before means that all that ran was lost (their rows
-    say so, with reason ``spawner_lost``).
+    say so, with reason ``spawner_lost``). enforces: which limits it can hold jobs to.
     """
 
     instance: str
     spawner_pid: int
     watchdog_pid: int | None
     rows: tuple[Row, ...]
+    enforces: tuple[str, ...] = ()
 
 
 SpawnerEvent = Attached | Exited | Output | Stalled
@@ -75,13 +79,34 @@ class _ConnectionLost(Exception):
     pass
 
 
+class _SpeaksOther(Exception):
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
 class SpawnerLink:
     """One agent's link to one spawner. Made by ``connect_or_start``; use as an async context, or ``aclose`` it."""
 
-    def __init__(self, state_dir: Path, *, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        lock_folders: Sequence[str] = (),
+        faults: str = "",
+        speaks: Sequence[int],
+        pulse: Pulse,
+    ) -> None:
         self._state = StateDir(os.fspath(state_dir))
         self._python = python
         self._environment = dict(environment)
+        self._faults = faults
+        self._speaks = speaks
+        self._protocol = max(speaks)
+        self._may_retire = True
+        self._pulse = pulse
+        self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
         self._outgoing: list[bytes] = []
@@ -93,7 +118,7 @@ class SpawnerLink:
         self._fault: GpulayerError | None = None
         self._is_closed = False
         self._is_ending = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     @classmethod
     async def connect_or_start(
@@ -102,17 +127,36 @@ class SpawnerLink:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        lock_folders: Sequence[str] = (),
+        faults: str = "",
         deadline_s: float = _START_DEADLINE_S,
+        speaks: Sequence[int] = m.SPOKEN,
+        pulse: Pulse | None = None,
     ) -> Self:
         """Attach to the spawner of ``state_dir`` (a folder of its own), started where none lives.
 
         An agent attached before is superseded. environment: the spawner's own (jobs inherit none of it); needed only
-        where ``python`` does not start without. Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the
-        running spawner speaks another version.
+        where ``python`` does not start without. lock_folders: where all workers of this host lock its devices.
+        faults: a life for each spawner that this link starts, as of ``gpulayer.faults.arm``. speaks: protocol versions;
+        an older spawner is spoken to in its own, and replaced once nothing runs under it. pulse: how patient to be with
+        one that does not answer.
+
+        Raises ``Unreachable`` with the reason, or ``ProtocolError`` where the running spawner speaks none of these.
         """
-        link = cls(state_dir, python=python, environment=environment or {})
+        link = cls(
+            state_dir,
+            python=python,
+            environment=environment or {},
+            lock_folders=lock_folders,
+            faults=faults,
+            speaks=speaks,
+            pulse=pulse or Pulse(),
+        )
         await link._attach(deadline_s)
-        link._task = asyncio.create_task(link._run(), name="spawner-link")
+        link._tasks = (
+            asyncio.create_task(link._run(), name="spawner-link"),
+            asyncio.create_task(link._feel_pulse(), name="spawner-pulse"),
+        )
         return link
 
     async def spawn(
@@ -127,6 +171,7 @@ class SpawnerLink:
         marker: int | None = None,
         nice: int = 0,
         kill_by_ms: int | None = None,
+        devices: Sequence[str] = (),
         err_path: Path | None = None,
         limits: m.SpawnLimits | None = None,
         deadline_s: float = _REQUEST_DEADLINE_S,
@@ -144,6 +189,7 @@ class SpawnerLink:
                 marker=marker,
                 nice=nice,
                 kill_by_ms=kill_by_ms,
+                devices=tuple(devices),
                 err_path=None if err_path is None else os.fspath(err_path),
                 limits=limits or m.SpawnLimits(),
             ),
@@ -218,10 +264,10 @@ class SpawnerLink:
     async def aclose(self) -> None:
         """Close the link; jobs and spawner go on. May be repeated."""
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = ()
         await self._close_stream()
         self._settle()
 
@@ -344,6 +390,7 @@ class SpawnerLink:
                 raise ProtocolError(f"the spawner sent a line of more than {_MAX_REPLY_BYTES} bytes") from None
             if not line.endswith(b"\n"):
                 return
+            self._pulse.heard()
             self._take(_decode(line))
 
     def _take(self, message: m.Message) -> None:
@@ -367,6 +414,23 @@ class SpawnerLink:
         self._queue[kind, key] = event
         self._has_event.set()
 
+    async def _feel_pulse(self) -> None:
+        """Ask for a sign of life after a while without one; end what gives none."""
+        while True:
+            await asyncio.sleep(self._pulse.turn_s)
+            if not self._connected.is_set() or self._writer is None:
+                continue  # whoever attaches has an eye on it
+            self._pulse.waited(self._pulse.turn_s)
+            if self._pulse.is_stuck:
+                self._end_stuck()
+            elif self._pulse.should_ask:
+                self._pulse.asked()
+                self._writer.write(m.encode(m.Ping(next(self._ids))))
+
+    def _end_stuck(self) -> None:
+        self._pulse.asked()  # if it can't be ended: the next try comes as late as this one
+        end_stuck_spawner(self._state)
+
     async def _attach_again(self) -> None:
         wait_s = _AGAIN_S[0]
         while True:
@@ -383,6 +447,7 @@ class SpawnerLink:
         """Connect, start what is not there, greet, list; raises ``Unreachable`` or ``ProtocolError``."""
         reason = "it does not answer"
         wait_s = _AGAIN_S[0]
+        self._pulse.asked()
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -393,20 +458,26 @@ class SpawnerLink:
                         await self._start()
                     except OSError as error:  # its queue is full: it is stopped, or very busy
                         reason = str(error)
+                        self._pulse.waited(wait_s)
+                        if self._pulse.is_stuck:
+                            self._end_stuck()
                     else:
                         self._reader, self._writer = await asyncio.open_unix_connection(
                             sock=stream, limit=_MAX_REPLY_BYTES
                         )
                         try:
-                            await self._greet()
+                            await self._greet_patiently()
+                            self._pulse.heard()
+                            self._connected.set()
+                            return
                         except _ConnectionLost:
-                            await self._close_stream()
+                            pass
+                        except _SpeaksOther as other:
+                            self._protocol = other.version
                         except BaseException:
                             await self._close_stream()
                             raise
-                        else:
-                            self._connected.set()
-                            return
+                        await self._close_stream()
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _AGAIN_S[1])
         except TimeoutError:
@@ -423,7 +494,10 @@ class SpawnerLink:
         except OSError as error:
             raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
         try:
-            command = spawner_command(self._state.path, python=self._python)
+            command = spawner_command(
+                self._state.path, python=self._python, lock_folders=self._lock_folders, faults=self._faults
+            )
+            self._faults = rest_of(self._faults)
             # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
@@ -454,27 +528,56 @@ class SpawnerLink:
             return lines[-1]
         return "its disk is full" if is_full(Path(self._state.path)) else "its log is empty"
 
+    async def _greet_patiently(self) -> None:
+        """As ``_greet``, with an eye on a spawner that does not answer, which is ended."""
+        greeting = asyncio.ensure_future(self._greet())
+        try:
+            while not (await asyncio.wait((greeting,), timeout=self._pulse.turn_s))[0]:
+                self._pulse.waited(self._pulse.turn_s)
+                if self._pulse.is_stuck:
+                    self._end_stuck()
+            greeting.result()
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+
     async def _greet(self) -> None:
         assert self._writer is not None
-        self._writer.write(m.encode(m.Hello(m.PROTOCOL_VERSION)))
+        self._writer.write(m.encode(m.Hello(self._protocol)))
         welcome = await self._next()
         if isinstance(welcome, m.Failed):
+            if welcome.code == "protocol" and welcome.speaks in self._speaks and welcome.speaks != self._protocol:
+                raise _SpeaksOther(welcome.speaks)
             raise _error(welcome)
         if not isinstance(welcome, m.Welcome):
             raise _unexpected(welcome)
-        if welcome.protocol != m.PROTOCOL_VERSION:
-            text = m.version_mismatch(agent=m.PROTOCOL_VERSION, spawner=welcome.protocol)
-            raise _error(m.Failed(0, "protocol", text))
+        if welcome.protocol != self._protocol:
+            raise _error(m.Failed(0, "protocol", m.version_mismatch(agent=self._protocol, spawner=welcome.protocol)))
         self._writer.write(m.encode(m.ListJobs(0)))
         early: list[m.Message] = []
         while not isinstance(table := await self._next(), m.Table):
             early.append(table)
-        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows)
+        if self._may_retire and self._protocol < max(self._speaks) and all(row.exit is not None for row in table.rows):
+            await self._retire()
+        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows, welcome.enforces)
         # What was queued before is older than the rows, which say it all.
         self._queue.clear()
         self._push("attached", "", attached)
         for message in early:
             self._take(message)
+
+    async def _retire(self) -> None:
+        """End an old spawner under which nothing runs, and raise ``_ConnectionLost``: a new one is started next, and
+        tells of the jobs that have ended, whose records are on disk. Returns where it would not go."""
+        assert self._writer is not None
+        self._may_retire = False  # once: should the one that is started be as old, it will have to do
+        self._writer.write(m.encode(m.Shutdown(0)))
+        try:
+            while not isinstance(await self._next(), m.Failed):
+                pass
+        except _ConnectionLost:
+            self._protocol = max(self._speaks)
+            raise
 
     async def _next(self) -> m.Message:
         assert self._reader is not None
@@ -484,6 +587,8 @@ class SpawnerLink:
             raise _ConnectionLost from None
         if not line.endswith(b"\n"):
             raise _ConnectionLost
+        self._pulse.heard()
+        self._pulse.asked()
         return _decode(line)
 
     async def _close_stream(self) -> None:

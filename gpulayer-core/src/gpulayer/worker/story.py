@@ -10,7 +10,7 @@ from typing import Final
 from gpulayer.protocol.messages import Phase, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.outcome import EndedBy, Outcome, signal_text
 from gpulayer.spec.units import format_bytes, format_duration
 
 __all__ = ["Story", "end_text", "machine_text"]
@@ -86,7 +86,7 @@ def end_text(outcome: Outcome, started_ms: int | None, *, now_ms: int) -> str:
         case EndedBy.PROGRAM if outcome.exit_code is not None:
             text = f"exit code {outcome.exit_code}"
         case EndedBy.SIGNAL if outcome.signal is not None:
-            text = f"signal {outcome.signal}"
+            text = f"signal {signal_text(outcome.signal)}"
         case other:
             text = other.value.replace("_", " ")
     return text if started_ms is None else f"{text} after {format_duration(max(0, now_ms - started_ms))}"

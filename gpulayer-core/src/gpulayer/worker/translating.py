@@ -26,7 +26,8 @@ def command_from_wire(fields: Any) -> Assignment | Stop | Revoke | None:  # Any:
             case "assign":
                 return assignment_from_wire(fields)
             case "stop":
-                return Stop(Epoch(fields["epoch"]), EndedBy(fields["ended_by"]), fields["grace_ms"])
+                ended_by = EndedBy(fields["ended_by"])
+                return Stop(Epoch(fields["epoch"]), ended_by, fields["grace_ms"], fields.get("node"))
             case "revoke":
                 return Revoke(Epoch(fields["epoch"]))
             case unknown:
@@ -50,6 +51,8 @@ def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
         body["recovered"] = list(plan.recovered)
     if plan.has_facts:
         body["facts"] = facts_to_wire(facts)
+    if plan.stopping:
+        body["stopping"] = True
     if plan.leaving:
         body["leaving"] = True
     return body

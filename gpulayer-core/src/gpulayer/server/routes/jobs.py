@@ -10,7 +10,7 @@ from gpulayer.engine import State
 from gpulayer.engine.events import CancelRequested
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
-from gpulayer.ids import Digest, JobId
+from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
     event_record,
@@ -22,6 +22,7 @@ from gpulayer.server.records import (
 )
 from gpulayer.server.store import JobRow, StoredJob, reads
 from gpulayer.server.submission import await_local_worker, submit_jobs, tree_reader
+from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.web import CLIENT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
 from gpulayer.spec.verdict import Verdict
@@ -99,7 +100,7 @@ async def cancel(call: Call) -> Response:
     job_id = await find_job(call)
     grace_ms = body.get("grace_ms")
     if await call.plane.driver.read(lambda state: job_id in state.jobs):
-        await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms))
+        await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms, _who(call)))
     return json_response(await read_record(call.plane, job_id))
 
 
@@ -165,7 +166,8 @@ async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
 
 async def _record(plane: Plane, job: StoredJob) -> JobRecord:
     reasons = await _reasons(plane, [job])
-    return job_record(job, reason=reasons.get(job.image.id), outputs=await _outputs(plane, job.image.outputs))
+    outputs = await _outputs(plane, job.image.outputs)
+    return job_record(job, reason=reasons.get(job.image.id), outputs=outputs, tails=await _tails(plane, job))
 
 
 async def _submitted(plane: Plane, job_id: JobId, rows: Sequence[JobRow]) -> Response:
@@ -287,8 +289,20 @@ async def _outputs(plane: Plane, tree: Digest | None) -> list[OutputRecord]:
     return known
 
 
+async def _tails(plane: Plane, job: StoredJob) -> dict[Epoch, Tail]:
+    if all(attempt.outcome is None or attempt.outcome.is_success for attempt in job.attempts):
+        return {}
+    return await plane.in_thread(read_tails, plane.logs, job.attempts)
+
+
 def _client_of(call: Call) -> str:
     return call.request.headers.get("user-agent", "")[:200]
+
+
+def _who(call: Call) -> str:
+    """For people: the token's name and the program it was used by."""
+    client = _client_of(call)
+    return f"{call.client.name} ({client})" if client else call.client.name
 
 
 def _key_of(call: Call) -> str:

@@ -29,6 +29,7 @@ from gpulayer.errors import (
     StaleAttempt,
     StorageUnavailable,
 )
+from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
@@ -94,6 +95,7 @@ async def enrol(call: Call) -> Response:
         plane.auth.keep_identity(identity)
         for row in used:
             plane.auth.keep_token(row)
+        here("plane.after_enrol")
         shown = await plane.driver.read(lambda state: state.workers[worker_id].name)
     return json_response({"worker_id": worker_id, "name": shown}, 201 if known is None else 200)
 
@@ -140,6 +142,7 @@ async def report(call: Call) -> Response:
             items=items,
             facts=facts,
             facts_digest=digest,
+            stopping=body.get("stopping", False),
             leaving=body.get("leaving", False),
         )
     )
@@ -167,6 +170,8 @@ async def commands(call: Call) -> Response:
                 cursor, orders = plane.mailboxes.waiting(worker_id)
                 found = await _commands(plane, orders)
                 left_ms = until_ms - plane.clock.monotonic_ms()
+                if found:
+                    here("plane.before_commands")
                 if found or left_ms <= 0 or hold.is_over:
                     return json_response({"cursor": cursor, "commands": found})
                 await hold.wait(left_ms / 1000)
@@ -182,6 +187,8 @@ async def put_log(call: Call) -> Response:
     epoch, job_id = await _lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
+    if piece:
+        here("plane.before_log_piece")
     size = await plane.in_thread(
         plane.logs.append,
         key,
@@ -191,6 +198,8 @@ async def put_log(call: Call) -> Response:
         is_final=is_final,
         is_followed=plane.hub.is_watched(key),
     )
+    if piece:
+        here("plane.after_log_piece")
     plane.hub.wake([key])
     return json_response({"offset": size})
 
@@ -203,8 +212,10 @@ async def put_outputs(call: Call) -> Response:
     tree = body["tree"]
     if not is_digest(tree):
         raise BadRequest(f"tree: {tree[:80]!r} is not a digest")
+    here("plane.before_outputs")
     totals = await check_uploaded(plane, Digest(tree), "output tree")
     plane.accept_tree(Digest(tree))
+    here("plane.after_outputs")
     return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
 
 
@@ -354,6 +365,7 @@ async def _commands(plane: Plane, orders: list[Order]) -> list[Command]:
                         "epoch": order.epoch,
                         "ended_by": str(order.ended_by),
                         "grace_ms": order.grace_ms,
+                        "node": order.node,
                     }
                 )
             case RevokeOrder():

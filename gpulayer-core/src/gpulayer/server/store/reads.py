@@ -53,6 +53,7 @@ _COLUMNS: Final = (
     jobs.c.ended_wall_ms,
     jobs.c.outcome,
     jobs.c.outputs,
+    jobs.c.stop_by,
 )
 _IMAGE_AT: Final = 8
 

@@ -17,6 +17,7 @@ from gpulayer import __version__
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.errors import InternalError, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
 from gpulayer.server.store.codec import (
@@ -58,6 +59,7 @@ _JOB_IMAGE: Final = (
     "ended_wall_ms",
     "outcome",
     "outputs",
+    "stop_by",
 )
 _JOB_SPEC: Final = (
     "id",
@@ -96,6 +98,7 @@ class Store:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
+            here("plane.in_transaction")
 
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
@@ -129,7 +132,7 @@ class Store:
             # Flat, without a call that could be left out: a start waits for this, and there may be 100,000.
             jobs=[
                 (
-                    reader.entry(id_, owner, schedule),
+                    reader.entry(id_, owner, spec),
                     JobImage(
                         id_,
                         seq,
@@ -142,9 +145,10 @@ class Store:
                         end,
                         None if outcome is None else outcome_from_text(outcome),
                         tree,
+                        by,
                     ),
                 )
-                for id_, owner, schedule, seq, state, _, code, text, stop, grace_ms, start, end, outcome, tree in rows
+                for id_, owner, spec, seq, state, _, code, text, stop, grace_ms, start, end, outcome, tree, by in rows
             ],
             tasks=[
                 TaskImage(
@@ -154,6 +158,7 @@ class Store:
                     attempts=row.attempts,
                     failures=row.failures,
                     avoid=tuple(WorkerId(worker) for worker in json.loads(row.avoid)),
+                    program_failures=row.program_failures,
                 )
                 for row in task_rows
             ],
@@ -182,7 +187,7 @@ class Store:
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
     """The image from the columns of ``_JOB_IMAGE``, in that order."""
-    state, _, reason_code, reason_message, stop, stop_grace_ms, started, ended, outcome, outputs = row
+    state, _, reason_code, reason_message, stop, stop_grace_ms, started, ended, outcome, outputs, stop_by = row
     return JobImage(
         JobId(job_id),
         seq,
@@ -195,6 +200,7 @@ def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: co
         ended,
         outcome_from_text(outcome),
         None if outputs is None else Digest(outputs),
+        stop_by,
     )
 
 
@@ -210,6 +216,7 @@ def _image_columns(image: JobImage) -> Row:
         image.ended_wall_ms,
         outcome_to_text(image.outcome),
         image.outputs,
+        image.stop_by,
     )
 
 
@@ -247,7 +254,10 @@ class _Split:
         yield (
             _UPSERT_TASK,
             [
-                (task.job_id, task.index, task.is_done, task.attempts, task.failures, dump(task.avoid))
+                (
+                    *(task.job_id, task.index, task.is_done, task.attempts),
+                    *(task.failures, dump(task.avoid), task.program_failures),
+                )
                 for task in self.tasks.values()
                 if not _is_untouched(task)
             ],

@@ -24,7 +24,7 @@ __all__ = [
     "workers",
 ]
 
-SCHEMA_VERSION: Final = "0001"
+SCHEMA_VERSION: Final = "0002"
 
 metadata: Final = MetaData()
 
@@ -55,6 +55,7 @@ jobs: Final = Table(
     Column("outcome", Text),
     Column("outputs", String(64)),
     Column("verdicts", Text),
+    Column("stop_by", Text, nullable=False, server_default=""),
     Index("ix_jobs_id", "id", unique=True),
     Index("ix_jobs_name", "name"),
     Index("ix_jobs_state", "state", "seq"),
@@ -69,6 +70,7 @@ tasks: Final = Table(
     Column("attempts", Integer, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("avoid", Text, nullable=False),
+    Column("program_failures", Integer, nullable=False, server_default="0"),
 )
 
 attempts: Final = Table(

@@ -1,7 +1,8 @@
 """A simulated machine: its disk, its spawner's process table, and the real agent between them and the network.
 
 It carries out the actions of ``protocol.agent`` and feeds back what happened; the agent may die and come back, the
-spawner may die and take the processes along, the whole machine may lose power.
+spawner may die and take the processes along, both may stop and go on later (SIGSTOP, a debugger, a machine that
+swaps), the whole machine may lose power.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,8 @@ __all__ = ["Process", "SimHost"]
 HEARTBEAT_MS = 10_000
 ANSWER_MS = 15_000  # how long a request waits for its answer
 HOLD_MS = 25_000
+WATCHDOG_MS = 2_250  # it sees that the spawner does not do what it should have done (``spawner.lifeline.Patience``)
+STUCK_MS = 40_000  # an agent that comes finds that the spawner does not answer (``worker.spawner_pulse``)
 
 
 @dataclass(slots=True)
@@ -61,14 +64,20 @@ class SimHost:
     contact_ms: int | None = None
     # Spawner: survives the agent.
     processes: dict[NodeKey, Process] = field(default_factory=dict)
+    is_spawner_stuck: bool = False
     # Agent.
     agent: agent_protocol.AgentState | None = None
     _cursor: str = ""
     _is_polling: bool = False
+    _late: list[Callable[[], None]] | None = None  # what the agent will find when it goes on; None: it runs
 
     def start(self) -> None:
         """The agent starts (again): it reads its folders and the spawner's table."""
         if self.agent is not None:
+            return
+        if self.is_spawner_stuck:
+            self.clock.after(STUCK_MS, self.crash_spawner)
+            self.clock.after(STUCK_MS, self.start)
             return
         self.boots += 1
         self.agent = agent_protocol.AgentState(cpus=self.facts.cpus, memory_bytes=self.facts.memory_bytes)
@@ -96,12 +105,32 @@ class SimHost:
         if self.agent is not None:
             self.clock.say(f"{self.id}: agent dies")
             self.faults += 1
-            self.agent = None
+            self.agent = self._late = None
             self.clock.after(self.clock.spread_ms(5_000), self.start)
+
+    def stop(self) -> None:
+        """The agent stops, and in half of the cases the spawner with it. Programs go on; so does the watchdog."""
+        if self.agent is None or self._late is not None:
+            return
+        self.faults += 1
+        self._late = []
+        self.is_spawner_stuck = self.is_spawner_stuck or self.clock.chance(0.5)
+        self.clock.say(f"{self.id}: agent stops{', spawner too' if self.is_spawner_stuck else ''}")
+        self.clock.after(self.clock.spread_ms(40_000), self.go_on)
+
+    def go_on(self) -> None:
+        """Whatever was stopped goes on, with all that has come meanwhile."""
+        self.is_spawner_stuck = False
+        late, self._late = self._late, None
+        if late is not None:
+            self.clock.say(f"{self.id}: agent goes on")
+        for what in late or ():
+            what()
 
     def crash_spawner(self) -> None:
         """The watchdog ends every tree at once."""
         self.faults += 1
+        self.is_spawner_stuck = False
         self.clock.say(f"{self.id}: spawner dies")
         for key, process in list(self.processes.items()):
             if process.is_alive:
@@ -111,7 +140,8 @@ class SimHost:
         """All processes die; in some runs the disk is lost as well."""
         self.faults += 1
         self.clock.say(f"{self.id}: power is lost")
-        self.agent = None
+        self.agent = self._late = None
+        self.is_spawner_stuck = False
         for key, process in list(self.processes.items()):
             if process.is_alive:
                 process.is_alive, process.end = False, m.ProcessLost(key, "the machine lost power")
@@ -126,6 +156,9 @@ class SimHost:
     def feed(self, event: m.Input) -> None:
         """One input to the agent, and its actions carried out. Lost while the agent is down."""
         if self.agent is None:
+            return
+        if self._late is not None:
+            self._late.append(lambda: self.feed(event))
             return
         actions = agent_protocol.step(self.agent, event, now_ms=self.clock.now_ms)
         for action in actions:
@@ -185,20 +218,26 @@ class SimHost:
 
     # Processes ---------------------------------------------------------------------------------------------------
 
-    def _arm(self, key: NodeKey, kill_by_ms: int | None) -> None:
-        """The spawner ends the tree at this time, whether or not the agent is there."""
+    def _arm(self, key: NodeKey, kill_by_ms: int) -> None:
+        """The spawner ends the tree at this time, whether or not the agent is there, or its watchdog does."""
         process = self.processes.get(key)
-        if process is None or kill_by_ms is None:
+        if process is None:
             return
         process.kill_by_ms = kill_by_ms
 
         def end_late() -> None:
-            if process.kill_by_ms is not None and process.kill_by_ms <= self.clock.now_ms:
-                self._end(key, m.ProcessLost(key, "the agent did not extend its time"))
+            if not process.is_alive or process.kill_by_ms is None or process.kill_by_ms > self.clock.now_ms:
+                return
+            if not self.is_spawner_stuck:
+                self._end(key, m.ProcessLost(key, "the agent did not extend its time", is_expired=True))
+            elif self.clock.now_ms < process.kill_by_ms + WATCHDOG_MS:
+                self.clock.after(WATCHDOG_MS, end_late)
+            else:
+                self.crash_spawner()
 
         self.clock.after(kill_by_ms - self.clock.now_ms, end_late)
 
-    def _spawn(self, assignment: Assignment, kill_by_ms: int | None) -> None:
+    def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         key = assignment.key
         known = self.processes.get(key)
         if known is None:
@@ -269,6 +308,7 @@ class SimHost:
                     ),
                     facts=self.facts if plan.has_facts else None,
                     facts_digest=self.facts_digest if plan.has_facts else None,
+                    stopping=plan.stopping,
                     leaving=plan.leaving,
                 ),
                 lambda effects: self.network.deliver(self.id, lambda: answer(effects)),
@@ -313,6 +353,9 @@ class SimHost:
             nonlocal answered
             if self.agent is not asked or answered:
                 return
+            if self._late is not None:
+                self._late.append(lambda: answer(found))
+                return
             answered, self._is_polling = True, False
             if found is None:
                 self._poll()
@@ -330,7 +373,7 @@ class SimHost:
 
     def _command(self, order: Order) -> Assignment | m.Stop | m.Revoke:
         if isinstance(order, StopOrder):
-            return m.Stop(order.epoch, order.ended_by, order.grace_ms)
+            return m.Stop(order.epoch, order.ended_by, order.grace_ms, order.node)
         if isinstance(order, RevokeOrder):
             return m.Revoke(order.epoch)
         entry: JobEntry = self.plane.disk.entries[order.job_id]

@@ -12,7 +12,7 @@ from gpulayer import engine
 from gpulayer.engine import ahead, attempts, workers
 from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
-from gpulayer.protocol import agent, messages
+from gpulayer.protocol import agent, leases, messages
 
 __all__ = ["MUTANTS", "planted"]
 
@@ -69,6 +69,11 @@ def _no_vanish_check(_: Any) -> Any:
     return lambda turn, worker, recovered: None
 
 
+def _endless_work(kill_by_ms: Any) -> Any:
+    """The spawner is told of a time that is far too late: a dead or stopped agent ends nothing."""
+    return lambda state, held: kill_by_ms(state, held) + 3_600_000
+
+
 def _no_room_asked(start_staged: Any) -> Any:
     """The agent starts all that it was lent, whether or not there is room."""
 
@@ -107,6 +112,7 @@ MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "short_lease": (Policy, "expiry_ms", _short_lease),
     "endless_retries": (attempts, "_runs_again", _endless_retries),
     "early_forget": (agent, "_report", _early_forget),
+    "endless_work": (leases, "kill_by_ms", _endless_work),
     "no_vanish_check": (workers, "_end_vanished", _no_vanish_check),
     "no_room_asked": (agent, "_start_staged", _no_room_asked),
     "gives_back_what_runs": (agent, "_give_back", _gives_back_what_runs),

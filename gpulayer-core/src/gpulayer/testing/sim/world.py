@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulayer.engine.events import CancelRequested, WorkerJoined
+from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
 from gpulayer.spec.assignment import Assignment, NodeKey
@@ -238,7 +239,7 @@ def _plan_faults(world: _World) -> None:
     for _ in range(rng.randrange(4)):
         clock.after(rng.randrange(horizon), crash_plane)
     for host in world.hosts:
-        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1)):
+        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1), (host.stop, 2)):
             for _ in range(rng.randrange(mean + 1)):
                 clock.after(rng.randrange(horizon), what)
         for _ in range(rng.randrange(3)):
@@ -251,6 +252,7 @@ def _make_peace(world: _World) -> None:
     world.plane.commit_failure = 0.0
     for host in world.hosts:
         host.staging_failure = 0.0
+        host.go_on()
     if world.plane.state is None:
         world.plane.start()
 
@@ -303,7 +305,10 @@ def _check_end(world: _World) -> None:
             raise Violation(f"job {job_id} never finished: {image}")
         entry = world.entries[job_id]
         tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
-        if len(tries) > entry.retries + 1:
+        retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
+        own = sum(outcome is not None and outcome.blame is Blame.USER for outcome in retried)
+        allowed = entry.retries if entry.retry_on is RetryOn.ANY else 0
+        if own > allowed or len(retried) - own > entry.retries:
             raise Violation(f"job {job_id} had {len(tries)} attempts with {entry.retries} retries")
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")

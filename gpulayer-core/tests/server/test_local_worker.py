@@ -1,0 +1,135 @@
+"""The end of a control plane's own worker, whatever state it is in: nothing of it is left."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from gpulayer.server.local_worker import LocalWorker
+from gpulayer.spawner import tree
+from gpulayer.spawner.state import StateDir, read_exit_record
+
+DEADLINE_S = 30.0
+
+AGENT = """
+import fcntl, os, signal, subprocess, sys
+from gpulayer.spawner import messages as m, spawner_command
+from gpulayer.spawner.state import StateDir
+folder, on_term = sys.argv[1:]
+signal.signal(signal.SIGTERM, signal.SIG_IGN if on_term == "ignore" else lambda *_: os._exit(0))
+lock = os.open(folder + "/agent.lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.write(lock, str(os.getpid()).encode())
+state = StateDir(folder + "/spawner")
+subprocess.run(spawner_command(state.path, python=sys.executable), check=True)
+stream = state.connect()
+program = ("sh", "-c", "(setsid sleep 601 &) ; echo up; exec sleep 600")
+paths = {"log_path": folder + "/log", "exit_path": folder + "/exit"}
+stream.sendall(m.encode(m.Hello(1)))
+stream.sendall(m.encode(m.Spawn(1, "1.0", program, folder, {"PATH": os.environ["PATH"]}, **paths)))
+while True:
+    signal.pause()
+"""
+
+
+def is_alive(pid):
+    seen = tree.process(pid)
+    return seen is not None and not seen.is_dead
+
+
+class Scene:
+    def __init__(self, folder, on_term):
+        self.folder = folder / "worker"
+        self.spawner = StateDir(str(self.folder / "spawner"))
+        self.command = [sys.executable, "-c", AGENT, str(self.folder), on_term]
+        self.worker = LocalWorker(self.command, self.folder, agent_s=0.3, spawner_s=10.0)
+        self.worker.start()
+        self.until(lambda: (self.folder / "log").exists() and (self.folder / "log").read_bytes() == b"up\n")
+        self.holders = {name: self.spawner.holder(name).pid for name in ("watchdog", "spawner")}
+        self.agent = int((self.folder / "agent.lock").read_text())
+        self.markers = {entry.marker for entry in self.spawner.load()}
+
+    def until(self, condition):
+        ends = time.monotonic() + DEADLINE_S
+        while not (found := condition()):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        return found
+
+    def running(self):
+        return tree.members(tree.processes(), roots=(), markers=self.markers, spare=())
+
+    def is_over(self):
+        return not self.running() and not any(map(is_alive, [self.agent, *self.holders.values()]))
+
+    @property
+    def record(self):
+        return read_exit_record(str(self.folder / "exit"))
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    scenes = []
+
+    def make(on_term="ignore"):
+        scenes.append(Scene(tmp_path, on_term))
+        return scenes[-1]
+
+    yield make
+    for scene in scenes:
+        leftover = scene.running() | {pid for pid in scene.holders.values() if is_alive(pid)}
+        for pid in leftover:
+            os.kill(pid, signal.SIGKILL)
+        assert not leftover
+
+
+def test_a_worker_that_hangs_is_killed_and_its_spawner_is_told_to_end(scene):
+    scene = scene()
+    assert not scene.worker.is_gone()
+    scene.until(scene.worker.end_step)
+    scene.until(scene.is_over)
+    assert (scene.record.reason, scene.record.tree_clean) == ("stopped", True)
+    assert scene.worker.is_gone()
+
+
+def test_a_worker_that_was_stopped_is_woken_to_hear_that_it_is_to_end(scene):
+    scene = scene("exit")
+    os.kill(scene.agent, signal.SIGSTOP)
+    scene.until(scene.worker.end_step)
+    scene.until(scene.is_over)
+    assert scene.worker._process.returncode == 0, "it ended by itself"
+
+
+def test_what_a_killed_worker_left_running_is_ended(scene):
+    scene = scene()
+    os.kill(scene.agent, signal.SIGKILL)
+    scene.until(lambda: not scene.worker.is_running())
+    scene.until(scene.worker.end_step)
+    scene.until(scene.is_over)
+    assert scene.record.reason == "stopped"
+
+
+def test_a_hanging_worker_with_a_stopped_spawner_is_ended_all_the_same(scene):
+    scene = scene()
+    os.kill(scene.holders["spawner"], signal.SIGSTOP)
+    scene.until(scene.worker.end_step)
+    scene.until(scene.is_over)
+    assert scene.record.message == "the spawner was stuck (state T) and was ended"
+
+
+def test_what_is_left_of_a_worker_all_of_which_was_killed_is_ended_too(scene):
+    scene = scene()
+    for pid in (scene.agent, scene.holders["watchdog"], scene.holders["spawner"]):
+        os.kill(pid, signal.SIGKILL)
+    scene.until(lambda: not scene.worker.is_running() and not scene.spawner.is_held())
+    assert scene.running()
+    scene.until(scene.worker.end_step)
+    scene.until(scene.is_over)
+    assert scene.record.reason == "spawner_lost"
+
+
+def test_the_end_of_a_worker_that_never_was_is_no_fault(tmp_path):
+    assert LocalWorker((), tmp_path / "none").end_step()

@@ -1,0 +1,27 @@
+"""What a worker itself runs with, of the variables of whoever starts it."""
+
+from gpulayer.worker.variables import worker_variables
+
+
+def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
+    secrets = {
+        "GPULAYER_TOKEN": "glc_x",
+        "GPULAYER_URL": "http://x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/x",
+        "HF_TOKEN": "x",
+        "HTTPS_PROXY": "http://me:secret@proxy",
+        "SSH_AUTH_SOCK": "/x",
+        "LD_PRELOAD": "/x",
+    }
+    kept = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "LC_ALL": "C",
+        "PYTHONPATH": "/p",
+        "VIRTUAL_ENV": "/v",
+        "LD_LIBRARY_PATH": "/l",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "GPULAYER_STATE_DIR": "/s",
+    }
+    assert worker_variables({**secrets, **kept}) == kept
