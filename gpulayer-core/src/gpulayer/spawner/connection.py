@@ -56,10 +56,9 @@ class Connection:
         self._incoming = bytearray(rest)
         return lines
 
-    def send(self, message: Message) -> None:
-        """Queue a message and write what the socket takes now."""
+    def queue(self, message: Message) -> None:
+        """To be written by ``flush``: messages that go together wake the other side once."""
         self._outgoing += encode(message)
-        self.flush()
 
     def flush(self) -> None:
         """Send what the socket takes, without blocking. Raises ConnectionLost, also for a peer that does not read."""

@@ -73,6 +73,8 @@ class Spawner:
         self._reactor = Reactor(now)
         self._busy_at = now()
         self._connections: set[Connection] = set()
+        self._unsent: set[Connection] = set()
+        self._writing: set[Connection] = set()  # watched until they can be written
         self._agent: Connection | None = None
         self._late_output: dict[tuple[str, str], m.Output] = {}
         self._is_stopping = False
@@ -113,6 +115,8 @@ class Spawner:
         on_ready()
         while not self._is_done():
             self._reactor.run_once()
+            while self._unsent:
+                self._flush(self._unsent.pop())
         self._state.remove_socket()
         if self._stop_reply is not None:
             connection, request = self._stop_reply
@@ -301,32 +305,43 @@ class Spawner:
         self._send(self._agent, event)
 
     def _send(self, connection: Connection, message: m.Message) -> None:
+        """All that one turn of the reactor has to say goes out at its end, in one piece."""
+        if connection in self._connections:
+            connection.queue(message)
+            self._unsent.add(connection)
+
+    def _flush(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
         try:
-            connection.send(message)
-        except ConnectionLost:
-            self._drop(connection)
-            return
-        self._watch(connection)
-
-    def _flush(self, connection: Connection) -> None:
-        try:
             connection.flush()
         except ConnectionLost:
+            self._unsent.discard(connection)
             self._drop(connection)
             return
-        self._watch(connection)
+        if connection.wants_to_write or connection in self._writing:
+            self._watch(connection)
         while self._late_output and connection is self._agent and not connection.is_busy:
             self._send(connection, self._late_output.pop(next(iter(self._late_output))))
 
     def _watch(self, connection: Connection) -> None:
-        on_writable = (lambda: self._flush(connection)) if connection.wants_to_write else None
+        on_writable = None
+        self._writing.discard(connection)
+        if connection.wants_to_write:
+            on_writable = lambda: self._flush(connection)  # noqa: E731 - two lines of a method for it say no more
+            self._writing.add(connection)
         self._reactor.watch(connection.stream.fileno(), lambda: self._receive(connection), on_writable)
 
     def _drop(self, connection: Connection) -> None:
         if connection in self._connections:
+            if connection in self._unsent:
+                self._unsent.discard(connection)
+                try:
+                    connection.flush()
+                except ConnectionLost:  # then nobody is there to hear it
+                    pass
             self._connections.discard(connection)
+            self._writing.discard(connection)
             self._reactor.unwatch(connection.stream.fileno())
             connection.close()
         if connection is self._agent:

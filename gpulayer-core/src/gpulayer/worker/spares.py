@@ -42,7 +42,8 @@ class Spares:
     def keep(self, folder: str) -> bool:
         """Take the folder away for later; False where it must be deleted instead, and nothing but files that are
         known was removed from it."""
-        if len(self._free) >= KEPT or not self._is_tidy(folder):
+        names = _tidy_names(folder) if len(self._free) < KEPT else None
+        if names is None:
             return False
         self._count += 1
         spare = f"{self._root}/{self._count}"
@@ -50,31 +51,27 @@ class Spares:
             if self._count == 1:
                 os.makedirs(self._root, mode=0o700, exist_ok=True)
             os.rename(folder, spare)
-            for name in _REMOVED:
-                _remove(f"{spare}/{name}")
+            for name in _REMOVED.intersection(names):
+                os.unlink(f"{spare}/{name}")
         except OSError:
             return False
         self._free.append(spare)
         return True
 
-    def _is_tidy(self, folder: str) -> bool:
-        try:
-            device = os.lstat(folder).st_dev
-            if not {*_USED_AGAIN, *_REMOVED, *_FOLDERS}.issuperset(os.listdir(folder)):
-                return False
-            for name in _FOLDERS:
-                found = os.lstat(f"{folder}/{name}")
-                if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != 0o700:
-                    return False
-                if found.st_dev != device or os.listdir(f"{folder}/{name}"):
-                    return False
-        except OSError:
-            return False
-        return True
 
-
-def _remove(path: str) -> None:
+def _tidy_names(folder: str) -> list[str] | None:
+    """What the folder holds, where that is nothing of the job's; else None."""
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        device = os.lstat(folder).st_dev
+        names = os.listdir(folder)
+        if not {*_USED_AGAIN, *_REMOVED, *_FOLDERS}.issuperset(names):
+            return None
+        for name in _FOLDERS:
+            found = os.lstat(f"{folder}/{name}")
+            if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != 0o700:
+                return None
+            if found.st_dev != device or os.listdir(f"{folder}/{name}"):
+                return None
+    except OSError:
+        return None
+    return names
