@@ -10,27 +10,21 @@ other faults of the worker itself end the agent. Then whoever looks after it sta
 
 import asyncio
 import logging
-import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, assert_never
 
 from gpulayer.clock import Clock
 from gpulayer.errors import (
-    BadRequest,
-    Blame,
     Conflict,
-    DiskFull,
     GpulayerError,
     NotFound,
-    StaleAttempt,
     TimedOut,
-    TooLarge,
     Unreachable,
 )
 from gpulayer.faults import here
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine, ProbeSite
+from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import Registry
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
@@ -43,7 +37,6 @@ from gpulayer.protocol.messages import (
     DiskFilled,
     DrainLog,
     Extend,
-    ExtendFailed,
     FactsChanged,
     Finish,
     FollowLog,
@@ -53,9 +46,7 @@ from gpulayer.protocol.messages import (
     KillTree,
     LogDrained,
     OutputsCollected,
-    OutputsFailed,
     Phase,
-    ProcessExited,
     ProcessLost,
     Progress,
     Recovered,
@@ -68,35 +59,27 @@ from gpulayer.protocol.messages import (
     SessionOpened,
     SignalTree,
     Spawn,
-    Spawned,
     SpawnFailed,
     Stage,
-    Staged,
-    StagingFailed,
     StopAllRequested,
     Ticked,
-    TreeSignalled,
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.logs import not_whole
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
-from gpulayer.worker.disk import Reserve, is_full_error
+from gpulayer.worker.disk import Reserve
 from gpulayer.worker.facts import KnownFacts
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
-from gpulayer.worker.launching import SpawnerStarter, end_of, launch
 from gpulayer.worker.logs import AttemptLogs
-from gpulayer.worker.outputs import deliver_outputs
+from gpulayer.worker.node_work import NodeWork
 from gpulayer.worker.session import NotKnown, Plane
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
 from gpulayer.worker.stage import Stager
 from gpulayer.worker.story import Story
 from gpulayer.worker.translating import command_from_wire, report_to_wire
-from gpulayer.worker.usage import until_over
 
 __all__ = ["Agent"]
 
@@ -130,10 +113,19 @@ class Agent:
         self._folders = folders
         self._reserve = reserve
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
-        self._stager = stager
-        self._registry = registry
         site = ProbeSite(settings.work_dir, settings.environment)
         self._known = KnownFacts(facts, registry.probes, site, version=settings.version, labels=settings.labels)
+        self._work = NodeWork(
+            feed=self._feed,
+            plane=plane,
+            link=link,
+            folders=folders,
+            keeper=self._keeper,
+            stager=stager,
+            registry=registry,
+            known=self._known,
+            environment=settings.environment,
+        )
         self._clock = clock
         self._boot = boot
         self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
@@ -144,7 +136,6 @@ class Agent:
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, AttemptLogs] = {}
-        self._unwritten: dict[NodeKey, tuple[int, ...]] = {}
         self._unwanted: list[NodeKey] = []
         self._report_tries = 0
         self._settled = asyncio.Event()
@@ -251,27 +242,27 @@ class Agent:
             case SaveContact(contact_ms):
                 self._keeper.save_contact(contact_ms)
             case Stage(assignment):
-                self._stages[assignment.key] = self._start_for(assignment.key, self._stage(assignment))
+                self._stages[assignment.key] = self._start_for(assignment.key, self._work.stage(assignment))
             case AbandonStage(key):
                 task = self._stages.pop(key, None)
                 if task is not None:
                     task.cancel()
             case Spawn(assignment, kill_by_ms):
-                self._start_for(assignment.key, self._spawn(assignment, kill_by_ms))
+                self._start_for(assignment.key, self._work.spawn(assignment, kill_by_ms))
             case Extend(key, kill_by_ms):
-                self._start_for(key, self._extend(key, kill_by_ms))
+                self._start_for(key, self._work.extend(key, kill_by_ms))
             case FollowLog(key):
                 assignment = self._state.held[key].assignment
                 self._follow_log(assignment, is_resumed=False)
                 if assignment.limits.disk_bytes:
-                    self._start_for(key, self._watch_usage(assignment))
+                    self._start_for(key, self._work.watch_usage(assignment))
             case SignalTree(key):
-                self._start_for(key, self._signal_tree(key))
+                self._start_for(key, self._work.signal_tree(key))
             case KillTree(key):
-                self._start_for(key, self._kill_tree(key))
+                self._start_for(key, self._work.kill_tree(key))
             case DrainLog(key):
                 self._follow_log(self._state.held[key].assignment, is_resumed=True)
-                unwritten = self._unwritten.get(key, ())
+                unwritten = self._work.unwritten.get(key, ())
                 if not any(unwritten) and self._logs[key].is_needless():
                     self._feed(LogDrained(key))
                 else:
@@ -281,7 +272,7 @@ class Agent:
                 if self._folders.made_nothing(key):
                     self._feed(OutputsCollected(key, None))
                 else:
-                    self._start_for(key, self._collect(key))
+                    self._start_for(key, self._work.collect(self._state.held[key].assignment))
             case SendReport(plan):
                 self._start(self._report(plan), "report")
             case Forget(key):
@@ -314,7 +305,7 @@ class Agent:
         nodes: list[RecoveredNode] = []
         for assignment, progress in await asyncio.to_thread(self._folders.load):
             row = rows.pop(str(assignment.key), None)
-            process = None if row is None or row.exit is None else self._end_of(assignment, row.exit)
+            process = None if row is None or row.exit is None else self._work.end_of(assignment, row.exit)
             if isinstance(process, SpawnFailed):
                 process = None  # the machine asks the spawner to start it, and hears this again
             nodes.append(
@@ -385,14 +376,9 @@ class Agent:
         key = _key_of(record.key)
         here("agent.after_exit")
         if key in self._state.held:
-            self._feed(self._end_of(self._state.held[key].assignment, record))
+            self._feed(self._work.end_of(self._state.held[key].assignment, record))
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
-
-    def _end_of(self, assignment: Assignment, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
-        self._unwritten[assignment.key] = record.unwritten_bytes
-        end = end_of(assignment.key, record, limits=assignment.limits, enforces=self._known.facts.enforces)
-        return self._keeper.explained(end)
 
     async def _watch_commands(self) -> None:
         await self._settled.wait()
@@ -428,11 +414,6 @@ class Agent:
             if await self._known.look_again():
                 facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
-
-    async def _watch_usage(self, assignment: Assignment) -> None:
-        site, limit_bytes = self._site(assignment), assignment.limits.disk_bytes
-        evidence = await until_over((site.work_dir, site.output_dir), limit_bytes=limit_bytes)
-        self._feed(DiskFilled(assignment.key, evidence, blame=Blame.USER))
 
     # Actions that wait ------------------------------------------------------------------------------------------------
 
@@ -471,63 +452,10 @@ class Agent:
         self._feed(AttemptsVoided(tuple({node.key.epoch for node in held})))
         self._feed(StopAllRequested())
 
-    async def _stage(self, assignment: Assignment) -> None:
-        key = assignment.key
-
-        async def stage() -> Input:
-            assert assignment.source is not None
-            refused = self._keeper.why_not(key)
-            if refused is not None:
-                raise refused
-            await asyncio.to_thread(self._folders.renew_work_folder, key)
-            baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
-            here("agent.before_baseline")
-            await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
-            return Staged(key)
-
-        def failed(error: Exception) -> Input:
-            if isinstance(error, DiskFull) or is_full_error(error):
-                evidence = f"{self._keeper.full_text()}\n{_told(error)}"
-                return StagingFailed(key, evidence, ended_by=EndedBy.DISK_FULL)
-            is_bad_tree = isinstance(error, BadRequest | TooLarge | Conflict)
-            return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
-
-        await self._guarded(key, stage, failed)
-
-    async def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
-        key = assignment.key
-
-        async def spawn() -> Input:
-            refused = self._keeper.why_not(key)
-            if refused is not None:
-                return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
-            starter = SpawnerStarter(self._link, assignment, kill_by_ms)
-            machine = Machine(self._known.facts, self._settings.environment)
-            here("agent.before_spawn")
-            failed = await launch(self._launcher, assignment, starter, site=self._site(assignment), machine=machine)
-            here("agent.after_spawn")
-            if failed is not None and starter.is_disk_full:
-                return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
-            if failed is not None:
-                return failed
-            if starter.ended is not None:
-                self._feed(Spawned(key))
-                return self._end_of(assignment, starter.ended)
-            return Spawned(key)
-
-        await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
-
-    @property
-    def _launcher(self) -> Launcher:
-        return self._registry.launchers["process"]
-
-    def _site(self, assignment: Assignment) -> LaunchSite:
-        return self._folders.site(assignment.key, is_split=assignment.split_streams)
-
     def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
         key = assignment.key
         if key not in self._logs:
-            self._logs[key] = AttemptLogs(self._plane, key, self._site(assignment), is_resumed=is_resumed)
+            self._logs[key] = AttemptLogs(self._plane, key, self._work.site(assignment), is_resumed=is_resumed)
             if is_resumed:
                 self._send_logs(key)
 
@@ -535,68 +463,12 @@ class Agent:
         logs = self._logs[key]
         if not logs.is_started:
             logs.is_started = True
-            self._start_for(key, self._upload_logs(key, logs))
-
-    async def _upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
-        async def upload() -> Input:
-            await logs.run()
-            lost = sum(self._unwritten.get(key, ()))
-            return LogDrained(key, f"{lost} bytes of its log found no room on the worker's disk" if lost else "")
-
-        await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
-
-    async def _collect(self, key: NodeKey) -> None:
-        assignment = self._state.held[key].assignment
-
-        async def collect() -> Input:
-            baseline = await asyncio.to_thread(self._folders.baseline, key)
-            site = self._folders.site(key)
-            delivered = await deliver_outputs(self._plane, key, site, baseline, assignment.outputs)
-            return OutputsCollected(key, delivered.tree, delivered.warnings)
-
-        await self._guarded(key, collect, lambda error: OutputsFailed(key, _told(error)))
-
-    async def _guarded(
-        self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]
-    ) -> None:
-        """A node's own work: whatever goes wrong is the end of that node, not of the worker."""
-        try:
-            result = await work()
-        except StaleAttempt:
-            result = AttemptsVoided((key.epoch,))
-        except GpulayerError as error:
-            result = failed(error)
-        except Exception as error:
-            _log.exception("work for %s failed", key)
-            result = failed(error)
-        self._feed(result)
-
-    async def _signal_tree(self, key: NodeKey) -> None:
-        try:
-            await self._link.signal(str(key), signal.SIGTERM)
-        except GpulayerError as error:
-            _log.warning("SIGTERM for %s: %s", key, error.message)  # SIGKILL follows after the grace time
-        self._feed(TreeSignalled(key))
-
-    async def _extend(self, key: NodeKey, kill_by_ms: int) -> None:
-        try:
-            await self._link.extend(str(key), kill_by_ms)
-        except GpulayerError as error:
-            _log.warning("extending %s: %s", key, error.message)
-            self._feed(ExtendFailed(key))
-
-    async def _kill_tree(self, key: NodeKey) -> None:
-        try:
-            await self._link.kill(str(key))
-        except NotFound:
-            self._feed(ProcessLost(key, "the spawner does not know the program any more"))
-        except GpulayerError as error:
-            _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
+            self._start_for(key, self._work.upload_logs(key, logs))
 
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)
         self._keeper.forget(key)
-        self._unwritten.pop(key, None)
+        self._work.unwritten.pop(key, None)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
         current = asyncio.current_task()
@@ -632,10 +504,6 @@ class Agent:
 def _key_of(text: str) -> NodeKey:
     epoch, _, node = text.partition(".")
     return NodeKey(Epoch(int(epoch)), int(node))
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, GpulayerError | OSError) else f"{type(error).__name__}: {error}"
 
 
 async def _raise(error: Exception) -> None:

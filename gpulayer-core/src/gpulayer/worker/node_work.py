@@ -1,0 +1,225 @@
+"""What a node needs done that takes its time: staging, starting, sending home, signals; each answers the machine once.
+
+A failure of a node's own work is that node's end, not the worker's; what ends it is told by the answer. Nothing is
+decided here, and nothing is remembered but what found no room on a full disk.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from gpulayer.errors import (
+    BadRequest,
+    Blame,
+    Conflict,
+    DiskFull,
+    GpulayerError,
+    NotFound,
+    StaleAttempt,
+    TooLarge,
+)
+from gpulayer.faults import here
+from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine
+from gpulayer.plugins.registry import Registry
+from gpulayer.protocol.messages import (
+    AttemptsVoided,
+    DiskFilled,
+    ExtendFailed,
+    Input,
+    LogDrained,
+    OutputsCollected,
+    OutputsFailed,
+    ProcessExited,
+    ProcessLost,
+    Spawned,
+    SpawnFailed,
+    Staged,
+    StagingFailed,
+    TreeSignalled,
+)
+from gpulayer.spawner.messages import ExitRecord
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.logs import not_whole
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.worker.disk import is_full_error
+from gpulayer.worker.facts import KnownFacts
+from gpulayer.worker.journal import Journal as Folders
+from gpulayer.worker.keeping import Keeper
+from gpulayer.worker.launching import SpawnerStarter, end_of, launch
+from gpulayer.worker.logs import AttemptLogs
+from gpulayer.worker.outputs import deliver_outputs
+from gpulayer.worker.session import Plane
+from gpulayer.worker.spawner_link import SpawnerLink
+from gpulayer.worker.stage import Stager
+from gpulayer.worker.usage import until_over
+
+__all__ = ["NodeWork"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class NodeWork:
+    """Of one start of a worker. ``feed`` takes the answers, in the event loop.
+
+    unwritten: by node, the bytes of each of its streams that found no room when its program had ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        feed: Callable[[Input], None],
+        plane: Plane,
+        link: SpawnerLink,
+        folders: Folders,
+        keeper: Keeper,
+        stager: Stager,
+        registry: Registry,
+        known: KnownFacts,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._feed = feed
+        self._plane = plane
+        self._link = link
+        self._folders = folders
+        self._keeper = keeper
+        self._stager = stager
+        self._registry = registry
+        self._known = known
+        self._environment = environment
+        self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
+
+    def site(self, assignment: Assignment) -> LaunchSite:
+        """Its folders and files."""
+        return self._folders.site(assignment.key, is_split=assignment.split_streams)
+
+    def end_of(self, assignment: Assignment, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
+        """What the machine is told of the end that the spawner recorded."""
+        self.unwritten[assignment.key] = record.unwritten_bytes
+        end = end_of(assignment.key, record, limits=assignment.limits, enforces=self._known.facts.enforces)
+        return self._keeper.explained(end)
+
+    async def stage(self, assignment: Assignment) -> None:
+        """Answered by Staged or StagingFailed."""
+        key = assignment.key
+
+        async def stage() -> Input:
+            assert assignment.source is not None
+            refused = self._keeper.why_not(key)
+            if refused is not None:
+                raise refused
+            await asyncio.to_thread(self._folders.renew_work_folder, key)
+            baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            here("agent.before_baseline")
+            await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
+            return Staged(key)
+
+        def failed(error: Exception) -> Input:
+            if isinstance(error, DiskFull) or is_full_error(error):
+                evidence = f"{self._keeper.full_text()}\n{_told(error)}"
+                return StagingFailed(key, evidence, ended_by=EndedBy.DISK_FULL)
+            is_bad_tree = isinstance(error, BadRequest | TooLarge | Conflict)
+            return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
+
+        await self._guarded(key, stage, failed)
+
+    async def spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
+        """Answered by Spawned or SpawnFailed, and by the end of a program that has ended already."""
+        key = assignment.key
+
+        async def spawn() -> Input:
+            refused = self._keeper.why_not(key)
+            if refused is not None:
+                return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
+            starter = SpawnerStarter(self._link, assignment, kill_by_ms)
+            machine = Machine(self._known.facts, self._environment)
+            here("agent.before_spawn")
+            failed = await launch(self._launcher, assignment, starter, site=self.site(assignment), machine=machine)
+            here("agent.after_spawn")
+            if failed is not None and starter.is_disk_full:
+                return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
+            if failed is not None:
+                return failed
+            if starter.ended is not None:
+                self._feed(Spawned(key))
+                return self.end_of(assignment, starter.ended)
+            return Spawned(key)
+
+        await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
+
+    async def upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
+        """Answered by LogDrained, once they are whole."""
+
+        async def upload() -> Input:
+            await logs.run()
+            lost = sum(self.unwritten.get(key, ()))
+            return LogDrained(key, f"{lost} bytes of its log found no room on the worker's disk" if lost else "")
+
+        await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
+
+    async def collect(self, assignment: Assignment) -> None:
+        """Answered by OutputsCollected or OutputsFailed."""
+        key = assignment.key
+
+        async def collect() -> Input:
+            baseline = await asyncio.to_thread(self._folders.baseline, key)
+            site = self._folders.site(key)
+            delivered = await deliver_outputs(self._plane, key, site, baseline, assignment.outputs)
+            return OutputsCollected(key, delivered.tree, delivered.warnings)
+
+        await self._guarded(key, collect, lambda error: OutputsFailed(key, _told(error)))
+
+    async def watch_usage(self, assignment: Assignment) -> None:
+        """Answered by DiskFilled where it outgrows its own limit; until then it goes on."""
+        site, limit_bytes = self.site(assignment), assignment.limits.disk_bytes
+        evidence = await until_over((site.work_dir, site.output_dir), limit_bytes=limit_bytes)
+        self._feed(DiskFilled(assignment.key, evidence, blame=Blame.USER))
+
+    async def signal_tree(self, key: NodeKey) -> None:
+        """Answered by TreeSignalled."""
+        try:
+            await self._link.signal(str(key), signal.SIGTERM)
+        except GpulayerError as error:
+            _log.warning("SIGTERM for %s: %s", key, error.message)  # SIGKILL follows after the grace time
+        self._feed(TreeSignalled(key))
+
+    async def extend(self, key: NodeKey, kill_by_ms: int) -> None:
+        """Answered by ExtendFailed, or not at all."""
+        try:
+            await self._link.extend(str(key), kill_by_ms)
+        except GpulayerError as error:
+            _log.warning("extending %s: %s", key, error.message)
+            self._feed(ExtendFailed(key))
+
+    async def kill_tree(self, key: NodeKey) -> None:
+        """Its end follows; answered by ProcessLost where there is nothing to end."""
+        try:
+            await self._link.kill(str(key))
+        except NotFound:
+            self._feed(ProcessLost(key, "the spawner does not know the program any more"))
+        except GpulayerError as error:
+            _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
+
+    @property
+    def _launcher(self) -> Launcher:
+        return self._registry.launchers["process"]
+
+    async def _guarded(
+        self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]
+    ) -> None:
+        """A node's own work: whatever goes wrong is the end of that node, not of the worker."""
+        try:
+            result = await work()
+        except StaleAttempt:
+            result = AttemptsVoided((key.epoch,))
+        except GpulayerError as error:
+            result = failed(error)
+        except Exception as error:
+            _log.exception("work for %s failed", key)
+            result = failed(error)
+        self._feed(result)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, GpulayerError | OSError) else f"{type(error).__name__}: {error}"
