@@ -810,3 +810,15 @@ def test_what_waited_for_room_starts_out_of_contact_only_once_it_is_known_to_be_
     agent.now = 30_001
     assert started(finish(agent, 1)) == []
     assert started(agent.answer(*void)) == starts
+
+
+def test_what_brings_nothing_and_waits_for_room_still_does_after_a_restart():
+    agent = Agent(settled=False, cpus=1, memory_bytes=100)
+    nodes = (
+        RecoveredNode(lent(1), Progress(Phase.RUNNING, started_ms=0), is_running=True),
+        RecoveredNode(lent(2), Progress(Phase.STAGING)),
+    )
+    asked = agent.send(Recovered(2, nodes, contact_ms=0))
+    assert not started(asked) and not [action for action in asked if isinstance(action, Stage)]
+    agent.answer()
+    assert started(finish(agent, 1)) == [2]

@@ -192,7 +192,7 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
 def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, actions: list[Action]) -> None:
     match held.phase:
         case Phase.STAGING:
-            actions.append(Stage(held.assignment))
+            _stage(held, actions)
         case Phase.SPAWNING if node.is_running or node.process is not None:
             _spawned(held, now_ms, actions)
         case Phase.SPAWNING:
@@ -233,10 +233,15 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
     state.held[key] = held
     _save_contact(state, actions)
     actions.append(Admit(assignment))
-    if assignment.source is None:
+    _stage(held, actions)
+
+
+def _stage(held: Held, actions: list[Action]) -> None:
+    """What brings nothing is ready; it may still have to wait for room."""
+    if held.assignment.source is None:
         held.is_staged = True
     else:
-        actions.append(Stage(assignment))
+        actions.append(Stage(held.assignment))
 
 
 def _refuse(state: AgentState, assignment: Assignment, ended_by: EndedBy, now_ms: int) -> None:

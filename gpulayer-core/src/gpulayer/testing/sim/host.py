@@ -176,6 +176,7 @@ class SimHost:
                     self.folders[action.key] = (self.folders[action.key][0], action.progress)
             case m.Stage():
                 key = action.assignment.key
+                assert action.assignment.source is not None, f"{key} brings nothing that could be staged"
                 failed = self.clock.chance(self.staging_failure)
                 outcome: m.Input = m.StagingFailed(key, "a blob was damaged") if failed else m.Staged(key)
                 self._later(self.clock.spread_ms(50), outcome)
