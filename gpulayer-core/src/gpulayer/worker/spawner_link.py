@@ -19,23 +19,19 @@ from types import TracebackType
 from typing import Final, Self
 
 from gpulayer.errors import (
-    BadRequest,
     Conflict,
-    Forbidden,
     GpulayerError,
     InternalError,
-    NotFound,
     ProtocolError,
     TimedOut,
     Unreachable,
 )
-from gpulayer.faults import rest_of
-from gpulayer.spawner import ALREADY_RUNNING, spawner_command
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
-from gpulayer.worker.disk import is_full
+from gpulayer.worker.spawner_errors import error_of, read_message, unexpected
 from gpulayer.worker.spawner_pulse import Pulse, end_stuck_spawner
+from gpulayer.worker.spawner_start import SpawnerStart
 
 __all__ = [
     "Attached",
@@ -54,7 +50,7 @@ _MAX_REPLY_BYTES: Final = 64 << 20
 _START_DEADLINE_S: Final = 60.0  # longer than one that is stuck is waited for
 _REQUEST_DEADLINE_S: Final = 30.0
 _AGAIN_S: Final = (0.01, 0.5)
-_LOG_TAIL_BYTES: Final = 1000
+_STARTS: Final = 2  # one that fails may have met what passes: a start is cheap, the loss of an agent is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +95,13 @@ class SpawnerLink:
         pulse: Pulse,
     ) -> None:
         self._state = StateDir(os.fspath(state_dir))
-        self._python = python
-        self._environment = dict(environment)
-        self._faults = faults
+        self._start = SpawnerStart(
+            self._state, python=python, environment=environment, lock_folders=lock_folders, faults=faults
+        )
         self._speaks = speaks
         self._protocol = max(speaks)
         self._may_retire = True
         self._pulse = pulse
-        self._lock_folders = tuple(lock_folders)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
         self._outgoing: list[bytes] = []
@@ -198,7 +193,7 @@ class SpawnerLink:
         )
         if isinstance(reply, Spawned | SpawnFailed):
             return reply
-        raise _unexpected(reply)
+        raise unexpected(reply)
 
     async def extend(self, key: str, kill_by_ms: int, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """Move the time at which the spawner ends the tree by itself. Raises ``NotFound`` for an unknown key."""
@@ -223,7 +218,7 @@ class SpawnerLink:
         reply = await self._request(m.ListJobs, what="list the jobs", deadline_s=deadline_s)
         if isinstance(reply, m.Table):
             return reply.rows
-        raise _unexpected(reply)
+        raise unexpected(reply)
 
     async def forget(self, key: str, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """Drop an ended job from the table; its files stay. Raises ``Conflict`` while it runs."""
@@ -234,7 +229,7 @@ class SpawnerLink:
         makes = [partial(_forget, key) for key in keys]
         for reply in await self._request_all(makes, what="forget jobs", deadline_s=deadline_s):
             if isinstance(reply, m.Failed) and reply.code != "not_found":
-                raise _error(reply)
+                raise error_of(reply)
 
     async def shutdown(self, *, force: bool = False, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """End spawner and watchdog, and with them ``events``. Raises ``Conflict`` while jobs run, unless ``force``,
@@ -287,14 +282,14 @@ class SpawnerLink:
         reply = await self._request(make, what=what, deadline_s=deadline_s, may_repeat=may_repeat)
         if isinstance(reply, m.Done):
             return reply.count
-        raise _unexpected(reply)
+        raise unexpected(reply)
 
     async def _request(
         self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
     ) -> m.Message:
         (reply,) = await self._request_all([make], what=what, deadline_s=deadline_s, may_repeat=may_repeat)
         if isinstance(reply, m.Failed):
-            raise _error(reply)
+            raise error_of(reply)
         return reply
 
     async def _request_all(
@@ -391,7 +386,7 @@ class SpawnerLink:
             if not line.endswith(b"\n"):
                 return
             self._pulse.heard()
-            self._take(_decode(line))
+            self._take(read_message(line))
 
     def _take(self, message: m.Message) -> None:
         match message:
@@ -408,7 +403,7 @@ class SpawnerLink:
                 if future is not None and not future.done():
                     future.set_result(message)
             case _:
-                raise _unexpected(message)
+                raise unexpected(message)
 
     def _push(self, kind: str, key: str, event: SpawnerEvent) -> None:
         self._queue[kind, key] = event
@@ -446,7 +441,7 @@ class SpawnerLink:
     async def _attach(self, deadline_s: float) -> None:
         """Connect, start what is not there, greet, list; raises ``Unreachable`` or ``ProtocolError``."""
         reason = "it does not answer"
-        wait_s = _AGAIN_S[0]
+        wait_s, failures = _AGAIN_S[0], 0
         self._pulse.asked()
         try:
             async with asyncio.timeout(deadline_s):
@@ -455,7 +450,12 @@ class SpawnerLink:
                         stream = self._state.connect(timeout_s=0)
                     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
                         reason = str(error)
-                        await self._start()
+                        try:
+                            await self._start.run()
+                        except Unreachable:
+                            failures += 1
+                            if failures == _STARTS:
+                                raise
                     except OSError as error:  # its queue is full: it is stopped, or very busy
                         reason = str(error)
                         self._pulse.waited(wait_s)
@@ -486,48 +486,6 @@ class SpawnerLink:
                 f"the spawner in {self._state.path} can't be reached: {reason}", hint=f"see {self._state.log_path}"
             ) from None
 
-    async def _start(self) -> None:
-        """Run the start command; returns when the spawner answers or another one holds the folder."""
-        try:
-            self._state.prepare()
-            log = os.open(self._state.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise Unreachable(f"the spawner's folder {self._state.path} can't be used: {error}") from None
-        try:
-            command = spawner_command(
-                self._state.path, python=self._python, lock_folders=self._lock_folders, faults=self._faults
-            )
-            self._faults = rest_of(self._faults)
-            # stdin is none: the spawner must not hold, or be ended by, the terminal of whoever started the agent.
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-            )
-        except OSError as error:
-            raise Unreachable(f"the spawner can't be started by {self._python}: {error}") from None
-        finally:
-            os.close(log)
-        try:
-            code = await process.wait()
-        except BaseException:
-            # Only the starting command: what it forked has a session of its own and is found by the next attempt.
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            raise
-        if code not in (0, ALREADY_RUNNING):
-            raise Unreachable(f"the spawner did not start (exit code {code}): {self._log_tail()}")
-
-    def _log_tail(self) -> str:
-        try:
-            with open(self._state.log_path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except OSError as error:
-            return str(error)
-        if lines:
-            return lines[-1]
-        return "its disk is full" if is_full(Path(self._state.path)) else "its log is empty"
-
     async def _greet_patiently(self) -> None:
         """As ``_greet``, with an eye on a spawner that does not answer, which is ended."""
         greeting = asyncio.ensure_future(self._greet())
@@ -548,11 +506,11 @@ class SpawnerLink:
         if isinstance(welcome, m.Failed):
             if welcome.code == "protocol" and welcome.speaks in self._speaks and welcome.speaks != self._protocol:
                 raise _SpeaksOther(welcome.speaks)
-            raise _error(welcome)
+            raise error_of(welcome)
         if not isinstance(welcome, m.Welcome):
-            raise _unexpected(welcome)
+            raise unexpected(welcome)
         if welcome.protocol != self._protocol:
-            raise _error(m.Failed(0, "protocol", m.version_mismatch(agent=self._protocol, spawner=welcome.protocol)))
+            raise error_of(m.Failed(0, "protocol", m.version_mismatch(agent=self._protocol, spawner=welcome.protocol)))
         self._writer.write(m.encode(m.ListJobs(0)))
         early: list[m.Message] = []
         while not isinstance(table := await self._next(), m.Table):
@@ -589,7 +547,7 @@ class SpawnerLink:
             raise _ConnectionLost
         self._pulse.heard()
         self._pulse.asked()
-        return _decode(line)
+        return read_message(line)
 
     async def _close_stream(self) -> None:
         writer, self._writer, self._reader = self._writer, None, None
@@ -614,33 +572,3 @@ class SpawnerLink:
 
 def _forget(key: str, number: int) -> m.Message:
     return m.Forget(number, key)
-
-
-def _decode(line: bytes) -> m.Message:
-    try:
-        return m.decode(line)
-    except m.BadMessage as error:
-        raise ProtocolError(f"the spawner sent what this version does not understand: {error}") from None
-
-
-def _unexpected(message: m.Message) -> ProtocolError:
-    return ProtocolError(f"the spawner answered with an unexpected {type(message).__name__}")
-
-
-def _error(reply: m.Failed) -> GpulayerError:
-    match reply.code:
-        case "protocol":
-            return ProtocolError(
-                reply.message,
-                hint="let its jobs end, or end it, then start the worker again; or use the former version",
-            )
-        case "bad_request":
-            return BadRequest(reply.message)
-        case "not_found":
-            return NotFound(reply.message)
-        case "busy":
-            return Conflict(reply.message)
-        case "forbidden":
-            return Forbidden(reply.message)
-        case _:
-            return InternalError(f"spawner: {reply.message}")
