@@ -16,6 +16,7 @@ from gpulayer.errors import Conflict, GpulayerError, StaleAttempt
 from gpulayer.faults import here
 from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
+from gpulayer.spec.logs import LogStream, not_whole
 from gpulayer.wire.workers import LogReply
 from gpulayer.worker.session import Plane
 
@@ -29,9 +30,9 @@ class AttemptLogs:
     the caller's note that it runs."""
 
     def __init__(self, plane: Plane, key: NodeKey, site: LaunchSite, *, is_resumed: bool) -> None:
-        paths = {"stdout": site.log_path}
+        paths = {LogStream.STDOUT: site.log_path}
         if site.err_path is not None:
-            paths["stderr"] = site.err_path
+            paths[LogStream.STDERR] = site.err_path
         self._streams = {
             stream: LogUploader(plane, key, path, is_resumed=is_resumed, stream=stream)
             for stream, path in paths.items()
@@ -56,9 +57,10 @@ class AttemptLogs:
         for uploader, count in zip(self._streams.values(), counts, strict=False):
             uploader.drain(unwritten=count)
 
-    async def run(self) -> None:
-        """Raises StaleAttempt, and any other error that is an answer for good; the other stream comes home first."""
-        failed: list[GpulayerError] = []
+    async def run(self) -> tuple[str, ...]:
+        """Returns a line of evidence for each stream that was refused for good; the other one comes home all the same.
+        Raises StaleAttempt."""
+        failed: list[str] = []
 
         async def run(uploader: LogUploader) -> None:
             try:
@@ -66,7 +68,7 @@ class AttemptLogs:
             except StaleAttempt:
                 raise
             except GpulayerError as error:
-                failed.append(error)
+                failed.append(not_whole(error.message, stream=uploader.stream))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -74,18 +76,19 @@ class AttemptLogs:
                     group.create_task(run(uploader))
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
-        if failed:
-            raise failed[0]
+        return tuple(failed)
 
 
 class LogUploader:
     """One stream. ``run`` it once; ``grown`` and ``drain`` may be called at any time."""
 
-    def __init__(self, plane: Plane, key: NodeKey, path: Path, *, is_resumed: bool, stream: str = "stdout") -> None:
+    def __init__(
+        self, plane: Plane, key: NodeKey, path: Path, *, is_resumed: bool, stream: LogStream = LogStream.STDOUT
+    ) -> None:
         self._plane = plane
         self._key = key
         self._path = path
-        self._stream = stream
+        self.stream = stream
         self._offset: int | None = None if is_resumed else 0
         self._woken = asyncio.Event()
         self._is_draining = False
@@ -153,8 +156,8 @@ class LogUploader:
 
     async def _put(self, piece: bytes, offset: int, *, is_final: bool) -> None:
         path = f"{self._plane.worker_path}/attempts/{self._key.epoch}/logs?node={self._key.node}&offset={offset}"
-        if self._stream != "stdout":
-            path += f"&stream={self._stream}"
+        if self.stream is not LogStream.STDOUT:
+            path += f"&stream={self.stream}"
         if is_final:
             path += "&final=1"
 

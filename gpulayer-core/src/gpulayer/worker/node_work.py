@@ -152,9 +152,11 @@ class NodeWork:
         """Answered by LogDrained, once they are whole."""
 
         async def upload() -> Input:
-            await logs.run()
+            warnings = list(await logs.run())
             lost = sum(self.unwritten.get(key, ()))
-            return LogDrained(key, f"{lost} bytes of its log found no room on the worker's disk" if lost else "")
+            if lost:
+                warnings.append(f"{lost} bytes of its log found no room on the worker's disk")
+            return LogDrained(key, "\n".join(warnings))
 
         await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
 

@@ -1,8 +1,8 @@
 """Attempt folders used again: making and deleting three folders takes a tiny job longer than its program.
 
 A folder is kept only where its job left nothing behind: nothing unknown beside the journal's own files, ``work`` and
-``out`` empty, closed to others and on the same file system as before. What was kept counts as thrown away: an earlier
-agent's are deleted.
+``out`` empty, the worker's own, closed to others and on the same file system as before. What was kept counts as thrown
+away: an earlier agent's are deleted.
 """
 
 import os
@@ -70,7 +70,7 @@ def _tidy_names(folder: str) -> list[str] | None:
             found = os.lstat(f"{folder}/{name}")
             if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != 0o700:
                 return None
-            if found.st_dev != device or os.listdir(f"{folder}/{name}"):
+            if found.st_dev != device or found.st_uid != os.geteuid() or os.listdir(f"{folder}/{name}"):
                 return None
     except OSError:
         return None
