@@ -22,6 +22,7 @@ from gpulayer.client.embedded import (
     plane_argv,
     wait_until_gone,
 )
+from gpulayer.client.location import EndpointFound
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable, UsageError
 
@@ -55,6 +56,14 @@ def test_the_command_line_is_a_plan():
     assert plane_argv(settings) == (
         *("py", "-P", "-m", "gpulayer.cli.background", "plane", "--state", "/s", "--mode", "embedded"),
         *("--host", "127.0.0.1", "--port", "0", "--idle-exit-s", "0.5"),
+    )
+
+
+def test_a_standing_control_plane_that_died_is_started_again_as_it_was():
+    died = EndpointFound("http://127.0.0.1:9", "127.0.0.1", 9, "t", 1, "0.1.0", False, False, 5000)
+    assert plane_argv(EmbeddedPlane(Path("/s"), "0.1.0", {}, python="py", idle_exit_s=0.5), died=died) == (
+        *("py", "-P", "-m", "gpulayer.cli.background", "plane", "--state", "/s", "--mode", "standing"),
+        *("--host", "127.0.0.1", "--port", "9", "--no-worker", "--keep-logs-ms", "5000"),
     )
 
 

@@ -55,6 +55,7 @@ def up(
     running = find_plane(folder)
     if running is not None and not running.embedded:
         if detach:
+            say("it runs already, as it was started; gpulayer down ends it")
             _announce(running)
             return 0
         raise Conflict(

@@ -63,14 +63,8 @@ class Running:
 
 def find_plane(state_dir: Path) -> EndpointFound | None:
     """The control plane that serves this folder now, or None. A stale endpoint file (after a crash) is no plane."""
-    try:
-        content = (state_dir / ENDPOINT_FILE).read_bytes()
-    except OSError:
-        return None
-    endpoint = parse_endpoint(content)
-    if endpoint is None or not _is_listening(endpoint):
-        return None
-    return endpoint
+    endpoint = _read_endpoint(state_dir)
+    return endpoint if endpoint is not None and _is_listening(endpoint) else None
 
 
 def is_stale(state_dir: Path) -> bool:
@@ -89,16 +83,28 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
         kept = _keep_or_replace(found, settings)
         if kept is not None:
             return Running(kept, is_new=False)
-    say("starting the background control plane")
-    process = start_detached(plane_argv(settings), log=settings.state_dir / PLANE_LOG, environment=settings.environment)
+    died = _read_endpoint(settings.state_dir)
+    if died is not None and not died.embedded:
+        say(f"the control plane at {died.url} has died: starting it again as it was")
+    else:
+        died = None
+        say("starting the background control plane")
+    argv = plane_argv(settings, died=died)
+    process = start_detached(argv, log=settings.state_dir / PLANE_LOG, environment=settings.environment)
     endpoint = _await_endpoint(settings, process)
     return Running(endpoint, is_new=True)
 
 
-def plane_argv(settings: EmbeddedPlane) -> tuple[str, ...]:
-    """The command line of a background control plane. Pure."""
+def plane_argv(settings: EmbeddedPlane, *, died: EndpointFound | None = None) -> tuple[str, ...]:
+    """The command line of a background control plane, or of a standing one that has ``died``: workers that joined it
+    know its port, and its logs are to be kept for as long as was said. Pure."""
     # -P: the folder a command is typed in must never decide what the control plane imports.
     argv = [settings.python, "-P", "-m", "gpulayer.cli.background", "plane", "--state", str(settings.state_dir)]
+    if died is not None:
+        argv += ["--mode", "standing", "--host", died.host, "--port", str(died.port)]
+        argv += [] if died.has_worker else ["--no-worker"]
+        argv += [] if died.keep_logs_ms is None else ["--keep-logs-ms", str(died.keep_logs_ms)]
+        return tuple(argv)
     argv += ["--mode", "embedded", "--host", "127.0.0.1", "--port", "0"]
     if settings.idle_exit_s is not None:
         argv += ["--idle-exit-s", f"{settings.idle_exit_s:g}"]
@@ -210,11 +216,15 @@ def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]")
     )
 
 
-def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
+def _read_endpoint(state_dir: Path) -> EndpointFound | None:
     try:
-        return parse_endpoint((state_dir / ENDPOINT_FILE).read_bytes()) == endpoint
+        return parse_endpoint((state_dir / ENDPOINT_FILE).read_bytes())
     except OSError:
-        return False
+        return None
+
+
+def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
+    return _read_endpoint(state_dir) == endpoint
 
 
 def _is_listening(endpoint: EndpointFound) -> bool:

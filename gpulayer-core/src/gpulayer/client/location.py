@@ -39,7 +39,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class EndpointFound:
-    """What ``endpoint.json`` says."""
+    """What ``endpoint.json`` says. keep_logs_ms: None where it does not say."""
 
     url: str
     host: str
@@ -48,6 +48,8 @@ class EndpointFound:
     pid: int
     version: str
     embedded: bool
+    has_worker: bool = True
+    keep_logs_ms: int | None = None
 
 
 def parse_target(text: str) -> Target:
@@ -107,6 +109,17 @@ def parse_endpoint(content: bytes) -> EndpointFound | None:
                 address = parse_url(url)
             except GpulayerError:
                 return None
-            return EndpointFound(address.url, address.host, address.port, token, pid, version, embedded)
+            has_worker, keep_logs_ms = document.get("has_worker"), document.get("keep_logs_ms")
+            return EndpointFound(
+                url=address.url,
+                host=address.host,
+                port=address.port,
+                token=token,
+                pid=pid,
+                version=version,
+                embedded=embedded,
+                has_worker=has_worker is not False,
+                keep_logs_ms=keep_logs_ms if type(keep_logs_ms) is int else None,
+            )
         case _:
             return None

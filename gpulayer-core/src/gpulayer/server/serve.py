@@ -319,6 +319,8 @@ def _endpoint(served: _Served, token: str) -> bytes:
         "pid": os.getpid(),
         "version": __version__,
         "embedded": served.settings.mode == "embedded",
+        "has_worker": served.worker is not None,
+        "keep_logs_ms": served.settings.keep_logs_ms,
     }
     return json.dumps(document).encode()
 

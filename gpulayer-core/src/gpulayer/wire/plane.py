@@ -12,7 +12,10 @@ MAX_DIGESTS = 200_000
 
 
 class EndpointFile(TypedDict):
-    """``endpoint.json`` (mode 0600) in the state folder: how commands of this user reach this control plane."""
+    """``endpoint.json`` (mode 0600) in the state folder: how commands of this user reach this control plane.
+
+    Left behind by one that was killed, it says how to start it again as it was: ``has_worker``, ``keep_logs_ms``.
+    """
 
     schema: int
     url: str
@@ -20,6 +23,8 @@ class EndpointFile(TypedDict):
     pid: int
     version: str
     embedded: bool
+    has_worker: NotRequired[bool]
+    keep_logs_ms: NotRequired[int]
 
 
 class PlaneRecord(TypedDict):
