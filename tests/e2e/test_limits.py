@@ -55,6 +55,8 @@ def test_a_fork_bomb_within_its_limit_is_ended_by_its_timeout_and_nothing_else_i
     assert shared.run("submit", "--", "echo", "alive").out == b"alive\n"
     record = shared.end(bombing).json
     assert (record["state"], record["ended_by"]) == ("timed_out", "timeout")
+    is_told = "it reached its --pids of 30" in record["attempts"][0]["evidence"]
+    assert is_told is ("pids" in enforced(shared))
 
 
 def test_a_job_that_stops_itself_is_ended_by_cancel(shared):

@@ -22,7 +22,7 @@ def planned(command=("true",), base_env=None, **options):
         ({"accelerator": "cuda, mps"}, {"accelerators": ["cuda", "mps"]}),
         ({"device_model": "H100,A100"}, {"device_models": ["H100", "A100"]}),
         ({"device_memory": "24GB"}, {"device_memory_bytes": 24_000_000_000}),
-        ({"memory": 5, "disk": "1KiB"}, {"memory_bytes": 5, "disk_bytes": 1024}),
+        ({"memory": 5_000_000, "disk": "1KiB"}, {"memory_bytes": 5_000_000, "disk_bytes": 1024}),
         ({"frameworks": {"torch": ">=2.4", "jax": ""}}, {"frameworks": ["torch>=2.4", "jax"]}),
         ({"frameworks": ["torch>=2.4"]}, {"frameworks": ["torch>=2.4"]}),
         ({"frameworks": "torch"}, {"frameworks": ["torch"]}),
@@ -138,3 +138,9 @@ def test_a_folder_on_the_path_that_is_no_text_keeps_no_job_from_being_sent(tmp_p
     sent = local_job_env(Settings(Local(tmp_path), environment, "0.1.0", "test"))
     assert sent == {"PATH": "/usr/bin"}
     planned(base_env=sent)
+
+
+@pytest.mark.parametrize(("options", "least"), [({"memory": "5"}, "1 MB"), ({"log_limit": "10KB"}, "65.5 kB")])
+def test_a_size_that_forgot_its_unit_is_no_limit(options, least):
+    with pytest.raises(UsageError, match=f"is less than {least}"):
+        plan_job(["true"], options, base_env={})

@@ -1,5 +1,6 @@
 """Records as people read them. Pure: text out of records."""
 
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -73,13 +74,13 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
     """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
     why, *more = (record["reason"] or {"message": ""})["message"].split("\n")
     source = record["source"]
-    request = ", ".join(f"{key} {_value(value)}" for key, value in record["request"].items())
     return [
         ("job", record["id"]),
         ("name", record["name"]),
         ("state", "\n".join([record["state"] + (f" ({why})" if why else ""), *more])),
         ("command", command_text(record["command"])),
-        ("needs", request or "nothing in particular"),
+        ("needs", _settings(record["request"]) or "nothing in particular"),
+        ("runs with", _settings(record.get("options", {}))),
         ("source", _source(record) if source else ""),
         ("tags", ", ".join(f"{key}={value}" for key, value in record["tags"].items())),
         ("priority", str(record["priority"] or "")),
@@ -217,6 +218,8 @@ def _attempt(attempt: "AttemptRecord") -> str:
     )
     took = duration_text(attempt["started_at"], attempt["ended_at"])
     end = (attempt["ended_by"] or "").replace("_", " ")
+    if attempt["blame"]:
+        end += f" (blame: {attempt['blame']})"
     parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", "; ")]
     return "  ".join(part for part in parts if part)
 
@@ -250,8 +253,19 @@ def _plain(value: object) -> str:
             return next((line for line in str(value).splitlines() if line.strip()), "")
 
 
-def _value(value: object) -> str:
+def _settings(fields: "Mapping[str, object]") -> str:
+    """``cpus 1, memory 1 GB, timeout 5 m``."""
+    return ", ".join(f"{re.sub('_(bytes|ms)$', '', key)} {_value(key, value)}" for key, value in fields.items())
+
+
+def _value(key: str, value: object) -> str:
     match value:
+        case int() if key.endswith("_bytes"):
+            return format_bytes(value)
+        case int() if key.endswith("_ms"):
+            return format_duration(value)
+        case True:
+            return "yes"
         case list():
             return ",".join(map(str, value))
         case dict():

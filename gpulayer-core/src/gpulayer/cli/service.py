@@ -82,7 +82,7 @@ def plan_service(argv: Sequence[str], *, name: str, host: Host, log: Path, searc
     if host.is_systemd:
         return _systemd(service, argv, host, search_path)
     raise NotSupported(
-        "no systemd or launchd runs here (a container?), so there is nothing to install a service into",
+        "no systemd or launchd runs here (a container?), so there are no services here",
         hint="have whatever starts programs here run `gpulayer join`, with the same arguments but --install-service",
     )
 

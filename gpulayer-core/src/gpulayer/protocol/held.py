@@ -151,8 +151,10 @@ def add_evidence(held: Held, *lines: str) -> None:
 
 
 def _killed(held: Held, event: ProcessExited) -> str:
-    if held.stop is None or event.signal != _SIGKILL or not held.stop_grace_ms:
+    if held.stop is None or event.signal != _SIGKILL:
         return ""
+    if not held.stop_grace_ms:
+        return "it was killed, without a grace time"
     return f"it did not end within its grace time of {format_duration(held.stop_grace_ms)} and was killed"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
-from gpulayer.spec.units import parse_bytes, parse_duration_ms
+from gpulayer.spec.units import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobSubmission, RequestFields
@@ -131,6 +131,8 @@ class JobPlan:
         return JobPlan(submission, self.source, self.include, self.exclude, self.key)
 
 
+_LEAST_LOG: Final = 64 * 1024
+_LEAST_MEMORY: Final = 1_000_000
 _JOB_NAMES: Final = frozenset(JobOptions.__annotations__)
 _REQUEST_NAMES: Final = frozenset(RequestOptions.__annotations__)
 
@@ -180,7 +182,7 @@ def plan_job(
     if options.get("pin_cores"):
         submission["pin_cores"] = True
     if options.get("log_limit"):
-        submission["log_limit_bytes"] = _size(options["log_limit"], "log_limit")
+        submission["log_limit_bytes"] = _enough(_size(options["log_limit"], "log_limit"), _LEAST_LOG, "log_limit")
     if options.get("split_streams"):
         submission["split_streams"] = True
     _check_text(submission)
@@ -223,7 +225,7 @@ def plan_request(options: RequestOptions) -> "RequestFields":
     if "cpus" in options:
         fields["cpus"] = _at_least(options["cpus"], 1, "cpus")
     if "memory" in options:
-        fields["memory_bytes"] = _size(options["memory"], "memory")
+        fields["memory_bytes"] = _enough(_size(options["memory"], "memory"), _LEAST_MEMORY, "memory")
     if "disk" in options:
         fields["disk_bytes"] = _size(options["disk"], "disk")
     if options.get("labels"):
@@ -303,6 +305,15 @@ def _words(value: str | Sequence[str]) -> list[str]:
 
 def _size(value: int | str, what: str) -> int:
     return parse_bytes(value, what=what) if isinstance(value, str) else _at_least(value, 0, what)
+
+
+def _enough(size: int, least: int, what: str) -> int:
+    """0 says nothing; less than the least is a unit forgotten."""
+    if 0 < size < least:
+        raise UsageError(
+            f"{what}: {size} bytes is less than {format_bytes(least)}", hint="write it with its unit: 16GB, 512MB"
+        )
+    return size
 
 
 def _milliseconds(value: float | str, what: str) -> int:

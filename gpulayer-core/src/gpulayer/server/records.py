@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from gpulayer.clock import iso_utc
 from gpulayer.engine import State
@@ -41,6 +42,11 @@ __all__ = [
     "worker_views",
 ]
 
+_OPTIONS: Final = (
+    *("timeout_ms", "grace_ms", "keep_for_ms", "retries", "retry_on", "exclusive"),
+    *("pids", "nice", "pin_cores", "log_limit_bytes"),
+)
+
 
 def job_record(
     job: StoredJob,
@@ -60,6 +66,7 @@ def job_record(
         "reason": _noted(image) or reason,
         "command": submission["command"],
         "request": submission.get("request", {}),
+        "options": {name: submission[name] for name in _OPTIONS if name in submission},
         "source": submission.get("source"),
         "tags": submission.get("tags", {}),
         "priority": submission.get("priority", 0),

@@ -48,7 +48,10 @@ def parse_token(token: str) -> tuple[TokenKind, str, str]:
             if separator and len(id_) == _ID_LENGTH and check == _check(token[:-_CHECK_LENGTH]):
                 return kind, id_, secret
             break
-    raise Unauthenticated("this is no token", hint="a token looks like glc_… and was perhaps cut off while copying")
+    raise Unauthenticated(
+        "this is no token",
+        hint="a token begins with glc_ (to use it) or gle_ (to join it); this one was perhaps cut off while copying",
+    )
 
 
 def _check(body: str) -> str:

@@ -158,6 +158,17 @@ class Groups:
         peak = read_words(os.path.join(folder, name)) if group.is_limited or claim.version == 1 else []
         return max(0, kills - group.oom_kills_before), int(peak[0]) if peak and peak[0].isdigit() else None
 
+    def refused_starts(self, group: Group) -> str:
+        """A line where its limit of processes kept any from starting; else empty. Asked for before ``release``."""
+        claim = self._limiting.get("pids")
+        folder = None if claim is None else group.folders.get(claim)
+        words = [] if folder is None else read_words(os.path.join(folder, "pids.events"))
+        count = dict(zip(words[::2], words[1::2], strict=False)).get("max", "")
+        if folder is None or not count.isdigit() or not int(count):
+            return ""
+        limit = "".join(read_words(os.path.join(folder, "pids.max")))
+        return f"it reached its --pids of {limit}: {count} time{'s' if count != '1' else ''} none could be started"
+
     def release(self, group: Group) -> None:
         """Its job has ended, or never began."""
         for claim, folder in group.folders.items():

@@ -85,8 +85,11 @@ class Holds:
         return (None, None) if hold.group is None else self._groups.memory(hold.group)
 
     def told(self, hold: Hold) -> str:
-        """The notes, a line each."""
-        return "\n".join([*hold.notes, *(hold.group.notes if hold.group is not None else ())])
+        """The notes, a line each, and what its limits refused it. Asked for before ``release``."""
+        lines = list(hold.notes)
+        if hold.group is not None:
+            lines += [*hold.group.notes, self._groups.refused_starts(hold.group)]
+        return "\n".join(filter(None, lines))
 
     def release(self, hold: Hold, *, survivors: Sequence[tree.Process] = ()) -> None:
         """Give all back; with survivors as soon as the last of them has ended."""

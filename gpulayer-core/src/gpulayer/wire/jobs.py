@@ -163,7 +163,8 @@ class AttemptRecord(TypedDict):
 
 
 class JobRecord(TypedDict):
-    """``placement``: why the latest attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
+    """``options``: how it runs, as far as the submission said so and by its names. ``placement``: why the latest
+    attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
     ``split_streams``: stdout and stderr are two logs."""
 
     id: str
@@ -173,6 +174,7 @@ class JobRecord(TypedDict):
     reason: ReasonRecord | None
     command: list[str]
     request: RequestFields
+    options: dict[str, Any]  # Any: as the fields of a submission
     source: SourceFields | None
     tags: dict[str, str]
     priority: int
