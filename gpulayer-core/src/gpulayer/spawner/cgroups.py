@@ -158,11 +158,11 @@ class Groups:
         peak = read_words(os.path.join(folder, name)) if group.is_limited or claim.version == 1 else []
         return max(0, kills - group.oom_kills_before), int(peak[0]) if peak and peak[0].isdigit() else None
 
-    def release(self, group: Group) -> None:
-        """Its job has ended, or never began."""
+    def release(self, group: Group, *, is_empty: bool = False) -> None:
+        """Its job has ended, or never began. is_empty: ``pids`` has just told of none."""
         for claim, folder in group.folders.items():
             if claim is self._tracking:
-                if not group.is_spent and not _has_below(folder) and not self.pids(group):
+                if not group.is_spent and not _has_below(folder) and (is_empty or not self.pids(group)):
                     if folder == self._seat:
                         self._seated = None
                         continue

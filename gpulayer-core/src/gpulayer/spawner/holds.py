@@ -88,14 +88,14 @@ class Holds:
         """The notes, a line each."""
         return "\n".join([*hold.notes, *(hold.group.notes if hold.group is not None else ())])
 
-    def release(self, hold: Hold, *, survivors: Sequence[tree.Process] = ()) -> None:
-        """Give all back; with survivors as soon as the last of them has ended."""
+    def release(self, hold: Hold, *, survivors: Sequence[tree.Process] = (), is_empty: bool = False) -> None:
+        """Give all back; with survivors as soon as the last of them has ended. is_empty: ``pids`` has just told so."""
         left = [one for one in survivors if _is_alive(one)]
         if left:
             self._reactor.later(_SURVIVORS_LOOK_S, lambda: self.release(hold, survivors=left))
             return
         if hold.group is not None:
-            self._groups.release(hold.group)
+            self._groups.release(hold.group, is_empty=is_empty)
         self._cores.give_back(hold.key)
         self._locks.give_back(hold.devices)
 
