@@ -66,6 +66,7 @@ class Groups:
         self._stale: list[str] = []
         self._seat = ""  # where this process is in the tracking hierarchy; empty: at home
         self._seated: Group | None = None  # the job that has the seat's group; None: nobody has
+        self.moves = 0  # so often has this process moved in order to start a job
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
     @property
@@ -124,6 +125,14 @@ class Groups:
         if self._seated is not None:
             self._is_out(self._seated)
         self._sweep()
+
+    def stay(self) -> None:
+        """Move to where this process is: while that goes on, the next move need not wait for every processor."""
+        if self._seat:
+            try:
+                write(os.path.join(self._seat, "cgroup.procs"), "0")
+            except OSError:  # then the next start says what is wrong
+                return
 
     def pids(self, group: Group) -> list[int] | None:
         """The processes of the tree, without this one; None where no group tells. Zombies are not among them."""
@@ -193,6 +202,7 @@ class Groups:
         for claim, folder in list(group.folders.items()):
             try:
                 if folder != self._seat:
+                    self.moves += 1
                     write(os.path.join(folder, "cgroup.procs"), "0")
             except OSError as error:
                 group.notes.append(

@@ -3,6 +3,7 @@
 Taken before the start, given back when the tree is dead; where some of it survived SIGKILL, not before that is gone.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from gpulayer.spawner.reactor import Reactor
 __all__ = ["Hold", "Holds"]
 
 _SETTLE_S: Final = 0.25
+_OFTEN_S: Final = 0.1  # two moves within it are frequent ones
+_STAY_EVERY_S: Final = 0.006  # of gaps up to 8 ms the kernel (6.18) makes nothing, of 32 ms a wait of 12
 _SURVIVORS_LOOK_S: Final = 1.0
 
 
@@ -40,6 +43,8 @@ class Holds:
         self._reactor = reactor
         self._cores = Cores()
         self._is_settling = False
+        self._moved_at = -math.inf
+        self._is_staying = False
 
     @property
     def enforces(self) -> tuple[str, ...]:
@@ -62,8 +67,11 @@ class Holds:
     @contextmanager
     def inside(self, hold: Hold) -> Iterator[None]:
         """What is started within is held to it."""
+        moves = self._groups.moves
         with self._groups.inside(hold.group):
             yield
+        if self._groups.moves != moves:
+            self._moved()
         if not self._is_settling:
             self._is_settling = True
             self._reactor.later(_SETTLE_S, self._settle)
@@ -102,6 +110,21 @@ class Holds:
     def close(self) -> None:
         self._groups.close()
         self._locks.close()
+
+    def _moved(self) -> None:
+        now, before = self._reactor.now(), self._moved_at
+        self._moved_at = now
+        if now - before < _OFTEN_S and not self._is_staying:
+            self._is_staying = True
+            self._reactor.later(_STAY_EVERY_S, self._stay)
+
+    def _stay(self) -> None:
+        since_s = self._reactor.now() - self._moved_at
+        self._is_staying = since_s < _OFTEN_S
+        if self._is_staying:
+            if since_s >= _STAY_EVERY_S:
+                self._groups.stay()
+            self._reactor.later(_STAY_EVERY_S, self._stay)
 
     def _settle(self) -> None:
         self._is_settling = False
