@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from gpulayer.spawner import spawner_command, tree
 from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.recovery import end_leftovers, record_what_became
 from gpulayer.spawner.state import JobEntry, StateDir, read_exit_record, write_exit_record
+from gpulayer.spawner.table import Table
 
 RECORD = m.ExitRecord(
     key="1.0",
@@ -94,17 +95,53 @@ def test_the_table_outlives_its_writer_and_survives_a_torn_line(tmp_path):
     state.add(ENTRY)
     state.add_pid("1.0", pid=77, started_ticks=88)
     state.add(JobEntry("2.0", None, "/log", "/exit", 999, "boot"))
-    (tmp_path / "s" / "jobs" / "3.0").write_bytes(b'{"key": "3.0", "mark')
-    with (tmp_path / "s" / "jobs" / "2.0").open("ab") as file:
-        file.write(b'{"pid": 12')
+    state.close()
+    with (tmp_path / "s" / "table").open("ab") as file:
+        file.write(b'{"key": "2.0", "pid": 12')
     loaded = state.load()
     assert [entry.key for entry in loaded] == ["2.0", "1.0"]
     assert loaded[1] == ENTRY
     assert (loaded[0].pid, {field.name for field in fields(JobEntry)}) == (0, set(JobEntry.__slots__))
-    assert not (tmp_path / "s" / "jobs" / "3.0").exists()
+    state = StateDir(str(tmp_path / "s"))
+    state.add_pid("2.0", pid=13, started_ticks=14)
+    assert [entry.pid for entry in state.load()] == [13, 77]
     state.remove("1.0")
     state.remove("1.0")
     assert [entry.key for entry in state.load()] == ["2.0"]
+    state.close()
+
+
+def test_a_table_that_is_mostly_of_forgotten_jobs_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpulayer.spawner.table._RENEW_BYTES", 2000)
+    state = StateDir(str(tmp_path))
+    state.prepare()
+    state.add(ENTRY)
+    for number in range(2, 200):
+        state.add(replace(ENTRY, key=f"{number}.0", pid=0, started_ticks=0))
+        state.remove(f"{number}.0")
+    state.add_pid("1.0", pid=77, started_ticks=88)
+    assert state.load() == [ENTRY]
+    assert (tmp_path / "table").stat().st_size < 4000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table"]
+    state.close()
+
+
+def test_what_is_forgotten_on_a_full_disk_is_told_later(tmp_path, monkeypatch):
+    table = Table(str(tmp_path / "table"))
+    table.put("1.0", {"marker": 1})
+    with monkeypatch.context() as full:
+        full.setattr(table, "_append", _no_room)
+        table.drop("1.0")
+        with pytest.raises(OSError, match="full"):
+            table.put("2.0", {"marker": 2})
+    assert table.read() == {"1.0": {"key": "1.0", "marker": 1}}
+    table.put("3.0", {"marker": 3})
+    assert table.read() == {"3.0": {"key": "3.0", "marker": 3}}
+    table.close()
+
+
+def _no_room(_content):
+    raise OSError(28, "the disk is full")
 
 
 def test_only_one_may_hold_the_folder(tmp_path):

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 AHEAD_LIMIT: Final = 256  # a worker; as many as go into one answer
-_A_SLOT: Final = 16
+_A_SLOT: Final = 32
 _HORIZON_MS: Final = 500
 _PATIENCE_MS: Final = 1_000
 _UNSTARTED: Final = (NodePhase.ASSIGNED, NodePhase.STAGING)

@@ -134,11 +134,13 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             if touched is None:
                 return ()
             _node_event(state, touched, event, now_ms, actions)
-    if touched is None:
+    if touched is not None:
+        if touched.key in state.held:
+            note(state, touched)
+    elif not isinstance(event, Ticked | ReportAnswered | ReportFailed):  # these note what they change
         note_all(state)
-    elif touched.key in state.held:
-        note(state, touched)
-    _start_staged(state, now_ms, actions)
+    if touched is None or not _keeps_its_room(state, touched):
+        _start_staged(state, now_ms, actions)
     _deadlines(state, now_ms, actions)
     _report(state, now_ms, actions)
     return tuple(actions)
@@ -402,6 +404,13 @@ def _node_event(
             pass  # a repetition, or an answer that came too late to matter
 
 
+def _keeps_its_room(state: AgentState, held: Held) -> bool:
+    """Then nothing can start now that could not before: the quick answer for tiny jobs; False is no answer."""
+    if held.key not in state.held or held.assignment.devices or held.is_void:
+        return False
+    return held.phase in (Phase.RUNNING, Phase.DRAINING)
+
+
 def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
     """Start what is ready and has room, in order of epochs. A void attempt may still hold a device that was lent again
     meanwhile, and uses its cores until it is dead."""
@@ -410,14 +419,19 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
     cpus = sum(held.assignment.cpus for held in state.using.values())
     memory_bytes = sum(held.assignment.memory_bytes for held in state.using.values())
     is_out_of_contact = now_ms > state.contact_ms + state.lease_ttl_ms
-    for held in sorted(state.ready.values(), key=lambda held: held.key):
-        share = held.assignment
+
+    def has_room(share: Assignment) -> bool:
         # With nothing running there is room by definition, whatever the machine looks like now.
-        has_room = not (cpus or memory_bytes) or (
+        return not (cpus or memory_bytes) or (
             (state.cpus is None or cpus + share.cpus <= state.cpus)
             and (state.memory_bytes is None or memory_bytes + share.memory_bytes <= state.memory_bytes)
         )
-        if not has_room or (held.has_waited and is_out_of_contact):  # then it may have been lent again
+
+    # Room only gets less below: what has waited and has none now need not be looked at in its turn.
+    concerned = [held for held in state.ready.values() if not held.has_waited or has_room(held.assignment)]
+    for held in sorted(concerned, key=_by_key):
+        share = held.assignment
+        if not has_room(share) or (held.has_waited and is_out_of_contact):  # then it may have been lent again
             if not held.has_waited:
                 held.has_waited = True
                 note(state, held)
@@ -435,6 +449,10 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
         held.told_kill_by_ms = kill_by_ms(state, held)
         note(state, held)
         actions += [Journal(held.key, held.progress), Spawn(held.assignment, held.told_kill_by_ms)]
+
+
+def _by_key(held: Held) -> NodeKey:
+    return held.key
 
 
 def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
@@ -473,6 +491,7 @@ def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -
         _remember(state.refused, epoch, None)
         for held in [held for held in state.held.values() if held.key.epoch == epoch and not held.is_void]:
             held.is_void = True
+            note(state, held)
             match held.phase:
                 case Phase.SPAWNING:
                     pass  # killed as soon as it is known to run
@@ -546,6 +565,8 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
             if item.state is ReportedState.ENDED:
                 state.is_stopping = state.is_stopping or (state.once and not held.is_stub)
                 _forget(state, held, actions)
+            else:
+                note(state, held)
         for held in state.held.values():
             if held.phase in (Phase.SPAWNING, Phase.RUNNING) and not held.is_void:
                 end_ms = extension(state, held)

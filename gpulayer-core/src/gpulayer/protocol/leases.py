@@ -13,7 +13,7 @@ from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.units import format_duration
 
-__all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "stop_due"]
+__all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "stop_due", "stop_due_ms"]
 
 EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
 _LATER: Final = 16
@@ -27,22 +27,27 @@ def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
     return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
 
 
+def stop_due_ms(state: AgentState, held: Held) -> int | None:
+    """When this node is to be stopped if nothing else happens. Asked at every turn, so it makes no ``Stop``."""
+    if held.phase in (Phase.DRAINING, Phase.ENDED):
+        return None
+    lost_ms = state.contact_ms + keep_for(state, held.assignment)[0]
+    timeout_at_ms = _timeout_at_ms(held)
+    return lost_ms if timeout_at_ms is None else min(timeout_at_ms, lost_ms)
+
+
 def stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     """When and how this node is to be stopped if nothing else happens."""
-    if held.phase in (Phase.DRAINING, Phase.ENDED):
+    due_ms = stop_due_ms(state, held)
+    if due_ms is None:
         return None
     assignment = held.assignment
     keep_for_ms, grace_ms = keep_for(state, assignment)
-    epoch, lost_ms = held.key.epoch, state.contact_ms + keep_for_ms
-    if held.phase is Phase.RUNNING and assignment.timeout_ms is not None and held.started_ms is not None:
-        timeout_at_ms = held.started_ms + assignment.timeout_ms
-        if timeout_at_ms <= lost_ms:
-            limit = format_duration(assignment.timeout_ms)
-            return timeout_at_ms, Stop(
-                epoch, EndedBy.TIMEOUT, grace_ms, evidence=f"it ran for longer than its --timeout of {limit}"
-            )
-    limit = format_duration(keep_for_ms)
-    return lost_ms, Stop(epoch, EndedBy.WORKER_LOST, grace_ms, evidence=f"its worker was out of contact for {limit}")
+    if due_ms == _timeout_at_ms(held) and assignment.timeout_ms is not None:
+        evidence = f"it ran for longer than its --timeout of {format_duration(assignment.timeout_ms)}"
+        return due_ms, Stop(held.key.epoch, EndedBy.TIMEOUT, grace_ms, evidence=evidence)
+    evidence = f"its worker was out of contact for {format_duration(keep_for_ms)}"
+    return due_ms, Stop(held.key.epoch, EndedBy.WORKER_LOST, grace_ms, evidence=evidence)
 
 
 def keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
@@ -77,3 +82,10 @@ def extension(state: AgentState, held: Held) -> int | None:
         return kill_at_ms
     slack_ms = 0 if held.assignment.exclusive else keep_for(state, held.assignment)[0] // (2 * _LATER)
     return kill_at_ms if kill_at_ms > held.told_kill_by_ms + slack_ms else None
+
+
+def _timeout_at_ms(held: Held) -> int | None:
+    timeout_ms = held.assignment.timeout_ms
+    if held.phase is not Phase.RUNNING or timeout_ms is None or held.started_ms is None:
+        return None
+    return held.started_ms + timeout_ms

@@ -6,7 +6,7 @@ Nothing here decides. ``note`` a node when something of it has changed, ``note_a
 from typing import Final
 
 from gpulayer.protocol.held import Held
-from gpulayer.protocol.leases import stop_due
+from gpulayer.protocol.leases import stop_due_ms
 from gpulayer.protocol.messages import Phase
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import NodeKey
@@ -18,10 +18,10 @@ _USING: Final = (Phase.SPAWNING, Phase.RUNNING, Phase.DRAINING)
 
 def note(state: AgentState, held: Held) -> None:
     """The deadline may then be earlier than that of any node, never later."""
-    key = held.key
-    _keep(state.news, held, is_in=held.is_news)
-    _keep(state.ready, held, is_in=held.phase is Phase.STAGING and held.is_staged)
-    _keep(state.using, held, is_in=held.phase in _USING)
+    key, phase = held.assignment.key, held.phase
+    _keep(state.news, key, held, is_in=held.is_news)
+    _keep(state.ready, key, held, is_in=phase is Phase.STAGING and held.is_staged)
+    _keep(state.using, key, held, is_in=phase in _USING)
     due_ms = _due_ms(state, held)
     if due_ms is not None and key in state.held:
         state.deadline_ms = due_ms if state.deadline_ms is None else min(state.deadline_ms, due_ms)
@@ -43,11 +43,11 @@ def drop(state: AgentState, held: Held) -> None:
         noted.pop(held.key, None)
 
 
-def _keep(noted: dict[NodeKey, Held], held: Held, *, is_in: bool) -> None:
+def _keep(noted: dict[NodeKey, Held], key: NodeKey, held: Held, *, is_in: bool) -> None:
     if is_in:
-        noted[held.key] = held
-    else:
-        noted.pop(held.key, None)
+        noted[key] = held
+    elif key in noted:
+        del noted[key]
 
 
 def _due_ms(state: AgentState, held: Held) -> int | None:
@@ -55,7 +55,7 @@ def _due_ms(state: AgentState, held: Held) -> int | None:
     kill_ms = held.kill_at_ms if held.phase is Phase.RUNNING else None
     if held.phase is Phase.RUNNING and held.is_void and kill_ms is None:
         return 0
-    end = stop_due(state, held) if held.stop is None and not held.is_void else None
-    if end is None:
-        return kill_ms
-    return end[0] if kill_ms is None else min(end[0], kill_ms)
+    end_ms = stop_due_ms(state, held) if held.stop is None and not held.is_void else None
+    if end_ms is None or kill_ms is None:
+        return kill_ms if end_ms is None else end_ms
+    return min(end_ms, kill_ms)

@@ -9,7 +9,7 @@ from gpulayer.protocol.state import AgentState
 __all__ = ["can_leave", "next_report", "report_due_ms"]
 
 
-_COMPANY_MS: Final = 40  # while work waits here for room, news waits so long for more of it
+_COMPANY_MS: Final = 100  # while work waits here for room, news waits so long for more of it
 
 
 def report_due_ms(state: AgentState) -> int:

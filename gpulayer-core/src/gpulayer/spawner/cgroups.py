@@ -66,6 +66,7 @@ class Groups:
         self._stale: list[str] = []
         self._seat = ""  # where this process is in the tracking hierarchy; empty: at home
         self._seated: Group | None = None  # the job that has the seat's group; None: nobody has
+        self.moves = 0  # so often has this process moved in order to start a job
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
     @property
@@ -125,6 +126,14 @@ class Groups:
             self._is_out(self._seated)
         self._sweep()
 
+    def stay(self) -> None:
+        """Move to where this process is: while that goes on, the next move need not wait for every processor."""
+        if self._seat:
+            try:
+                write(os.path.join(self._seat, "cgroup.procs"), "0")
+            except OSError:  # then the next start says what is wrong
+                return
+
     def pids(self, group: Group) -> list[int] | None:
         """The processes of the tree, without this one; None where no group tells. Zombies are not among them."""
         if group.tracked is None:
@@ -169,11 +178,11 @@ class Groups:
         limit = "".join(read_words(os.path.join(folder, "pids.max")))
         return f"it reached its --pids of {limit}: {count} time{'s' if count != '1' else ''} none could be started"
 
-    def release(self, group: Group) -> None:
-        """Its job has ended, or never began."""
+    def release(self, group: Group, *, is_empty: bool = False) -> None:
+        """Its job has ended, or never began. is_empty: ``pids`` has just told of none."""
         for claim, folder in group.folders.items():
             if claim is self._tracking:
-                if not group.is_spent and not _has_below(folder) and not self.pids(group):
+                if not group.is_spent and not _has_below(folder) and (is_empty or not self.pids(group)):
                     if folder == self._seat:
                         self._seated = None
                         continue
@@ -204,6 +213,7 @@ class Groups:
         for claim, folder in list(group.folders.items()):
             try:
                 if folder != self._seat:
+                    self.moves += 1
                     write(os.path.join(folder, "cgroup.procs"), "0")
             except OSError as error:
                 group.notes.append(

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from gpulayer.spawner import ALL_GROUPS
+from gpulayer.spawner.tree import read_all
 
 __all__ = ["LIMITERS", "Claim", "Hierarchy", "claim", "claim_all", "find", "read_words", "write"]
 
@@ -92,7 +93,10 @@ def claim(hierarchy: Hierarchy, name: str, *, allowed: Collection[str] = ALL_GRO
 
 def read_words(path: str) -> list[str]:
     """The words of a small file; none where it can't be read."""
-    return " ".join(_lines(path)).split()
+    try:
+        return os.fsdecode(read_all(path)).split()
+    except OSError:
+        return []
 
 
 def write(path: str, text: str) -> None:

@@ -3,6 +3,7 @@
 Taken before the start, given back when the tree is dead; where some of it survived SIGKILL, not before that is gone.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from gpulayer.spawner.reactor import Reactor
 __all__ = ["Hold", "Holds"]
 
 _SETTLE_S: Final = 0.25
+_OFTEN_S: Final = 0.1  # two moves within it are frequent ones
+_STAY_EVERY_S: Final = 0.006  # of gaps up to 8 ms the kernel (6.18) makes nothing, of 32 ms a wait of 12
 _SURVIVORS_LOOK_S: Final = 1.0
 
 
@@ -40,6 +43,8 @@ class Holds:
         self._reactor = reactor
         self._cores = Cores()
         self._is_settling = False
+        self._moved_at = -math.inf
+        self._is_staying = False
 
     @property
     def enforces(self) -> tuple[str, ...]:
@@ -62,8 +67,11 @@ class Holds:
     @contextmanager
     def inside(self, hold: Hold) -> Iterator[None]:
         """What is started within is held to it."""
+        moves = self._groups.moves
         with self._groups.inside(hold.group):
             yield
+        if self._groups.moves != moves:
+            self._moved()
         if not self._is_settling:
             self._is_settling = True
             self._reactor.later(_SETTLE_S, self._settle)
@@ -91,20 +99,35 @@ class Holds:
             lines += [*hold.group.notes, self._groups.refused_starts(hold.group)]
         return "\n".join(filter(None, lines))
 
-    def release(self, hold: Hold, *, survivors: Sequence[tree.Process] = ()) -> None:
-        """Give all back; with survivors as soon as the last of them has ended."""
+    def release(self, hold: Hold, *, survivors: Sequence[tree.Process] = (), is_empty: bool = False) -> None:
+        """Give all back; with survivors as soon as the last of them has ended. is_empty: ``pids`` has just told so."""
         left = [one for one in survivors if _is_alive(one)]
         if left:
             self._reactor.later(_SURVIVORS_LOOK_S, lambda: self.release(hold, survivors=left))
             return
         if hold.group is not None:
-            self._groups.release(hold.group)
+            self._groups.release(hold.group, is_empty=is_empty)
         self._cores.give_back(hold.key)
         self._locks.give_back(hold.devices)
 
     def close(self) -> None:
         self._groups.close()
         self._locks.close()
+
+    def _moved(self) -> None:
+        now, before = self._reactor.now(), self._moved_at
+        self._moved_at = now
+        if now - before < _OFTEN_S and not self._is_staying:
+            self._is_staying = True
+            self._reactor.later(_STAY_EVERY_S, self._stay)
+
+    def _stay(self) -> None:
+        since_s = self._reactor.now() - self._moved_at
+        self._is_staying = since_s < _OFTEN_S
+        if self._is_staying:
+            if since_s >= _STAY_EVERY_S:
+                self._groups.stay()
+            self._reactor.later(_STAY_EVERY_S, self._stay)
 
     def _settle(self) -> None:
         self._is_settling = False

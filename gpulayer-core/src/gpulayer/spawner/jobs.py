@@ -277,6 +277,7 @@ class Jobs:
     def close(self) -> None:
         """Closes descriptors, output pipes among them; kills nothing."""
         os.close(self._null)
+        self._state.close()
         for job in self._jobs.values():
             self._close_output(job)
 
@@ -433,7 +434,7 @@ class Jobs:
         self._live.pop(job.entry.pid, None)
         job.oom_kills, job.memory_peak_bytes = self._holds.memory(job.hold)
         job.note = self._holds.told(job.hold)
-        self._holds.release(job.hold, survivors=left)
+        self._holds.release(job.hold, survivors=left, is_empty=grouped == [])
         job.phase = _Phase.DRAINING
         assert job.output is not None
         job.output.drain(lambda drained: self._finish(job, drained))

@@ -359,7 +359,7 @@ _NAMES: Final = {kind: name for name, kind in _TYPES.items()}
 
 def encode(message: Message) -> bytes:
     """One line, newline included."""
-    return json.dumps({"type": _NAMES[type(message)], **_to_json(message)}, default=_to_json).encode() + b"\n"
+    return _ENCODER.encode({"type": _NAMES[type(message)], **_to_json(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -399,6 +399,9 @@ def version_mismatch(*, agent: int, spawner: int) -> str:
 
 def _to_json(value: Any) -> dict[str, Any]:  # Any: a message or a part of one
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+_ENCODER: Final = json.JSONEncoder(default=_to_json)  # ``json.dumps`` makes one each time
 
 
 def _parse(kind: type[Any], data: object) -> Any:  # Any: one of the classes above, as ``kind`` says

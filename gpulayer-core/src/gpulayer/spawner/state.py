@@ -1,7 +1,7 @@
 """The spawner's folder: lock, socket, and the table of jobs that survives the spawner.
 
-The folder is the spawner's own, mode 0700. The table has one file a job, ``jobs/<key>``: a line written *before* the
-start (marker and paths), so that no process can run unrecorded, and a line after it (PID). Whoever comes next, the
+The folder is the spawner's own, mode 0700. The table has a line of each job that is written *before* the start (marker
+and paths), so that no process can run unrecorded, and a line after it (PID). Whoever comes next, the
 watchdog or another spawner, finds by it what to end and where to write what became of it. Files here are not synced:
 they serve to outlive a process; a host that lost power has none of these jobs left.
 """
@@ -17,6 +17,7 @@ from typing import Any, Final
 from gpulayer.faults import here
 from gpulayer.spawner import tree
 from gpulayer.spawner.messages import BadMessage, ExitRecord, decode_record, encode_record
+from gpulayer.spawner.table import Table
 
 __all__ = ["JobEntry", "StateDir", "is_key", "read_exit_record", "write_exit_record"]
 
@@ -24,7 +25,7 @@ _SOCKET: Final = "spawner.sock"
 _LOCK: Final = "spawner.lock"
 _LOG: Final = "spawner.log"
 _WHY: Final = "why"
-_JOBS: Final = "jobs"
+_TABLE: Final = "table"
 _GROUPS: Final = "groups"
 _KEY_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _SUN_PATH_BYTES: Final = 100  # 108 on Linux, 104 on macOS, with the final NUL
@@ -58,7 +59,7 @@ class StateDir:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._jobs = os.path.join(self.path, _JOBS)
+        self._table = Table(os.path.join(self.path, _TABLE))
 
     @property
     def log_path(self) -> str:
@@ -66,8 +67,8 @@ class StateDir:
         return os.path.join(self.path, _LOG)
 
     def prepare(self) -> None:
-        """Make the folders, closed to other users."""
-        os.makedirs(self._jobs, mode=0o700, exist_ok=True)
+        """Make the folder, closed to other users."""
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
         os.chmod(self.path, 0o700)
 
     def lock(self) -> int | None:
@@ -203,41 +204,39 @@ class StateDir:
 
     def add(self, entry: JobEntry) -> None:
         """Record a job that is about to start; an ``OSError`` here means it must not."""
-        line = {
-            name: getattr(entry, name) for name in ("key", "marker", "log_path", "exit_path", "boot_id", "err_path")
-        }
-        line["started_at_wall_ms"] = entry.started_at_wall_ms
-        with open(os.path.join(self._jobs, entry.key), "wb") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        self._table.put(
+            entry.key,
+            {
+                "marker": entry.marker,
+                "log_path": entry.log_path,
+                "exit_path": entry.exit_path,
+                "started_at_wall_ms": entry.started_at_wall_ms,
+                "boot_id": entry.boot_id,
+                "err_path": entry.err_path,
+            },
+        )
 
     def add_pid(self, key: str, *, pid: int, started_ticks: int) -> None:
-        """Appended to the entry of the key, so that a crash between the two leaves the entry readable."""
-        with open(os.path.join(self._jobs, key), "ab") as file:
-            file.write(json.dumps({"pid": pid, "started_ticks": started_ticks}).encode() + b"\n")
+        """Added to the entry of the key, which a crash between the two leaves readable."""
+        self._table.put(key, {"pid": pid, "started_ticks": started_ticks})
 
     def remove(self, key: str) -> None:
         """May be repeated; an unknown key is no error."""
-        try:
-            os.unlink(os.path.join(self._jobs, key))
-        except FileNotFoundError:
-            pass
+        self._table.drop(key)
 
     def load(self) -> list[JobEntry]:
-        """All entries, in order of start. A file torn by a crash before the start is dropped: nothing ran by it."""
+        """All entries, in order of start."""
         entries = []
-        for name in os.listdir(self._jobs):
-            values: dict[str, Any] = {}  # Any: JSON, checked by the constructor's use below
-            with open(os.path.join(self._jobs, name), "rb") as file:
-                for line in file.read().splitlines():
-                    try:
-                        values.update(json.loads(line))
-                    except ValueError:
-                        break
+        for values in self._table.read().values():
             try:
                 entries.append(JobEntry(**values))
-            except TypeError:
-                os.unlink(os.path.join(self._jobs, name))
+            except TypeError:  # only the PID of one that had no room for the rest: it was not started
+                continue
         return sorted(entries, key=lambda entry: (entry.started_at_wall_ms, entry.key))
+
+    def close(self) -> None:
+        """Of the writer of the table. May be repeated."""
+        self._table.close()
 
     def _connect_by_short_path(self, client: socket.socket) -> None:
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -25,6 +25,7 @@ __all__ = [
     "members",
     "process",
     "processes",
+    "read_all",
     "restore_marker",
     "send_signal",
     "set_marker",
@@ -35,6 +36,7 @@ MARKER_BASE: Final = 1 << 60
 _RTTIME: Final = 15  # RLIMIT_RTTIME; resource names it only where the build's headers did
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _HAS_PROC: Final = sys.platform == "linux"
+_BLOCK: Final = 1 << 16
 
 
 class Process(NamedTuple):
@@ -56,8 +58,7 @@ class Process(NamedTuple):
 def process(pid: int) -> Process | None:
     """What /proc says of ``pid``; None where it says nothing."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            line = file.read(1024)
+        line = read_all(f"/proc/{pid}/stat")
     except OSError:
         return None
     # The name may hold spaces and parentheses: fields are counted from its end.
@@ -84,8 +85,7 @@ def children() -> list[int] | None:
         return None
     own = os.getpid()
     try:
-        with open(f"/proc/{own}/task/{own}/children", "rb", buffering=0) as file:
-            return [int(pid) for pid in file.read().split()]
+        return [int(pid) for pid in read_all(f"/proc/{own}/task/{own}/children").split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return [one.pid for one in processes().values() if one.ppid == own]
 
@@ -93,8 +93,7 @@ def children() -> list[int] | None:
 def marker_of(pid: int) -> int | None:
     """The marker id that ``pid`` carries, or None."""
     try:
-        with open(f"/proc/{pid}/limits", "rb", buffering=0) as file:
-            text = file.read(4096)
+        text = read_all(f"/proc/{pid}/limits")
     except OSError:
         return None
     at = text.find(b"Max realtime timeout")
@@ -197,6 +196,20 @@ def boot_id() -> str:
             return file.read().strip().decode()
     except OSError:
         return ""
+
+
+def read_all(path: str) -> bytes:
+    """All of a small file, in pieces as the kernel gives them. A file object costs several times as much, and this is
+    asked several times a job."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = piece = os.read(fd, _BLOCK)
+        while piece:
+            piece = os.read(fd, _BLOCK)
+            content += piece
+        return content
+    finally:
+        os.close(fd)
 
 
 def _pin(pid: int) -> int | None:

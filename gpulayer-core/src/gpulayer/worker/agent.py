@@ -132,6 +132,8 @@ class Agent:
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._put_off: tuple[NodeKey, Progress] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
@@ -205,6 +207,7 @@ class Agent:
                 now_ms = self._clock.monotonic_ms()
                 for action in step(self._state, self._inputs.popleft(), now_ms=now_ms):
                     self._carry_out(action)
+            self._write_put_off()
         finally:
             self._is_feeding = False
         if self._state.is_settled:
@@ -212,17 +215,25 @@ class Agent:
         self._arm()
 
     def _arm(self) -> None:
+        """A timer that rings too early is left to: it looks again, and most of them are never reached."""
+        wake_ms = next_wake_ms(self._state)
         if self._timer is not None:
+            if wake_ms is not None and self._timer_ms <= wake_ms:
+                return
             self._timer.cancel()
             self._timer = None
-        wake_ms = next_wake_ms(self._state)
         if wake_ms is not None and self._group is not None:
             wait_s = max(0, wake_ms - self._clock.monotonic_ms()) / 1000
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._feed_tick)
+            self._timer_ms = wake_ms
 
     def _feed_tick(self) -> None:
         self._timer = None
-        self._feed_from_outside(Ticked())
+        wake_ms = next_wake_ms(self._state)
+        if wake_ms is None or wake_ms > self._clock.monotonic_ms():
+            self._arm()
+        else:
+            self._feed_from_outside(Ticked())
 
     def _feed_from_outside(self, event: Input) -> None:
         """From a timer or signal handler, which has nobody above it: the group hears of a failure."""
@@ -232,6 +243,8 @@ class Agent:
             self._start(_raise(error), "failed input")
 
     def _carry_out(self, action: Action) -> None:
+        if self._put_off is not None and not isinstance(action, Journal | DrainLog | CollectOutputs):
+            self._write_put_off()
         match action:
             case Admit(assignment):
                 self._keeper.admit(assignment)
@@ -261,17 +274,19 @@ class Agent:
             case KillTree(key):
                 self._start_for(key, self._work.kill_tree(key))
             case DrainLog(key):
-                self._follow_log(self._state.held[key].assignment, is_resumed=True)
                 unwritten = self._work.unwritten.get(key, ())
-                if not any(unwritten) and self._logs[key].is_needless():
+                if not any(unwritten) and key in self._logs and self._logs[key].is_needless():
                     self._feed(LogDrained(key))
                 else:
+                    self._write_put_off()
+                    self._follow_log(self._state.held[key].assignment, is_resumed=True)
                     self._send_logs(key)
                     self._logs[key].drain(unwritten)
             case CollectOutputs(key):
                 if self._folders.made_nothing(key):
                     self._feed(OutputsCollected(key, None))
                 else:
+                    self._write_put_off()
                     self._start_for(key, self._work.collect(self._state.held[key].assignment))
             case SendReport(plan):
                 self._start(self._report(plan), "report")
@@ -284,7 +299,20 @@ class Agent:
 
     def _write_progress(self, key: NodeKey, progress: Progress) -> None:
         self._story.progressed(self._state.held[key].assignment, progress, now_ms=self._clock.monotonic_ms())
-        self._keeper.write(key, progress)
+        if self._put_off is not None and self._put_off[0] != key:
+            self._write_put_off()
+        self._put_off = None
+        if progress.phase is Phase.DRAINING:
+            # A tiny job that left nothing ends in this same turn: one line then says both.
+            self._put_off = (key, progress)
+        else:
+            self._keeper.write(key, progress)
+
+    def _write_put_off(self) -> None:
+        """Before anything that others can see follows from it."""
+        if self._put_off is not None:
+            (key, progress), self._put_off = self._put_off, None
+            self._keeper.write(key, progress)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None

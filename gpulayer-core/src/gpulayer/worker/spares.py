@@ -15,7 +15,8 @@ __all__ = ["Spares"]
 KEPT: Final = 64
 _FOLDERS: Final = ("work", "out")
 _USED_AGAIN: Final = frozenset({"assign.json", "phase"})  # written over before they count
-_REMOVED: Final = frozenset({"log", "log.err", "exit.json"})
+_LOG: Final = "log"
+_REMOVED: Final = frozenset({_LOG, "log.err", "exit.json"})
 
 
 class Spares:
@@ -52,7 +53,9 @@ class Spares:
                 os.makedirs(self._root, mode=0o700, exist_ok=True)
             os.rename(folder, spare)
             for name in _REMOVED.intersection(names):
-                os.unlink(f"{spare}/{name}")
+                path = f"{spare}/{name}"
+                if name != _LOG or os.lstat(path).st_size:  # an empty one is as good as none
+                    os.unlink(path)
         except OSError:
             return False
         self._free.append(spare)
