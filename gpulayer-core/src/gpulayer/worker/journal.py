@@ -82,6 +82,8 @@ class Journal:
         key = assignment.key
         folder = self._folder(key)
         if not self._spares.take(folder):
+            if not os.path.isdir(self._root_path):  # somebody has removed it: one job's loss, and not of all that come
+                os.makedirs(self._root_path, mode=0o700)
             for path in (folder, f"{folder}/work", f"{folder}/out"):
                 try:
                     os.mkdir(path, 0o700)
