@@ -1,6 +1,7 @@
 """What the watchdog notices, what it saves, and how it is told."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -323,3 +324,50 @@ def test_both_streams_of_a_killed_spawners_job_are_whole(spawner, agent, until):
     assert (record.log_complete, record.log_bytes, record.err_bytes) == (True, 32_000, 32_000)
     assert spawner.log("1.0").read_bytes() == b"".join(b"%07d\n" % n for n in range(4000))
     assert err.read_bytes() == b"".join(b"%07d\n" % -n for n in range(4000))
+
+
+def test_a_spawner_that_dies_after_its_folder_was_removed_leaves_no_process_behind(spawner, agent, until):
+    started = agent.spawn("1.0", "sh", "-c", "(setsid env -i sleep 600 &) ; sleep 601")
+    until(lambda: len(tree.members(tree.processes(), roots={started.pid}, markers=(), spare=())) > 1, "it has begun")
+    marker = tree.marker_of(started.pid)
+    spawner_pid, bases = spawner.spawner_pid, spawner.state.read_groups()
+    shutil.rmtree(spawner.state.path)
+    os.kill(spawner_pid, signal.SIGKILL)
+    until(lambda: not marked(marker), "all that ran has been ended")
+    until(lambda: not any(map(os.path.exists, bases)), "its control groups are gone")
+
+
+def test_a_spawner_that_dies_after_its_folder_was_made_anew_spares_the_jobs_of_the_next_one(spawner, agent, until):
+    started = agent.spawn("1.0", "sleep", "600")
+    marker = tree.marker_of(started.pid)
+    former, bases = spawner.spawner_pid, spawner.state.read_groups()
+    os.rename(spawner.state.path, f"{spawner.state.path}.away")
+    spawner.start()
+    until(spawner.is_listening, "the next one is there")
+    next_agent = spawner.client()
+    other = next_agent.spawn("2.0", "sh", "-c", "sleep 0.3; exit 4")
+    os.kill(former, signal.SIGKILL)
+    until(lambda: not marked(marker), "what ran under the dead one has been ended")
+    until(lambda: not any(map(os.path.exists, bases)), "its control groups are gone")
+    assert next_agent.exited("2.0").exit_code == 4
+    assert other.pid != started.pid
+    assert spawner.is_listening()
+
+
+def test_a_spawner_whose_folder_was_removed_goes_with_its_last_job_and_leaves_the_next_one_alone(spawner, agent, until):
+    former = {spawner.watchdog_pid, spawner.spawner_pid}
+    agent.spawn("1.0", "sh", "-c", "sleep 0.3; exit 4")
+    shutil.rmtree(spawner.state.path)
+    spawner.start()
+    assert agent.exited("1.0").exit_code == 4
+    until(lambda: not any(map(is_alive, former)), "it has left")
+    assert spawner.is_listening()
+
+
+def is_alive(pid):
+    seen = tree.process(pid)
+    return seen is not None and not seen.is_dead
+
+
+def marked(marker):
+    return tree.members(tree.processes(), roots=(), markers={marker}, spare=())

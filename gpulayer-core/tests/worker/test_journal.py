@@ -1,5 +1,7 @@
 """What of a node outlives the agent, and what of it is never believed."""
 
+import shutil
+
 import pytest
 
 from gpulayer.errors import Blame
@@ -108,3 +110,12 @@ def test_staging_again_begins_with_an_empty_folder(journal):
     assert journal.baseline(JOB.key) == Baseline({})
     journal.keep_baseline(JOB.key, Baseline({}))
     assert journal.baseline(JOB.key) == Baseline({})
+
+
+def test_a_node_is_admitted_though_somebody_has_removed_the_folder_of_all_attempts(tmp_path):
+    journal = Journal(tmp_path, boot_id="b1")
+    shutil.rmtree(tmp_path / "attempts")
+    assignment = Assignment(key=NodeKey(Epoch(7), 0), job_id=JobId("j7"), attempt=1, command=("true",))
+    journal.admit(assignment)
+    assert journal.load() == [(assignment, Progress(Phase.STAGING))]
+    journal.close()

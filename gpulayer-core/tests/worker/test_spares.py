@@ -99,3 +99,39 @@ def test_what_an_earlier_agent_kept_is_deleted(journal, tmp_path):
     assert list((tmp_path / "spare").iterdir())
     Journal(tmp_path, boot_id="b1")
     assert not (tmp_path / "spare").exists()
+
+
+@pytest.mark.parametrize("name", ["assign.json", "phase"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "second name"])
+def test_a_folder_whose_journal_the_job_has_replaced_is_not_kept(journal, tmp_path, name, kind):
+    former = run(journal, 1)
+    path = journal.site(former.key).log_path.parent / name
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"the user's own")
+    match kind:
+        case "pipe":
+            path.unlink()
+            os.mkfifo(path)
+        case "folder":
+            path.unlink()
+            path.mkdir()
+        case "link":
+            path.unlink()
+            path.symlink_to(elsewhere)
+        case _:
+            os.link(path, tmp_path / "second")
+    assert not journal.put_by(former.key)
+    journal.forget(former.key)
+    journal.admit(job(2))
+    assert journal.load() == [(job(2), Progress(Phase.STAGING))]
+    assert elsewhere.read_bytes() == b"the user's own"
+
+
+def test_a_folder_into_which_something_was_to_be_staged_is_not_kept_since_that_may_still_go_on(journal):
+    staged = job(1)
+    journal.admit(staged)
+    journal.renew_work_folder(staged.key)
+    assert not journal.put_by(staged.key)
+    journal.forget(staged.key)
+    assert run(journal, 2)
+    assert journal.put_by(job(2).key)

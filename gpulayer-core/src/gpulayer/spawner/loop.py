@@ -1,8 +1,8 @@
 """The spawner process: one thread, one loop; the agent's requests in, jobs' ends and output out.
 
 It ends when told to, when terminated (then it kills what runs and writes how it ended), when nothing runs and its
-watchdog has died, or when nothing has run and no agent has called for ``idle_exit_s``. All that it knows of ended
-jobs is on disk, so the next spawner of the folder goes on from there.
+watchdog has died or its folder was removed, or when nothing has run and no agent has called for ``idle_exit_s``. All
+that it knows of ended jobs is on disk, so the next spawner of the folder goes on from there.
 """
 
 import os
@@ -69,6 +69,8 @@ class Spawner:
         self._watchdog_pid: int | None = watchdog_pid
         self._watchdog_fd = watchdog_fd
         self._idle_exit_s = idle_exit_s
+        self._home = _name_of(state)
+        self._is_leaving = False
         self._instance = secrets.token_hex(8)
         self._reactor = Reactor(now)
         self._busy_at = now()
@@ -117,7 +119,8 @@ class Spawner:
             self._reactor.run_once()
             while self._unsent:
                 self._flush(self._unsent.pop())
-        self._state.remove_socket()
+        if self._is_at_home():
+            self._state.remove_socket()
         if self._stop_reply is not None:
             connection, request = self._stop_reply
             self._send(connection, m.Done(request))
@@ -129,7 +132,11 @@ class Spawner:
         return 0
 
     def _is_done(self) -> bool:
-        return (self._is_stopping or self._watchdog_pid is None) and not self._jobs.unfinished
+        return (self._is_stopping or self._is_leaving or self._watchdog_pid is None) and not self._jobs.unfinished
+
+    def _is_at_home(self) -> bool:
+        """Somebody may have removed the folder: then nothing can be recorded, and no other agent finds this process."""
+        return _name_of(self._state) == self._home
 
     def _look_idle(self) -> None:
         now = self._reactor.now()
@@ -137,6 +144,7 @@ class Spawner:
             self._busy_at = now
         elif now - self._busy_at >= self._idle_exit_s:
             self._is_stopping = True
+        self._is_leaving = not self._is_at_home()
         self._reactor.later(min(_IDLE_LOOK_S, self._idle_exit_s), self._look_idle)
 
     # What comes in ----------------------------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ class Spawner:
         for path in (order.cwd, order.log_path, order.exit_path, order.err_path or order.log_path):
             if not os.path.isabs(path):
                 return m.Failed(order.id, "bad_request", f"{path!r} is not absolute")
-        if self._is_stopping:
+        if self._is_stopping or self._is_leaving:
             return m.Failed(order.id, "busy", "the spawner is ending")
         return self._jobs.spawn(order)
 
@@ -347,6 +355,13 @@ class Spawner:
         if connection is self._agent:
             self._agent = None
             self._late_output.clear()
+
+
+def _name_of(state: StateDir) -> str:
+    try:
+        return state.name_on_host()
+    except OSError:
+        return ""
 
 
 def _unknown(request: int, key: str) -> m.Failed:

@@ -81,6 +81,13 @@ class StateDir:
             return None
         return fd
 
+    def is_still(self, lock_fd: int) -> bool:
+        """Whether this is the folder that was locked: it may have been removed, and made anew by another spawner."""
+        try:
+            return os.path.samestat(os.stat(os.path.join(self.path, _LOCK)), os.fstat(lock_fd))
+        except OSError:
+            return False
+
     def is_held(self) -> bool:
         """Whether a spawner or a watchdog lives here; an instant's answer."""
         try:
@@ -115,10 +122,15 @@ class StateDir:
         with open(os.path.join(self.path, _GROUPS), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(list(bases), file)
 
-    def read_groups(self) -> list[str]:
-        """As last written; none where there were none."""
+    def open_groups(self) -> int:
+        """A descriptor by which ``read_groups`` finds what was written last though the folder is gone."""
+        return os.open(os.path.join(self.path, _GROUPS), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def read_groups(self, fd: int | None = None) -> list[str]:
+        """As last written; none where there were none. fd: of ``open_groups``; it is closed."""
+        source = os.path.join(self.path, _GROUPS) if fd is None else fd
         try:
-            with open(os.path.join(self.path, _GROUPS), encoding="utf-8", errors="surrogateescape") as file:
+            with open(source, encoding="utf-8", errors="surrogateescape") as file:
                 return [str(base) for base in json.load(file)]
         except (OSError, ValueError):
             return []

@@ -67,6 +67,7 @@ def _watch(state: StateDir, ready_fd: int, lock_folders: Sequence[str], groups: 
     lock_fd = state.lock()
     if lock_fd is None:
         return ALREADY_RUNNING
+    groups_fd = state.open_groups()
     tree.set_subreaper()
     alive_r, alive_w = os.pipe()
     watch_end, spawner_end = packet_pair()
@@ -82,6 +83,7 @@ def _watch(state: StateDir, ready_fd: int, lock_folders: Sequence[str], groups: 
         code = 1
         try:
             os.close(alive_w)
+            os.close(groups_fd)
             kept.close()
             watch_end.close()
             tree.set_subreaper()
@@ -105,10 +107,13 @@ def _watch(state: StateDir, ready_fd: int, lock_folders: Sequence[str], groups: 
     spawner_end.close()
     take_descriptors()
     watch = Watch(watch_end)
-    guard = _Guard(state, spawner_pid, watch)
+    guard = _Guard(state, lock_fd, spawner_pid, watch)
     guard.wait()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _clean_up(state, guard, watch)
+    if state.is_still(lock_fd):
+        _clean_up(state, guard, watch)
+    else:
+        _clean_up_without(spawner_pid, state.read_groups(groups_fd))
     return 0
 
 
@@ -145,11 +150,12 @@ class _Guard:
     why: what was wrong with it, if that is known. has_killed: jobs were ended before it was.
     """
 
-    def __init__(self, state: StateDir, spawner_pid: int, watch: Watch) -> None:
+    def __init__(self, state: StateDir, lock_fd: int, spawner_pid: int, watch: Watch) -> None:
         self.pid = spawner_pid
         self.why = ""
         self.has_killed = False
         self._state = state
+        self._lock_fd = lock_fd
         self._watch = watch
         self._patience = Patience()
         self._wake_r, wake_w = os.pipe()
@@ -208,7 +214,8 @@ class _Guard:
         self.has_killed = True
         seen = tree.processes()
         roots = {one.pid for one in seen.values() if one.ppid == self.pid}
-        markers = {entry.marker for entry in self._state.load() if entry.marker is not None}
+        entries = self._state.load() if self._state.is_still(self._lock_fd) else []
+        markers = {entry.marker for entry in entries if entry.marker is not None}
         left = tree.members(seen, roots=roots, markers=markers, spare={os.getpid(), self.pid})
         tree.send_signal([seen[pid] for pid in left], signal.SIGKILL)
 
@@ -255,6 +262,15 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
         remove_below(base)
     here("watchdog.after_cleaning")
     state.remove_socket()
+
+
+def _clean_up_without(spawner_pid: int, bases: Sequence[str]) -> None:
+    """The folder was removed: what stands there now is another spawner's, its jobs too. Our own are our descendants."""
+    say("the folder of the spawner was removed: what ran is ended, and nothing is recorded")
+    end_leftovers((), spare=frozenset({os.getpid()}), bases=bases)
+    _end_descendants({}, spawner_pid, set())
+    for base in bases:
+        remove_below(base)
 
 
 def _save(loans: list[Loan]) -> bool:

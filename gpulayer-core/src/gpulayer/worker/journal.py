@@ -62,6 +62,7 @@ class Journal:
         self._spares = Spares(str(work_dir / "spare"))
         self._sites: dict[tuple[NodeKey, bool], LaunchSite] = {}
         self._open: dict[NodeKey, int] = {}  # ``phase`` of what this agent has written lately
+        self._staged: set[NodeKey] = set()  # a thread may still be at work in these folders, also after a cancel
         self._contact = work_dir / "contact.json"
         self._boot_id = boot_id
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,6 +82,8 @@ class Journal:
         key = assignment.key
         folder = self._folder(key)
         if not self._spares.take(folder):
+            if not os.path.isdir(self._root_path):  # somebody has removed it: one job's loss, and not of all that come
+                os.makedirs(self._root_path, mode=0o700)
             for path in (folder, f"{folder}/work", f"{folder}/out"):
                 try:
                     os.mkdir(path, 0o700)
@@ -110,7 +113,8 @@ class Journal:
             self._close(key)
 
     def renew_work_folder(self, key: NodeKey) -> None:
-        """Staging begins (again): into an empty folder."""
+        """Staging begins (again): into an empty folder. From now on this folder serves no other job."""
+        self._staged.add(key)
         site = self.site(key)
         shutil.rmtree(site.work_dir, ignore_errors=True)
         site.work_dir.mkdir(mode=0o700, exist_ok=True)
@@ -166,6 +170,9 @@ class Journal:
         self._close(key)
         for is_split in (False, True):
             self._sites.pop((key, is_split), None)
+        if key in self._staged:
+            self._staged.discard(key)
+            return False
         return self._spares.keep(self._folder(key))
 
     def forget(self, key: NodeKey) -> None:
@@ -222,7 +229,8 @@ def _last_progress(content: bytes) -> Progress:
 
 def _open_blank(path: str) -> int:
     """A file without a whole line, at whose beginning the next write goes."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Of what is no plain file neither a link is followed nor a reader waited for.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         # To one byte, not to none: ext4 writes out what follows a truncation to zero at once (auto_da_alloc), so that
         # people who replace a file that way lose nothing; that takes milliseconds, and nothing is promised here.

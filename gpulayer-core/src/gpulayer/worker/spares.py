@@ -1,8 +1,9 @@
 """Attempt folders used again: making and deleting three folders takes a tiny job longer than its program.
 
-A folder is kept only where its job left nothing behind: nothing unknown beside the journal's own files, ``work`` and
-``out`` empty, the worker's own, closed to others and on the same file system as before. What was kept counts as thrown
-away: an earlier agent's are deleted.
+A folder is kept only where its job left nothing behind: nothing unknown beside the journal's own files, these plain
+files as they were made (the next job's journal is written into them: a link would lead it elsewhere, a pipe would hold
+it up for ever), ``work`` and ``out`` empty, the worker's own, closed to others and on the same file system as before.
+What was kept counts as thrown away: an earlier agent's are deleted.
 """
 
 import os
@@ -69,6 +70,10 @@ def _tidy_names(folder: str) -> list[str] | None:
         names = os.listdir(folder)
         if not {*_USED_AGAIN, *_REMOVED, *_FOLDERS}.issuperset(names):
             return None
+        for name in _USED_AGAIN.intersection(names):
+            found = os.lstat(f"{folder}/{name}")
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                return None
         for name in _FOLDERS:
             found = os.lstat(f"{folder}/{name}")
             if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != 0o700:
