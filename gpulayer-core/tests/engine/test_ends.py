@@ -161,3 +161,13 @@ def test_a_programs_end_is_told_with_what_else_was_seen(plane):
     outcome = Outcome(EndedBy.PROGRAM, 127, evidence="nosuch: not found on the PATH", blame=Blame.USER)
     plane.report("w1", NodeReport(plane.epoch(), 0, NodePhase.ENDED, outcome))
     assert plane.job().reason_message == "exit code 127\nnosuch: not found on the PATH"
+
+
+def test_an_end_that_was_told_late_has_the_time_at_which_it_was(plane):
+    plane.join()
+    plane.submit()
+    epoch = plane.run("w1")
+    plane.now_ms += 20_000  # the worker was out of contact, and its program had ended long before
+    plane.end("w1", epoch, ran_ms=5_000)
+    image = plane.job()
+    assert image.ended_wall_ms - image.started_wall_ms == 5_000

@@ -72,15 +72,23 @@ def stop(turn: Turn, attempt: Attempt, ended_by: EndedBy, grace_ms: int) -> None
     job.reason_code, job.reason_message = str(ended_by), stop_text(job)
 
 
-def end_task(turn: Turn, job: Job, task: Task, outcome: Outcome, outputs: Digest | None = None) -> None:
-    """The task is done; with its last task the job is final and leaves the state."""
+def end_task(
+    turn: Turn,
+    job: Job,
+    task: Task,
+    outcome: Outcome,
+    outputs: Digest | None = None,
+    *,
+    ended_wall_ms: int | None = None,
+) -> None:
+    """The task is done; with its last task the job is final and leaves the state. ended_wall_ms: None for now."""
     task.is_done, task.epoch = True, None
     turn.tasks[job.entry.id, task.index] = task
     if any(not other.is_done for other in job.tasks.values()):
         return
     job.state = final_state(outcome)
     job.outcome, job.outputs = outcome, outputs
-    job.ended_wall_ms = turn.at.wall_ms
+    job.ended_wall_ms = turn.at.wall_ms if ended_wall_ms is None else ended_wall_ms
     job.reason_code = "" if outcome.is_success else str(outcome.ended_by)
     job.reason_message = "" if outcome.is_success else end_text(outcome)
     turn.jobs[job.entry.id] = job
@@ -112,6 +120,9 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
     if outcome.ended_by is EndedBy.CANCEL:
         outcome = replace(outcome, evidence=below(stop_text(job), outcome.evidence))
     attempt.phase, attempt.outcome, attempt.ended_wall_ms = NodePhase.ENDED, outcome, turn.at.wall_ms
+    if attempt.started_wall_ms is not None and outcome.ran_ms is not None:
+        # When it ended there, not when that was told: its worker may have been out of contact.
+        attempt.ended_wall_ms = min(turn.at.wall_ms, attempt.started_wall_ms + outcome.ran_ms)
     attempt.is_unreachable = False
     turn.attempts[attempt.epoch] = attempt
     del state.attempts[attempt.epoch]
@@ -135,7 +146,7 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
         return
     if job.stop is EndedBy.CANCEL and not outcome.is_success and outcome.blame is not Blame.USER:
         outcome = cancelled_outcome(job, end_text(outcome))
-    end_task(turn, job, task, outcome, attempt.nodes[0].outputs)
+    end_task(turn, job, task, outcome, attempt.nodes[0].outputs, ended_wall_ms=attempt.ended_wall_ms)
 
 
 def _wait_again(turn: Turn, job: Job, task: Task) -> None:

@@ -1,6 +1,6 @@
 """One node of an attempt as the agent's machine has it, and what is told of its end. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from gpulayer.errors import Blame
@@ -118,14 +118,14 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
     exit_code = event.exit_code if event.signal is None else None
     if held.stop is not None:
         evidence = _lines(_killed(held, event), event.evidence)
-        return outcome_of_stop(held, evidence, exit_code=exit_code, signal=event.signal)
+        return replace(outcome_of_stop(held, evidence, exit_code=exit_code, signal=event.signal), ran_ms=event.ran_ms)
     if event.is_out_of_memory:
         ended_by = EndedBy.OUT_OF_MEMORY
     elif event.is_disk_full:
         ended_by = EndedBy.DISK_FULL
     else:
         ended_by = EndedBy.PROGRAM if event.signal is None else EndedBy.SIGNAL
-    return Outcome(ended_by, exit_code, event.signal, event.evidence, blame_for(ended_by))
+    return Outcome(ended_by, exit_code, event.signal, event.evidence, blame_for(ended_by), event.ran_ms)
 
 
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
@@ -146,8 +146,7 @@ def add_evidence(held: Held, *lines: str) -> None:
     """Lines for people below what is there; empty ones are left out. Only once there is an outcome."""
     assert held.outcome is not None
     text = _lines(held.outcome.evidence, *lines)
-    outcome = held.outcome
-    held.outcome = Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, text, outcome.blame)
+    held.outcome = replace(held.outcome, evidence=text)
 
 
 def _killed(held: Held, event: ProcessExited) -> str:

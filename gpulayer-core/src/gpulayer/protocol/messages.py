@@ -131,7 +131,7 @@ class Revoke:
 class ProcessExited:
     """The whole tree of the program is dead and its log complete in the spool. Code xor signal, the program's own.
 
-    is_disk_full: its disk was full at that moment, and it failed.
+    is_disk_full: its disk was full at that moment, and it failed. ran_ms: see ``Outcome``.
     """
 
     key: NodeKey
@@ -140,6 +140,7 @@ class ProcessExited:
     is_out_of_memory: bool = False
     evidence: str = ""
     is_disk_full: bool = False
+    ran_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,9 @@ def _report_body(event: WorkerReported) -> str:
 
 def _item(item: NodeReport) -> list[object]:
     outcome = item.outcome
-    told = outcome and [outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame]
+    told = outcome and [
+        *(outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame),
+        outcome.ran_ms,
+    ]
     fields: list[object] = [item.epoch, item.node, item.phase, told, item.outputs]
     return fields if item.started_ago_ms is None else [*fields, item.started_ago_ms]

@@ -77,6 +77,8 @@ class _Job:
     ended_for: str = ""  # of _ENDED_FOR: it is killed because of that
     is_patient: bool = False  # SIGTERM was sent, SIGKILL was not
     is_killed: bool = False
+    started_at: float = 0.0
+    ran_ms: int | None = None
     is_lingering: bool = False  # _look_lingering is due
 
     @property
@@ -316,7 +318,7 @@ class Jobs:
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass
         here("spawner.after_pid")
-        job = _Job(entry, _Phase.RUNNING, output=output, hold=hold)
+        job = _Job(entry, _Phase.RUNNING, output=output, hold=hold, started_at=self._reactor.now())
         self._jobs[order.key] = job
         self._live[pid] = job
         output.watch()
@@ -405,6 +407,7 @@ class Jobs:
 
     def _begin_end(self, job: _Job) -> None:
         here("spawner.after_exit")
+        job.ran_ms = round((self._reactor.now() - job.started_at) * 1000)
         job.phase = _Phase.ENDING
         job.wait_s = _LOOK_AGAIN_S[0]
         job.give_up_at = self._reactor.now() + _END_PATIENCE_S
@@ -461,6 +464,7 @@ class Jobs:
             survivors=job.survivors,
             cpu_s=job.cpu_s,
             max_rss_bytes=job.max_rss_bytes,
+            ran_ms=job.ran_ms,
             oom_kills=job.oom_kills,
             memory_peak_bytes=job.memory_peak_bytes,
             err_bytes=drained.err_bytes,

@@ -70,7 +70,8 @@ class ExitRecord:
     err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
     did not let in, or a disk that stayed full. unwritten_bytes: of them, for each stream, those that no line in its
     spool tells of. oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
-    memory_peak_bytes: the most that the tree used; None: not known.
+    memory_peak_bytes: the most that the tree used; None: not known. ran_ms: from its start to the end of the main
+    process; None: not known.
     cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the
     spawner itself held when it started the job (the kernel counts from before the exec).
     """
@@ -92,6 +93,7 @@ class ExitRecord:
     unwritten_bytes: tuple[int, ...] = ()
     oom_kills: int | None = None
     memory_peak_bytes: int | None = None
+    ran_ms: int | None = None
 
 
 # Requests -------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ class Outcome:
     """The end of one node of an attempt.
 
     exit_code: the program's own, None where it never ran or a signal ended it. signal: its number.
-    evidence: what was seen, for people. blame: decides whether the task runs again.
+    evidence: what was seen, for people. blame: decides whether the task runs again. ran_ms: from the start of its
+    program to that one's end; None where nobody knows.
     """
 
     ended_by: EndedBy
@@ -44,6 +45,7 @@ class Outcome:
     signal: int | None = None
     evidence: str = ""
     blame: Blame = Blame.INFRASTRUCTURE
+    ran_ms: int | None = None
 
     @property
     def is_success(self) -> bool:

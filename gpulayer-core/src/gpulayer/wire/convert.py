@@ -375,6 +375,7 @@ def outcome_to_wire(outcome: Outcome) -> OutcomeFields:
         "signal": outcome.signal,
         "evidence": outcome.evidence,
         "blame": str(outcome.blame),
+        "ran_ms": outcome.ran_ms,
     }
 
 
@@ -386,6 +387,7 @@ def outcome_from_wire(fields: OutcomeFields) -> Outcome:
         signal=fields["signal"],
         evidence=fields["evidence"],
         blame=_choice(Blame, fields["blame"], "outcome.blame"),
+        ran_ms=fields.get("ran_ms"),
     )
 
 

@@ -121,13 +121,14 @@ class SessionReply(TypedDict):
 
 
 class OutcomeFields(TypedDict):
-    """How one node ended; see ``spec.outcome``. ``evidence`` is for people."""
+    """How one node ended; see ``spec.outcome``. ``evidence`` is for people; ``ran_ms``: absent where nobody knows."""
 
     ended_by: str
     exit_code: int | None
     signal: int | None
     evidence: Annotated[str, MaxLen(65_536)]
     blame: str
+    ran_ms: NotRequired[Counter | None]
 
 
 class ReportItem(TypedDict):

@@ -92,7 +92,7 @@ def end_of(
     match record.reason:
         case "exited" | "signaled":
             code, number = record.exit_code, record.signal
-            end = ProcessExited(key, exit_code=code, signal=number, evidence=_survivors(record))
+            end = ProcessExited(key, exit_code=code, signal=number, evidence=_survivors(record), ran_ms=record.ran_ms)
             return judge_end(end, record, limits, enforces)
         case "spawn_failed":
             return SpawnFailed(key, record.exit_code, record.message)

@@ -339,7 +339,7 @@ async def _item(plane: Plane, item: ReportItem) -> NodeReport:
 def _without_outputs(outcome: Outcome, error: GpulayerError) -> Outcome:
     evidence = f"{outcome.evidence}\n" if outcome.evidence else ""
     evidence += f"its outputs were not kept: {error.message}"
-    return Outcome(outcome.ended_by, outcome.exit_code, outcome.signal, evidence, outcome.blame)
+    return replace(outcome, evidence=evidence)
 
 
 def _void(effects: tuple[Effect, ...]) -> list[int]:

@@ -228,14 +228,17 @@ def _schedule(spec: JobSpec) -> str:
 def _outcome_out(outcome: Outcome | None) -> list[object] | None:
     if outcome is None:
         return None
-    return [outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame]
+    return [outcome.ended_by, outcome.exit_code, outcome.signal, outcome.evidence, outcome.blame, outcome.ran_ms]
 
 
 def _outcome_in(fields: list[object] | None) -> Outcome | None:
     if fields is None:
         return None
-    ended_by, exit_code, signal, evidence, blame = cast("tuple[str, int | None, int | None, str, str]", fields)
-    return Outcome(EndedBy(ended_by), exit_code, signal, evidence, Blame(blame))
+    known = [*fields, None][:6]  # an older store has five
+    ended_by, exit_code, signal, evidence, blame, ran_ms = cast(
+        "tuple[str, int | None, int | None, str, str, int | None]", tuple(known)
+    )
+    return Outcome(EndedBy(ended_by), exit_code, signal, evidence, Blame(blame), ran_ms)
 
 
 def _shape_out(shape: Shape) -> list[object]:
