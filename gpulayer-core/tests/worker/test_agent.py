@@ -439,3 +439,17 @@ def test_a_worker_tells_of_its_jobs_its_connection_and_its_end(scene):
             assert len(re.findall(line, worker.said)) == 1, line
 
     scene(main)
+
+
+@pytest.mark.parametrize(("script", "end"), [(":", ["ended"]), ("echo said", ["draining", "ended"])])
+def test_the_end_of_a_job_that_left_nothing_is_one_line_of_its_journal(scene, script, end):
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "sh", "-c", script)
+        await plane.end_of(1)
+        await plane.until(lambda: list(worker.folder.glob("spare/*/phase")))  # the folder is kept for another job
+        (path,) = worker.folder.glob("spare/*/phase")
+        phases = [json.loads(line)["phase"] for line in path.read_text().splitlines()]
+        assert phases == ["staging", "spawning", "running", *end]
+
+    scene(main)
