@@ -121,7 +121,7 @@ def test_a_limit_of_one_process_lets_that_one_run(host, agent):
     program = "import os\ntry: os.fork()\nexcept OSError as error: print(error.errno)"
     record = agent.run("1.0", *python(program), limits=m.SpawnLimits(pids=1))
     told = "it reached its --pids of 1: 1 time none could be started"
-    assert (record.exit_code, record.message) == (0, told if "pids" in agent.welcome.enforces else "")
+    assert (record.exit_code, record.message) == (0, told if "pids" in agent.greeting.enforces else "")
 
 
 @limiting
