@@ -23,6 +23,8 @@ class Instant(NamedTuple):
 
 
 class Clock(Protocol):
+    """Both times of this machine: the one that decides, and the one that people read."""
+
     def monotonic_ms(self) -> int:
         """Milliseconds that never go back and that count the time a machine is suspended."""
         ...

@@ -26,7 +26,7 @@ ARGV = ["/opt/venv/bin/python", "-P", "-m", "gpulayer.cli.background", "worker",
 
 
 def plan(host, *, argv=ARGV, name="", search_path="/opt/cuda/bin:/usr/bin"):
-    return plan_service(argv, name=name, host=host, log=Path("/work/worker.log"), search_path=search_path)
+    return plan_service(argv, name=name, host=host, log=Path("/srv/worker.log"), search_path=search_path)
 
 
 SYSTEM_UNIT = f"""\
@@ -109,8 +109,8 @@ def test_on_macos_it_is_an_agent_of_launchd():
         "ThrottleInterval": 5,
         "ExitTimeOut": 90,
         "AbandonProcessGroup": True,
-        "StandardOutPath": "/work/worker.log",
-        "StandardErrorPath": "/work/worker.log",
+        "StandardOutPath": "/srv/worker.log",
+        "StandardErrorPath": "/srv/worker.log",
     }
     assert made.install[-1].argv == ("launchctl", "bootstrap", "gui/1000", str(made.path))
     assert made.remove == (Command(("launchctl", "bootout", "gui/1000/gpulayer-worker-n"), may_fail=True),)

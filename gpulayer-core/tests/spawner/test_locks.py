@@ -176,5 +176,5 @@ def test_what_a_job_says_of_itself_in_the_file_is_believed_only_as_far_as_it_is_
     for text in ("rubbish", "[1]", '{"pid": "rm -rf", "marker": "x"}', '{"marker": 5, "boot_id": "another"}', "\x00"):
         Path(tmp_path / "a" / f"{GPU}.lock").write_text(text)
         one = lock(tmp_path / "a")
-        one.take([GPU], key="1.0", marker=None)
+        assert one.take([GPU], key="1.0", marker=None) is None
         one.close()

@@ -40,6 +40,8 @@ FRUITLESS: Final = 30  # connections in a row that broke before a single byte ca
 
 
 class Next(Enum):
+    """What to do now that a stream has ended."""
+
     READ = "read"
     HOLD = "hold"  # nothing new yet: look again in a moment
     DONE = "done"

@@ -17,6 +17,8 @@ __all__ = ["Configured", "EndpointFound", "Local", "Target", "locate", "parse_en
 
 
 class Target(StrEnum):
+    """``--target``."""
+
     DEFAULT = "default"  # the configured one, else local
     LOCAL = "local"
     REMOTE = "remote"

@@ -23,6 +23,8 @@ _BLOCK: Final = 1 << 16
 
 
 class Pumped(enum.Enum):
+    """What one pump found."""
+
     MORE = "more"  # bytes may be left; come again
     EMPTY = "empty"  # nothing to read now
     END = "end"  # no writer is left

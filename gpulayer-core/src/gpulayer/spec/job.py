@@ -78,6 +78,8 @@ FINAL_STATES: Final = frozenset(
 
 
 class RetryOn(StrEnum):
+    """Which failures run again."""
+
     INFRASTRUCTURE = "infrastructure"  # failures that are not the program's own
     ANY = "any"  # also the program's
 
