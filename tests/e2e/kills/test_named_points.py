@@ -125,8 +125,8 @@ BOTH = [
 
 
 def test_a_watchdog_that_dies_over_its_spawners_death_leaves_nothing_running_and_the_job_runs_again(scene):
-    # An agent whose spawner can't be started ends, and says so; the one that comes after it tries again.
-    worker = scene.add_worker("chained", "watchdog.before_spawner", ";".join(BOTH))
+    # A start of the spawner that fails is tried again by the same agent.
+    worker = scene.add_worker("chained", ";".join(["watchdog.before_spawner", *BOTH]))
     deaths = ["watchdog.before_spawner", *names(",".join(BOTH).split(","))]
     jobs = scene.traffic(lambda: len(worker.fired_below) == len(deaths), width=1, retries=20)
     assert worker.fired_below == deaths

@@ -6,11 +6,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import Final, TextIO
 
 from gpulayer.client.following import LogCursor
 
 __all__ = ["RawOutput"]
+
+_LOOK_UP_S: Final = 0.5
 
 
 class RawOutput:
@@ -63,7 +65,8 @@ class RawOutput:
         for number in taken:
             signal.signal(number, self._on_interrupt)
         try:
-            yield
+            with _looks_up():
+                yield
         finally:
             for number, before in taken.items():
                 signal.signal(number, before)
@@ -75,3 +78,19 @@ class RawOutput:
             return
         self._is_pending = False
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _looks_up() -> Iterator[None]:
+    """Come out of every long wait twice a second: an interrupt that falls between Python's last look for one and the
+    system call that waits is only noticed when that call returns, and a quiet log may be waited for all day."""
+    if not hasattr(signal, "setitimer") or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_UP_S, _LOOK_UP_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
