@@ -28,9 +28,12 @@ __all__ = [
     "StorageUnavailable",
     "TimedOut",
     "TooLarge",
+    "TooSlow",
     "Unauthenticated",
     "Unreachable",
+    "UntrustedServer",
     "UsageError",
+    "VersionMismatch",
     "error_from_code",
 ]
 
@@ -128,6 +131,13 @@ class TooLarge(GpulayerError):
     blame = Blame.USER
 
 
+class TooSlow(GpulayerError):
+    """The caller took too long to send its request (408)."""
+
+    code = "too_slow"
+    blame = Blame.INFRASTRUCTURE
+
+
 class IdempotencyMismatch(GpulayerError):
     """An idempotency key was used again with another body (422)."""
 
@@ -168,6 +178,20 @@ class Unreachable(GpulayerError):
 
     code = "unreachable"
     blame = Blame.INFRASTRUCTURE
+
+
+class UntrustedServer(GpulayerError):
+    """The server that answers does not hold the pinned or a vouched-for certificate; nothing was sent to it."""
+
+    code = "untrusted_server"
+    blame = Blame.USER
+
+
+class VersionMismatch(GpulayerError):
+    """The caller's program is of another minor series than the control plane (400)."""
+
+    code = "version_mismatch"
+    blame = Blame.USER
 
 
 class ProtocolError(GpulayerError):

@@ -22,7 +22,7 @@ from gpulayer.server import PlaneSettings
 from gpulayer.server.app import create_app
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import Side
-from gpulayer.server.tokens import TokenKind
+from gpulayer.server.tokens import Role, TokenKind
 
 
 class LivePlane:
@@ -96,7 +96,8 @@ class LivePlane:
 
     def new_token(self, kind: TokenKind, **options: Any) -> str:
         async def make() -> str:
-            token, row = self.plane.auth.new_token(kind, **{"name": "test", "life_s": 900, **options})
+            role = Role.ADMIN if kind is TokenKind.CLIENT else None
+            token, row = self.plane.auth.new_token(kind, **{"name": "test", "life_s": 900, "role": role, **options})
             await self.plane.driver.submit(side=Side(tokens=(row,)))
             self.plane.auth.keep_token(row)
             return token

@@ -104,6 +104,7 @@ def serve_plane(argv: Sequence[str]) -> int:
             idle_exit_s=given.idle_exit_s,
             lease_ttl_ms=lease_ttl_ms(os.environ),
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
+            restart=tuple(argv),
         )
     )
 

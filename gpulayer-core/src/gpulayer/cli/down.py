@@ -33,17 +33,17 @@ def down(
     """End the control plane and its own worker. Queued jobs stay in its state; joined workers go on and wait."""
     settings = settings_for(target, state=state)
     match settings.where:
-        case Configured(url, token):
-            with Transport(url, token, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+        case Configured(location):
+            with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
                 transport.send(calls.shutdown_plane())
-            say(f"the control plane at {url} ends")
+            say(f"the control plane at {location.addresses[0]} ends")
         case Local(state_dir):
             endpoint = find_plane(state_dir)
             if endpoint is None:
                 say(f"no control plane runs here (state in {state_dir})")
                 _end_worker(state_dir)
                 return 0
-            with Transport(endpoint.url, endpoint.token, client=settings.client) as transport:
+            with Transport(endpoint.location, client=settings.client) as transport:
                 running = _jobs_here(transport, state_dir)
                 if running and not yes and not _may_end(running):
                     say("the control plane goes on")

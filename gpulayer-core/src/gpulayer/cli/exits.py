@@ -6,7 +6,7 @@ A job that ran to an end of its own gives the program's code (128 + n for a sign
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from gpulayer.errors import Blame, Forbidden, GpulayerError, TimedOut, Unauthenticated, Unreachable
+from gpulayer.errors import Blame, Forbidden, GpulayerError, TimedOut, Unauthenticated, Unreachable, UntrustedServer
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
@@ -52,7 +52,7 @@ def exit_for_error(error: GpulayerError) -> int:
     match error:
         case Unauthenticated() | Forbidden():
             return Exit.NOT_AUTHORISED
-        case Unreachable():
+        case Unreachable() | UntrustedServer():
             return Exit.UNREACHABLE
         case TimedOut():
             return Exit.TIMED_OUT

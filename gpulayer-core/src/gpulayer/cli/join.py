@@ -13,8 +13,8 @@ from gpulayer.cli.background import become_worker, worker_settings
 from gpulayer.cli.console import say
 from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import command_app
-from gpulayer.client.answers import parse_url
 from gpulayer.errors import UsageError
+from gpulayer.net import parse_url
 from gpulayer.sdk.settings import state_folder
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def join(
         raise UsageError("a service goes on after its first job: --once does not go with --install-service")
     addresses = [parse_url(url) for url in urls]
     pairs(label or (), "--label")
-    folder = Path(work_dir).expanduser().absolute() if work_dir else _default_folder(name or addresses[0].url)
+    folder = Path(work_dir).expanduser().absolute() if work_dir else _default_folder(name or str(addresses[0]))
     argv = ["--work-dir", str(folder)]
     for address in addresses:
-        argv += ["--url", address.url]
+        argv += ["--url", str(address)]
     if token_file:
         if not os.path.isfile(token_file):
             raise UsageError(f"--token-file {token_file} does not exist", hint="give the file `gpulayer up` filled")

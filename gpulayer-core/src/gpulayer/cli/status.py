@@ -24,8 +24,8 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
             else:
                 print_line(f"no control plane runs here; the next submit starts one (state in {where.state_dir})")
             return
-        where = Configured(endpoint.url, endpoint.token)
-    with Transport(where.url, where.token, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+        where = Configured(endpoint.location)
+    with Transport(where.location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
         plane = transport.send(calls.get_plane())
     if json:
         print_json({"running": True, **plane})

@@ -111,7 +111,7 @@ def _announce_when_up(folder: Path) -> None:
 
 def _announce(endpoint: "EndpointFound") -> None:
     """How to add machines and how to reach it. The join token works once; the other line holds the user's own."""
-    with Transport(endpoint.url, endpoint.token) as transport:
+    with Transport(endpoint.location) as transport:
         join = transport.send(calls.create_token())
     minutes, port = join["expires_in_s"] // 60, endpoint.port
     say(f"the control plane serves {endpoint.url}")
@@ -142,7 +142,7 @@ def _check_port(host: str, port: int) -> None:
 def _take_over(running: "EndpointFound", folder: Path) -> None:
     """The background control plane makes room; its worker and jobs go on."""
     say("taking over from the background control plane")
-    with Transport(running.url, running.token) as transport:
+    with Transport(running.location) as transport:
         transport.send(calls.shutdown_plane(keep_worker=True))
     if not wait_until_gone(running, folder, deadline_s=_START_S):
         raise TimedOut(

@@ -5,22 +5,18 @@ The one table in which failures of the network and of HTTP enter the project's t
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from gpulayer.client.calls import Call
-from gpulayer.errors import GpulayerError, NotSupported, ProtocolError, Unreachable, UsageError
+from gpulayer.errors import GpulayerError, ProtocolError, Unreachable
 from gpulayer.protocol.retry import Backoff, Failure, FailureKind, Repeatable
 
 __all__ = [
     "BACKOFF",
     "CHUNK",
-    "Address",
     "Failed",
     "error_from_answer",
     "parse_json",
-    "parse_url",
     "raise_for_answer",
     "repeatable",
     "request_headers",
@@ -30,33 +26,6 @@ __all__ = [
 CHUNK: Final = 256 * 1024
 # Quicker than an agent's: somebody waits for the answer.
 BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """``host`` and ``port`` are those of ``url``, taken apart once."""
-
-    url: str
-    host: str
-    port: int
-
-
-def parse_url(url: str) -> Address:
-    """The address behind a control plane's URL. Raises UsageError, or NotSupported for what needs TLS."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or 80
-    except ValueError:
-        parts, host, port = urlsplit(""), "", 0
-    if not host or parts.scheme not in ("http", "https") or parts.path not in ("", "/"):
-        raise UsageError(f"{url!r} is not a control plane's address", hint="write it like http://127.0.0.1:8470")
-    if parts.scheme == "https" or host not in _LOOPBACK:
-        raise NotSupported(
-            f"{url} is not on this machine: reaching a control plane over the network comes with a later version",
-            hint="run `gpulayer up` here, or forward its port with ssh -L 8470:127.0.0.1:8470",
-        )
-    return Address(f"http://{parts.netloc}", host, port)
 
 
 def request_headers(call: Call[object], *, token: str, client: str) -> dict[str, str]:

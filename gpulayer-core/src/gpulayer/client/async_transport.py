@@ -17,13 +17,13 @@ from gpulayer.client.answers import (
     CHUNK,
     Failed,
     parse_json,
-    parse_url,
     raise_for_answer,
     repeatable,
     request_headers,
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
+from gpulayer.client.location import Location
 from gpulayer.client.transport import StreamBroken
 from gpulayer.protocol.retry import Failure, FailureKind, next_try_ms
 
@@ -47,18 +47,17 @@ class AsyncTransport:
 
     def __init__(
         self,
-        url: str,
-        token: str,
+        location: Location,
         *,
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
-        relocate: Callable[[], tuple[str, str] | None] = lambda: None,
+        relocate: Callable[[], Location | None] = lambda: None,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._address = parse_url(url)
-        self._token = token
+        self._location = location
+        self._address = location.addresses[0]
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
@@ -72,7 +71,7 @@ class AsyncTransport:
 
     @property
     def url(self) -> str:
-        return self._address.url
+        return str(self._address)
 
     async def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
         """Repeated within ``retry_for_s`` as the call allows it. Raises the control plane's error, or Unreachable."""
@@ -156,10 +155,10 @@ class AsyncTransport:
     async def _move(self) -> None:
         found = await asyncio.to_thread(self._relocate)
         if found is not None:
-            self._address, self._token = parse_url(found[0]), found[1]
+            self._location, self._address = found, found.addresses[0]
 
     async def _exchange(self, call: Call[Any]) -> httpx.Response:
-        headers = request_headers(call, token=self._token, client=self._client)
+        headers = request_headers(call, token=self._location.token, client=self._client)
         content: bytes | AsyncIterator[bytes] | None
         if isinstance(call.body, FileBody):
             headers["Content-Length"] = str(call.body.size)
@@ -168,7 +167,7 @@ class AsyncTransport:
             content = call.body
         request = self._http.build_request(
             call.endpoint.method,
-            self._address.url + call.target,
+            str(self._address) + call.target,
             content=content,
             headers=headers,
             timeout=httpx.Timeout(None if call.hold_s is None else 60.0 + call.hold_s, connect=10.0),

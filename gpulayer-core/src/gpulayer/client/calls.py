@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         OutputsReply,
         RequestFields,
     )
-    from gpulayer.wire.plane import MissingReply, PackReply, PlaneRecord, TokenReply
+    from gpulayer.wire.plane import MissingReply, PackReply, PlaneRecord
+    from gpulayer.wire.tokens import TokenReply
     from gpulayer.wire.workers import WorkerPage, WorkerRecord
 
 __all__ = [
@@ -94,7 +95,7 @@ def shutdown_plane(*, keep_worker: bool = False) -> "Call[None]":
 
 def create_token(*, name: str = "") -> "Call[TokenReply]":
     """A join token, shown in the reply and never again. Not to be repeated: each answer is another token."""
-    return _call("create_token", json_body={"kind": "join", **({"name": name} if name else {})})
+    return _call("create_token", json_body={"role": "join", **({"name": name} if name else {})})
 
 
 def submit_job(submission: "JobSubmission", *, key: str) -> "Call[JobRecord]":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.client.embedded import ENDPOINT_FILE, EmbeddedPlane, ensure_plane, find_plane, is_stale
-from gpulayer.client.location import Configured, Local
+from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unreachable
 
@@ -57,9 +57,11 @@ def has_ended(settings: Settings) -> bool:
 
 def open_transport(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Transport:
     """A sync shell to the control plane meant, which is started where it is this machine's own. Blocks."""
-    url, token = _address(settings, say)
     return Transport(
-        url, token, client=settings.client, retry_for_s=settings.retry_for_s, relocate=_relocation(settings)
+        _location(settings, say),
+        client=settings.client,
+        retry_for_s=settings.retry_for_s,
+        relocate=_relocation(settings),
     )
 
 
@@ -67,25 +69,26 @@ def open_async_transport(settings: Settings) -> "AsyncTransport":
     """The async twin. Blocks while a control plane is started: call it in a thread."""
     from gpulayer.client.async_transport import AsyncTransport  # noqa: PLC0415 - httpx costs 0.3 s
 
-    url, token = _address(settings, lambda _: None)
     return AsyncTransport(
-        url, token, client=settings.client, retry_for_s=settings.retry_for_s, relocate=_relocation(settings)
+        _location(settings, lambda _: None),
+        client=settings.client,
+        retry_for_s=settings.retry_for_s,
+        relocate=_relocation(settings),
     )
 
 
-def _address(settings: Settings, say: Callable[[str], None]) -> tuple[str, str]:
+def _location(settings: Settings, say: Callable[[str], None]) -> Location:
     match settings.where:
-        case Configured(url, token):
-            return url, token
+        case Configured(location):
+            return location
         case Local(state_dir):
-            endpoint = ensure_plane(settings.plane(state_dir), say=say).endpoint
-            return endpoint.url, endpoint.token
+            return ensure_plane(settings.plane(state_dir), say=say).endpoint.location
 
 
-def _relocation(settings: Settings) -> Callable[[], tuple[str, str] | None]:
+def _relocation(settings: Settings) -> Callable[[], Location | None]:
     ended_at: float | None = None
 
-    def look() -> tuple[str, str] | None:
+    def look() -> Location | None:
         nonlocal ended_at
         if not isinstance(settings.where, Local):
             return None
@@ -105,6 +108,6 @@ def _relocation(settings: Settings) -> Callable[[], tuple[str, str] | None]:
                 endpoint = ensure_plane(settings.plane(state_dir)).endpoint
             except GpulayerError:
                 return None
-        return None if endpoint is None else (endpoint.url, endpoint.token)
+        return None if endpoint is None else endpoint.location
 
     return look

@@ -84,7 +84,7 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
         if kept is not None:
             return Running(kept, is_new=False)
     died = _read_endpoint(settings.state_dir)
-    if died is not None and not died.embedded:
+    if died is not None and died.restart and not died.embedded:
         say(f"the control plane at {died.url} has died: starting it again as it was")
     else:
         died = None
@@ -101,10 +101,7 @@ def plane_argv(settings: EmbeddedPlane, *, died: EndpointFound | None = None) ->
     # -P: the folder a command is typed in must never decide what the control plane imports.
     argv = [settings.python, "-P", "-m", "gpulayer.cli.background", "plane", "--state", str(settings.state_dir)]
     if died is not None:
-        argv += ["--mode", "standing", "--host", died.host, "--port", str(died.port)]
-        argv += [] if died.has_worker else ["--no-worker"]
-        argv += [] if died.keep_logs_ms is None else ["--keep-logs-ms", str(died.keep_logs_ms)]
-        return tuple(argv)
+        return (*argv[:4], *died.restart)
     argv += ["--mode", "embedded", "--host", "127.0.0.1", "--port", "0"]
     if settings.idle_exit_s is not None:
         argv += ["--idle-exit-s", f"{settings.idle_exit_s:g}"]
@@ -169,7 +166,7 @@ def _keep_or_replace(found: EndpointFound, settings: EmbeddedPlane) -> EndpointF
     if found.version == settings.version:
         return found
     if found.embedded:
-        with Transport(found.url, found.token, retry_for_s=1.0) as transport:
+        with Transport(found.location, retry_for_s=1.0) as transport:
             try:
                 if _is_idle(transport.send(calls.get_plane())["jobs"]):
                     transport.send(calls.shutdown_plane())

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gpulayer.client.answers import parse_url
 from gpulayer.errors import GpulayerError, NotSupported, Unauthenticated, UsageError
+from gpulayer.net import Address, Pin, parse_pins, parse_proxy, parse_url, parse_urls
 
-__all__ = ["Configured", "EndpointFound", "Local", "Target", "locate", "parse_endpoint", "parse_target"]
+__all__ = ["Configured", "EndpointFound", "Local", "Location", "Target", "locate", "parse_endpoint", "parse_target"]
 
 
 class Target(StrEnum):
@@ -25,11 +25,27 @@ class Target(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
-    """A control plane that somebody named; it is never started from here."""
+class Location:
+    """How to reach one control plane, and as whom. addresses: tried in turn; pins: of its certificate, empty where a
+    public CA vouches for it; proxy: an HTTP proxy to tunnel through."""
 
-    url: str
+    addresses: tuple[Address, ...]
     token: str
+    pins: tuple[Pin, ...] = ()
+    proxy: Address | None = None
+
+    @classmethod
+    def of(cls, url: str, token: str, *, fingerprint: str = "", proxy: str = "") -> "Location":
+        """From the texts that people give; ``url`` may name several. Raises UsageError."""
+        return cls(parse_urls(url), token, parse_pins([fingerprint]), parse_proxy(proxy))
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A control plane that somebody named; it is never started from here. context: the name it was named by, if any."""
+
+    location: Location
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +57,8 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class EndpointFound:
-    """What ``endpoint.json`` says. keep_logs_ms: None where it does not say."""
+    """What ``endpoint.json`` says. urls, fingerprints: for other machines; restart: the arguments it was started with,
+    empty where it does not say."""
 
     url: str
     host: str
@@ -50,8 +67,14 @@ class EndpointFound:
     pid: int
     version: str
     embedded: bool
-    has_worker: bool = True
-    keep_logs_ms: int | None = None
+    urls: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+    @property
+    def location(self) -> Location:
+        """For this user's own commands, on this machine."""
+        return Location((Address(self.host, self.port),), self.token)
 
 
 def parse_target(text: str) -> Target:
@@ -84,12 +107,14 @@ def locate(
     if not chosen_url:
         raise UsageError("--target remote: no control plane is configured", hint="set GPULAYER_URL and GPULAYER_TOKEN")
     chosen_token = token or environment.get("GPULAYER_TOKEN", "")
-    address = parse_url(chosen_url)
+    fingerprint, proxy = environment.get("GPULAYER_FINGERPRINT", ""), environment.get("GPULAYER_PROXY", "")
+    location = Location.of(chosen_url, chosen_token, fingerprint=fingerprint, proxy=proxy)
     if not chosen_token:
         raise Unauthenticated(
-            f"{address.url} needs a token", hint="set GPULAYER_TOKEN to the client token that `gpulayer up` printed"
+            f"{location.addresses[0]} needs a token",
+            hint="set GPULAYER_TOKEN to the client token that `gpulayer up` printed",
         )
-    return Configured(address.url, chosen_token)
+    return Configured(location)
 
 
 def parse_endpoint(content: bytes) -> EndpointFound | None:
@@ -111,17 +136,23 @@ def parse_endpoint(content: bytes) -> EndpointFound | None:
                 address = parse_url(url)
             except GpulayerError:
                 return None
-            has_worker, keep_logs_ms = document.get("has_worker"), document.get("keep_logs_ms")
             return EndpointFound(
-                url=address.url,
+                url=str(address),
                 host=address.host,
                 port=address.port,
                 token=token,
                 pid=pid,
                 version=version,
                 embedded=embedded,
-                has_worker=has_worker is not False,
-                keep_logs_ms=keep_logs_ms if type(keep_logs_ms) is int else None,
+                urls=_texts(document, "urls"),
+                fingerprints=_texts(document, "fingerprints"),
+                restart=_texts(document, "restart"),
             )
         case _:
             return None
+
+
+def _texts(document: Mapping[str, object], name: str) -> tuple[str, ...]:
+    """Empty where the file, of another version perhaps, does not say."""
+    found = document.get(name)
+    return tuple(map(str, found)) if isinstance(found, list) else ()

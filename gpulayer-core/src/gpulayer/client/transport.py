@@ -21,13 +21,13 @@ from gpulayer.client.answers import (
     CHUNK,
     Failed,
     parse_json,
-    parse_url,
     raise_for_answer,
     repeatable,
     request_headers,
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
+from gpulayer.client.location import Location
 from gpulayer.errors import GpulayerError
 from gpulayer.faults import here
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
@@ -63,25 +63,24 @@ class Transport:
 
     retry_for_s: how long a call goes on trying when nothing answers or the answer is "not now"; then Unreachable,
     or the error of the last answer, is raised. Any other error answer is raised at once.
-    relocate: asked for (address, token) when nothing answers, because the control plane may have moved; it may raise
+    relocate: asked for the location when nothing answers, because the control plane may have moved; it may raise
     what the call then raises.
     waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
     """
 
     def __init__(
         self,
-        url: str,
-        token: str,
+        location: Location,
         *,
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
-        relocate: Callable[[], tuple[str, str] | None] = lambda: None,
+        relocate: Callable[[], Location | None] = lambda: None,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._address = parse_url(url)
-        self._token = token
+        self._location = location
+        self._address = location.addresses[0]
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
@@ -92,7 +91,7 @@ class Transport:
 
     @property
     def url(self) -> str:
-        return self._address.url
+        return str(self._address)
 
     def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
         """Send and return the reply. Blocks. Raises the answer's error, Unreachable or ProtocolError."""
@@ -175,11 +174,11 @@ class Transport:
         found = self._relocate()
         if found is None:
             return
-        address = parse_url(found[0])
+        address = found.addresses[0]
         with self._lock:
             stale = self._idle if address != self._address else []
             self._idle = [] if stale else self._idle
-            self._address, self._token = address, found[1]
+            self._location, self._address = found, address
         for connection in stale:
             connection.close()
 
@@ -209,7 +208,7 @@ class Transport:
             raise
 
     def _send(self, connection: http.client.HTTPConnection, call: Call[Any]) -> None:
-        headers = request_headers(call, token=self._token, client=self._client)
+        headers = request_headers(call, token=self._location.token, client=self._client)
         method, target = call.endpoint.method, call.target
         if isinstance(call.body, FileBody):
             headers["Content-Length"] = str(call.body.size)

@@ -70,7 +70,7 @@ def job_record(
         "source": submission.get("source"),
         "tags": submission.get("tags", {}),
         "priority": submission.get("priority", 0),
-        "submitted_by": {"token_id": job.owner, "name": job.submitter, "client": job.client},
+        "submitted_by": {"token_id": job.token_id, "name": job.submitter, "client": job.client},
         "submitted_at": iso_utc(job.submitted_wall_ms) or "",
         "started_at": iso_utc(image.started_wall_ms),
         "ended_at": iso_utc(image.ended_wall_ms),
@@ -82,6 +82,7 @@ def job_record(
         "output_tree": image.outputs,
         "placement": (job.attempts[-1].placement or None) if job.attempts else None,
         "split_streams": submission.get("split_streams", False),
+        "secrets": submission.get("secret_names", []),
         "verdicts": json.loads(job.verdicts) if job.verdicts else [],
     }
 
@@ -153,6 +154,7 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
         "devices": [device_to_wire(device) for device in worker.facts.devices],
         "frameworks": facts["frameworks"],
         "enforces": facts.get("enforces", []),
+        "addresses": facts.get("addresses", []),
         "leases": list(worker.leases),
     }
 

@@ -23,7 +23,7 @@ from gpulayer.errors import Conflict, UsageError
 from gpulayer.faults import here
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.settings import Layout, ServeSettings
-from gpulayer.server.tokens import TokenKind, make_token
+from gpulayer.server.tokens import Role, TokenKind, make_token
 from gpulayer.wire.plane import EndpointFile
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
     from gpulayer.server.store import Side  # noqa: PLC0415 - heavy: see the module
 
     join_token = served.join_token
-    token, row = plane.auth.new_token(TokenKind.CLIENT, name="local", life_s=None, is_local=True)
+    token, row = plane.auth.new_token(TokenKind.CLIENT, name="local", life_s=None, role=Role.ADMIN, is_local=True)
     rows = [row]
     is_stranger = served.worker is not None and join_token is None and not plane.auth.has_local_worker()
     if is_stranger:  # the worker has an identity that this store does not know: the store was lost, or is another
@@ -319,8 +319,9 @@ def _endpoint(served: _Served, token: str) -> bytes:
         "pid": os.getpid(),
         "version": __version__,
         "embedded": served.settings.mode == "embedded",
-        "has_worker": served.worker is not None,
-        "keep_logs_ms": served.settings.keep_logs_ms,
+        "urls": [],
+        "fingerprints": [],
+        "restart": list(served.settings.restart),
     }
     return json.dumps(document).encode()
 

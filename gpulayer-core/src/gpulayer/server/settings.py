@@ -53,12 +53,16 @@ class PlaneSettings:
 
     mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
-    keep_logs_ms: after a job's end; 0 for ever.
+    keep_logs_ms: after a job's end; 0 for ever. urls, fingerprints: how other machines reach it; empty where
+    they can't.
+    allowed_hosts: names by which it may be addressed, beside this machine's own and any numeric address.
     """
 
     state_dir: Path
     mode: Literal["embedded", "standing"] = "standing"
     url: str = ""
+    urls: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
     has_local_worker: bool = False
     local_worker_wait_s: float = 10.0
     max_body_bytes: int = 16 * 2**20
@@ -82,7 +86,7 @@ class ServeSettings:
     port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker;
     worker_environment: the variables it gets. idle_exit_s: an embedded plane ends after so long without live jobs and
     requests. keep_logs_ms: after a job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work
-    is given to another; None: as the policy says.
+    is given to another; None: as the policy says. restart: the arguments that start it again as it was.
     """
 
     state_dir: Path
@@ -95,3 +99,4 @@ class ServeSettings:
     graceful_s: float = 5.0
     lease_ttl_ms: int | None = None
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
+    restart: tuple[str, ...] = ()

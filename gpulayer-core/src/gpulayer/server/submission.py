@@ -133,8 +133,8 @@ async def _submit(
     makes: list[Make] = []
     job_ids = _job_ids(plane, len(specs))
     for place, (job_id, spec, submission) in enumerate(zip(job_ids, specs, submissions, strict=True)):
-        rows.append(JobRow(job_id, caller.token_id, caller.name, client, wall_ms, spec, submission))
-        makes.append(_submitted(JobEntry.of(job_id, caller.token_id, spec)))
+        rows.append(JobRow(job_id, caller.owner, caller.name, client, wall_ms, spec, submission, caller.token_id))
+        makes.append(_submitted(JobEntry.of(job_id, caller.owner, spec)))
         if place % 500 == 499:
             await asyncio.sleep(0)
     ids = [row.id for row in rows]

@@ -13,7 +13,7 @@ from typing import Final
 from gpulayer.errors import Unauthenticated
 from gpulayer.ids import RandomBytes, new_id
 
-__all__ = ["TokenKind", "make_token", "parse_token"]
+__all__ = ["Role", "TokenKind", "make_token", "parse_token"]
 
 _ID_LENGTH: Final = 12
 _SECRET_LENGTH: Final = 43
@@ -22,14 +22,38 @@ _BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 class TokenKind(StrEnum):
-    """``client`` is for people and scripts, ``join`` enrols a worker, ``worker`` lives for one session of an agent."""
+    """``client`` is for people and scripts, ``join`` enrols a worker, ``worker`` lives for one session of an agent,
+    ``job`` for one attempt."""
 
     CLIENT = "client"
     JOIN = "join"
     WORKER = "worker"
+    JOB = "job"
 
 
-_PREFIXES: Final = {TokenKind.CLIENT: "glc_", TokenKind.JOIN: "gle_", TokenKind.WORKER: "glw_"}
+class Role(StrEnum):
+    """What a client token may do; each role may what the ones before it may.
+
+    reader: see everything but secrets. submitter: also submit, and manage its owner's jobs. admin: also manage
+    everybody's jobs, workers, tokens and the control plane.
+    """
+
+    READER = "reader"
+    SUBMITTER = "submitter"
+    ADMIN = "admin"
+
+    def includes(self, other: "Role") -> bool:
+        """Whether this role may all that the other may."""
+        order = tuple(Role)
+        return order.index(self) >= order.index(other)
+
+
+_PREFIXES: Final = {
+    TokenKind.CLIENT: "glc_",
+    TokenKind.JOIN: "gle_",
+    TokenKind.WORKER: "glw_",
+    TokenKind.JOB: "glj_",
+}
 
 
 def make_token(kind: TokenKind, random_bytes: RandomBytes = secrets.token_bytes) -> str:

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gpulayer.errors import BadRequest, GpulayerError, TooLarge
+from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
-from gpulayer.server.tokens import TokenKind
+from gpulayer.server.tokens import Role, TokenKind
 from gpulayer.spec.units import format_bytes
 from gpulayer.wire.errors import envelope
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from gpulayer.server.plane import Plane
 
 __all__ = [
-    "CLIENT",
-    "CLIENT_OR_WORKER",
+    "ADMIN",
     "JOIN",
     "OPEN",
+    "READ",
+    "READ_OR_WORKER",
+    "SUBMIT",
+    "SUBMIT_OR_WORKER",
     "WORKER",
     "Access",
     "Call",
@@ -49,17 +52,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Whose tokens open a route. Empty and ``is_open``: nobody needs one."""
+    """Whose tokens open a route. Empty and ``is_open``: nobody needs one. role: the least that a client token needs."""
 
     kinds: frozenset[TokenKind] = frozenset()
+    role: Role = Role.ADMIN
     is_open: bool = False
 
+    def check(self, caller: Caller) -> None:
+        """Raises Forbidden that says what the route takes."""
+        if caller.kind not in self.kinds:
+            accepted = " or ".join(sorted(self.kinds))
+            raise Forbidden(f"a {caller.kind} token does not open this route; it takes a {accepted} token")
+        if caller.kind is TokenKind.CLIENT and not caller.role.includes(self.role):
+            raise Forbidden(
+                f"token {caller.token_id} has the role {caller.role}; this needs {self.role}",
+                hint="ask whoever runs the control plane for another token: gpulayer token create",
+            )
 
+
+_CLIENT: Final = frozenset({TokenKind.CLIENT})
 OPEN: Final = Access(is_open=True)
-CLIENT: Final = Access(frozenset({TokenKind.CLIENT}))
+READ: Final = Access(_CLIENT, Role.READER)
+SUBMIT: Final = Access(_CLIENT, Role.SUBMITTER)
+ADMIN: Final = Access(_CLIENT, Role.ADMIN)
 JOIN: Final = Access(frozenset({TokenKind.JOIN}))
 WORKER: Final = Access(frozenset({TokenKind.WORKER}))
-CLIENT_OR_WORKER: Final = Access(frozenset({TokenKind.CLIENT, TokenKind.WORKER}))
+READ_OR_WORKER: Final = Access(_CLIENT | {TokenKind.WORKER}, Role.READER)
+SUBMIT_OR_WORKER: Final = Access(_CLIENT | {TokenKind.WORKER}, Role.SUBMITTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +283,11 @@ _STATUS: Final = {
     "bad_request": 400,
     "not_supported": 400,
     "usage": 400,
+    "version_mismatch": 400,
     "unauthenticated": 401,
     "forbidden": 403,
     "not_found": 404,
+    "too_slow": 408,
     "conflict": 409,
     "stale_attempt": 409,
     "no_worker_fits": 409,

@@ -61,6 +61,7 @@ class WorkerFacts:
     """Everything placement knows of a machine. Stored once by its digest, shared by equal machines.
 
     enforces: which of a job's limits it can hold jobs to: ``memory``, ``cpus``, ``pids``, ``cores``.
+    addresses: numeric, where other machines may reach it, best first; never a name, which others may not resolve.
     """
 
     platform: str
@@ -73,3 +74,4 @@ class WorkerFacts:
     labels: tuple[tuple[str, str], ...] = ()
     locality: Locality = field(default_factory=Locality)
     enforces: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()

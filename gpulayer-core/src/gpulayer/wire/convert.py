@@ -199,6 +199,10 @@ def spec_to_wire(spec: JobSpec) -> JobSubmission:
         submission["request"] = {**request, "cpus": limits.cpus}
     if spec.split_streams:
         submission["split_streams"] = True
+    if spec.secret_names:
+        submission["secret_names"] = list(spec.secret_names)
+    if spec.grant:
+        submission["grant"] = spec.grant
     return submission
 
 
@@ -236,6 +240,8 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         wait=submission.get("wait", True),
         limits=_limits_from_wire(submission),
         split_streams=submission.get("split_streams", False),
+        secret_names=tuple(submission.get("secret_names", ())),
+        grant=submission.get("grant", ""),
     )
 
 
@@ -307,6 +313,7 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
             "network_group": facts.locality.network_group,
         },
         "enforces": list(facts.enforces),
+        "addresses": list(facts.addresses),
     }
 
 
@@ -364,6 +371,7 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
         labels=tuple(sorted(fields["labels"].items())),
         locality=Locality(**fields["locality"]),
         enforces=tuple(sorted(fields.get("enforces", ()))),
+        addresses=tuple(fields.get("addresses", ())),
     )
 
 

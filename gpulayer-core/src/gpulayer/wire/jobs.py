@@ -70,7 +70,12 @@ class SourceFields(TypedDict):
 
 
 class JobSubmission(TypedDict, total=False):
-    """A job as it is sent and as it is stored. ``schema`` is the version of this form."""
+    """A job as it is sent and as it is stored. ``schema`` is the version of this form.
+
+    secrets: values by name of variable, in what is sent alone; what is stored has ``secret_names``, and the values lie
+    sealed elsewhere. grant: what the job's own token may do: ``own`` (read its own record, log and files) or ``submit``
+    (also submit jobs of the same owner); empty: it gets none.
+    """
 
     schema: Required[int]
     command: Required[Annotated[list[Annotated[str, MaxLen(1_000_000)]], MinLen(1), MaxLen(MAX_COMMAND_ITEMS)]]
@@ -95,6 +100,9 @@ class JobSubmission(TypedDict, total=False):
     pin_cores: bool
     log_limit_bytes: Annotated[int, Ge(65_536), Le(2**50)]
     split_streams: bool
+    secrets: Annotated[dict[Text, Annotated[str, MinLen(1), MaxLen(65_536)]], MaxLen(64)]
+    secret_names: Annotated[list[Text], MaxLen(64)]
+    grant: str
 
 
 class BatchSubmission(TypedDict):
@@ -165,7 +173,7 @@ class AttemptRecord(TypedDict):
 class JobRecord(TypedDict):
     """``options``: how it runs, as far as the submission said so and by its names. ``placement``: why the latest
     attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
-    ``split_streams``: stdout and stderr are two logs."""
+    ``split_streams``: stdout and stderr are two logs. ``secrets``: names, never values."""
 
     id: str
     name: str
@@ -190,6 +198,7 @@ class JobRecord(TypedDict):
     output_tree: str | None
     placement: str | None
     split_streams: bool
+    secrets: list[str]
     verdicts: "list[VerdictRecord]"
 
 

@@ -1,12 +1,20 @@
-"""The control plane itself on the wire: its state, its blobs, its join tokens, and the file that tells where it is."""
+"""The control plane itself on the wire: its state, its blobs, and the file that tells where it is."""
 
 from typing import Annotated, Literal, NotRequired
 
 from annotated_types import MaxLen
 from typing_extensions import TypedDict
 
-__all__ = ["EndpointFile", "FetchBody", "MissingBody", "MissingReply", "PackReply", "PlaneRecord", "ShutdownBody"]
-__all__ += ["TokenBody", "TokenReply"]
+__all__ = [
+    "CallerRecord",
+    "EndpointFile",
+    "FetchBody",
+    "MissingBody",
+    "MissingReply",
+    "PackReply",
+    "PlaneRecord",
+    "ShutdownBody",
+]
 
 MAX_DIGESTS = 200_000
 
@@ -14,7 +22,8 @@ MAX_DIGESTS = 200_000
 class EndpointFile(TypedDict):
     """``endpoint.json`` (mode 0600) in the state folder: how commands of this user reach this control plane.
 
-    Left behind by one that was killed, it says how to start it again as it was: ``has_worker``, ``keep_logs_ms``.
+    urls, fingerprints: how other machines reach it; empty where they can't. Left behind by one that was killed, it says
+    how to start it again as it was: ``restart``, its arguments.
     """
 
     schema: int
@@ -23,12 +32,23 @@ class EndpointFile(TypedDict):
     pid: int
     version: str
     embedded: bool
-    has_worker: NotRequired[bool]
-    keep_logs_ms: NotRequired[int]
+    urls: NotRequired[list[str]]
+    fingerprints: NotRequired[list[str]]
+    restart: NotRequired[list[str]]
+
+
+class CallerRecord(TypedDict):
+    """Whose token the request came with, and until when that is good (None: no end)."""
+
+    token_id: str
+    name: str
+    role: str
+    expires_at: str | None
 
 
 class PlaneRecord(TypedDict):
-    """``mode``: ``embedded`` ends when idle, ``standing`` was started by ``gpulayer up``."""
+    """``mode``: ``embedded`` ends when idle, ``standing`` was started by ``gpulayer up``. ``now``: its wall clock, ISO
+    text in UTC. ``urls``, ``fingerprints``: how other machines reach it. ``you``: the caller."""
 
     version: str
     incarnation: str
@@ -37,7 +57,12 @@ class PlaneRecord(TypedDict):
     pid: int
     state_dir: str
     started_at: str
+    now: str
     read_only: bool
+    urls: list[str]
+    fingerprints: list[str]
+    disk_free_bytes: int | None
+    you: CallerRecord
     workers: dict[str, int]
     jobs: dict[str, int]
 
@@ -70,18 +95,3 @@ class PackReply(TypedDict):
     """``stored``: how many blobs of the pack were not here before."""
 
     stored: int
-
-
-class TokenBody(TypedDict):
-    """``name``: for people, to know the token by."""
-
-    kind: Literal["join"]
-    name: NotRequired[Annotated[str, MaxLen(100)]]
-
-
-class TokenReply(TypedDict):
-    """``token`` is shown this once and never again."""
-
-    token: str
-    token_id: str
-    expires_in_s: int

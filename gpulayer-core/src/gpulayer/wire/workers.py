@@ -9,6 +9,7 @@ __all__ = [
     "AssignCommand",
     "Command",
     "CommandsReply",
+    "Credentials",
     "DeviceFields",
     "EnrolBody",
     "EnrolReply",
@@ -81,6 +82,7 @@ class WorkerFactsFields(TypedDict):
     labels: Annotated[dict[Text, Text], MaxLen(64)]
     locality: LocalityFields
     enforces: NotRequired[Annotated[list[Text], MaxLen(16)]]
+    addresses: NotRequired[Annotated[list[Text], MaxLen(64)]]
 
 
 class EnrolBody(TypedDict):
@@ -189,7 +191,10 @@ class LimitsFields(TypedDict):
 
 class AssignCommand(TypedDict):
     """Everything needed to run one node of an attempt. A worker may be lent more than it has room for: it starts them
-    in the order of their epochs, as its own cores and memory allow."""
+    in the order of their epochs, as its own cores and memory allow.
+
+    has_credentials: there are secrets or a token of the job's own, which its worker fetches when the program starts
+    (``Credentials``) and keeps in memory alone."""
 
     type: Literal["assign"]
     epoch: int
@@ -210,6 +215,14 @@ class AssignCommand(TypedDict):
     exclusive: bool
     limits: NotRequired[LimitsFields]
     split_streams: NotRequired[bool]
+    has_credentials: NotRequired[bool]
+
+
+class Credentials(TypedDict):
+    """What one attempt may know, for its worker, as long as it holds the lease. token: None where none was granted."""
+
+    secrets: dict[str, str]
+    token: str | None
 
 
 class StopCommand(TypedDict):
@@ -263,7 +276,8 @@ class OutputsAccepted(TypedDict):
 
 class WorkerRecord(TypedDict):
     """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds.
-    ``enforces``: the limits that it can hold a job to."""
+    ``enforces``: the limits that it can hold a job to. ``addresses``: numeric, where others reach it, best first.
+    """
 
     id: str
     name: str
@@ -280,6 +294,7 @@ class WorkerRecord(TypedDict):
     devices: list[DeviceFields]
     frameworks: list[FrameworkFields]
     enforces: list[str]
+    addresses: list[str]
     leases: list[int]
 
 

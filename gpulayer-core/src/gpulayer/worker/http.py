@@ -15,29 +15,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import urlsplit
 
-from gpulayer.errors import NotSupported, ProtocolError, TooLarge, Unreachable, UsageError
+from gpulayer.errors import ProtocolError, TooLarge, Unreachable
+from gpulayer.net import Address
 
-__all__ = ["Address", "Body", "HttpClient", "Incoming", "Response", "parse_url"]
+__all__ = ["Body", "HttpClient", "Incoming", "Response"]
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of an answer that is read whole
 PIECE: Final = 256 * 1024
 IDLE_LIMIT_S: Final = 4.0  # below the keep-alive time of usual servers (uvicorn: 5 s), so that reuse seldom fails
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a control plane listens. ``prefix``: the path its routes stand under, without a final slash."""
-
-    host: str
-    port: int
-    prefix: str = ""
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +68,6 @@ class Incoming:
                 raise TooLarge(f"an answer is larger than {limit} bytes")
             parts.append(piece)
         return b"".join(parts)
-
-
-def parse_url(url: str) -> Address:
-    """Raises UsageError for what is no URL of a control plane, NotSupported for https."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise UsageError(f"{url!r} is not a URL: {error}", hint="write it like http://127.0.0.1:8470") from None
-    if parts.scheme == "https":
-        raise NotSupported(f"{url}: TLS is not supported by this version", hint="use http:// on the loopback address")
-    if parts.scheme != "http" or not host or parts.query or parts.fragment or parts.username:
-        raise UsageError(f"{url!r} is not the URL of a control plane", hint="write it like http://127.0.0.1:8470")
-    return Address(host, port or 80, parts.path.rstrip("/"))
 
 
 class HttpClient:
@@ -340,8 +313,7 @@ class _Connection:
 
 
 def _request_head(address: Address, method: str, path: str, headers: Mapping[str, str], size: int) -> bytes:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    lines = [f"{method} {address.prefix}{path} HTTP/1.1", f"Host: {host}:{address.port}"]
+    lines = [f"{method} {address.prefix}{path} HTTP/1.1", f"Host: {address.netloc}"]
     if size or method != "GET":
         lines.append(f"Content-Length: {size}")
     lines += [f"{name}: {value}" for name, value in headers.items()]

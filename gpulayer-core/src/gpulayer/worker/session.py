@@ -28,11 +28,12 @@ from gpulayer.errors import (
     Unreachable,
     UsageError,
 )
+from gpulayer.net import Address, parse_url
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff, backoff_ms
 from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.errors import error_from_envelope
 from gpulayer.wire.workers import EnrolBody, EnrolReply, SessionBody, SessionReply, WorkerFactsFields
-from gpulayer.worker.http import Address, Body, HttpClient, Incoming, parse_url
+from gpulayer.worker.http import Body, HttpClient, Incoming
 from gpulayer.worker.identity import IdentityStore
 
 __all__ = ["Endpoints", "NotKnown", "Plane", "is_passing"]

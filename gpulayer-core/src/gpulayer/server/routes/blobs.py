@@ -7,7 +7,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gpulayer.errors import BadRequest, NotFound
 from gpulayer.ids import Digest, is_digest
-from gpulayer.server.web import CLIENT_OR_WORKER, Call, Route, json_response
+from gpulayer.server.web import READ_OR_WORKER, SUBMIT_OR_WORKER, Call, Route, json_response
 from gpulayer.spec.units import format_bytes
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.packs import FRAME_HEADER, MAX_PACKED_BLOB, frame, read_frames
@@ -109,7 +109,7 @@ ROUTES: Final = (
         "POST",
         "/v1/sources:missing",
         missing,
-        CLIENT_OR_WORKER,
+        SUBMIT_OR_WORKER,
         "Which of these blobs are not here",
         body=MissingBody,
         reply=MissingReply,
@@ -118,7 +118,7 @@ ROUTES: Final = (
         "PUT",
         "/v1/blobs/{digest}",
         put_blob,
-        CLIENT_OR_WORKER,
+        SUBMIT_OR_WORKER,
         "Store one blob; its digest is verified",
         reply=PackReply,
         raw="application/octet-stream",
@@ -128,7 +128,7 @@ ROUTES: Final = (
         "GET",
         "/v1/blobs/{digest}",
         get_blob,
-        CLIENT_OR_WORKER,
+        READ_OR_WORKER,
         "One blob",
         raw_reply="application/octet-stream",
     ),
@@ -136,7 +136,7 @@ ROUTES: Final = (
         "POST",
         "/v1/blobs:pack",
         put_pack,
-        CLIENT_OR_WORKER,
+        SUBMIT_OR_WORKER,
         "Store many small blobs: frames of digest, length, content",
         reply=PackReply,
         raw="application/octet-stream",
@@ -146,7 +146,7 @@ ROUTES: Final = (
         "POST",
         "/v1/blobs:fetch",
         fetch,
-        CLIENT_OR_WORKER,
+        READ_OR_WORKER,
         "Many small blobs in one body, as frames",
         body=FetchBody,
         raw_reply="application/octet-stream",

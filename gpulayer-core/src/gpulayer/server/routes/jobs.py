@@ -23,7 +23,7 @@ from gpulayer.server.records import (
 from gpulayer.server.store import JobRow, StoredJob, reads
 from gpulayer.server.submission import await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
-from gpulayer.server.web import CLIENT, Call, Query, Route, check_slice, held, json_response
+from gpulayer.server.web import READ, SUBMIT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
@@ -197,6 +197,7 @@ def _fresh(state: State, row: JobRow) -> StoredJob | None:
         image=job_image(job),
         verdicts=None,
         attempts=tuple(tries),
+        token_id=row.token_id,
     )
 
 
@@ -317,12 +318,12 @@ def _state(text: str) -> JobState:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/jobs", submit, CLIENT, "Submit a job", body=JobSubmission, reply=JobRecord, status=201),
+    Route("POST", "/v1/jobs", submit, SUBMIT, "Submit a job", body=JobSubmission, reply=JobRecord, status=201),
     Route(
         "POST",
         "/v1/jobs:batch",
         submit_batch,
-        CLIENT,
+        SUBMIT,
         "Submit many jobs, all or none",
         body=BatchSubmission,
         reply=BatchReply,
@@ -332,7 +333,7 @@ ROUTES: Final = (
         "GET",
         "/v1/jobs",
         list_jobs,
-        CLIENT,
+        READ,
         "A page of jobs, newest first",
         reply=JobPage,
         query=(
@@ -346,7 +347,7 @@ ROUTES: Final = (
         "GET",
         "/v1/jobs/{ref}",
         show,
-        CLIENT,
+        READ,
         "A job by id, unique prefix of an id, or unique name",
         reply=JobRecord,
         query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number"),),
@@ -355,7 +356,7 @@ ROUTES: Final = (
         "POST",
         "/v1/jobs/{ref}:cancel",
         cancel,
-        CLIENT,
+        SUBMIT,
         "Ask a job to end; repeating changes nothing",
         body=CancelBody,
         reply=JobRecord,
@@ -364,7 +365,7 @@ ROUTES: Final = (
         "POST",
         "/v1/jobs/{ref}:retry",
         retry,
-        CLIENT,
+        SUBMIT,
         "A new job from the spec of one that has ended",
         reply=JobRecord,
         status=201,
@@ -373,17 +374,17 @@ ROUTES: Final = (
         "GET",
         "/v1/jobs/{ref}/events",
         events,
-        CLIENT,
+        READ,
         "What happened to a job, oldest first",
         reply=EventPage,
         query=(Query("after", "only events after this number"), Query("limit", "events on the page, 1 to 1000")),
     ),
-    Route("GET", "/v1/jobs/{ref}/outputs", outputs, CLIENT, "The files that a job brought home", reply=OutputsReply),
+    Route("GET", "/v1/jobs/{ref}/outputs", outputs, READ, "The files that a job brought home", reply=OutputsReply),
     Route(
         "POST",
         "/v1/explain",
         explain,
-        CLIENT,
+        READ,
         "Every worker's verdict on a request; nothing is submitted",
         body=ExplainBody,
         reply=ExplainReply,

@@ -1,6 +1,8 @@
 """The control plane itself: health, its record, tokens, its end, and its description."""
 
 import os
+import shutil
+from pathlib import Path
 from typing import Final
 
 from starlette.responses import Response
@@ -11,8 +13,9 @@ from gpulayer.errors import StorageUnavailable
 from gpulayer.server.openapi import describe
 from gpulayer.server.store import Side, reads
 from gpulayer.server.tokens import TokenKind
-from gpulayer.server.web import CLIENT, CLIENT_OR_WORKER, OPEN, Call, Route, json_response
-from gpulayer.wire.plane import PlaneRecord, ShutdownBody, TokenBody, TokenReply
+from gpulayer.server.web import ADMIN, OPEN, READ, READ_OR_WORKER, Call, Route, json_response
+from gpulayer.wire.plane import PlaneRecord, ShutdownBody
+from gpulayer.wire.tokens import TokenBody, TokenReply
 
 __all__ = ["ROUTES"]
 
@@ -42,11 +45,28 @@ async def show(call: Call) -> Response:
         "pid": os.getpid(),
         "state_dir": str(plane.settings.state_dir),
         "started_at": iso_utc(plane.started_wall_ms) or "",
+        "now": iso_utc(plane.clock.wall_ms()) or "",
+        "urls": list(plane.settings.urls),
+        "fingerprints": list(plane.settings.fingerprints),
+        "disk_free_bytes": await plane.in_thread(_disk_free, plane.settings.state_dir),
+        "you": {
+            "token_id": call.client.token_id,
+            "name": call.client.name,
+            "role": str(call.client.role),
+            "expires_at": iso_utc(plane.auth.expires_wall_ms(call.client)),
+        },
         "read_only": plane.driver.is_read_only,
         "workers": {state: states.count(state) for state in sorted(set(states))},
         "jobs": jobs,
     }
     return json_response(record)
+
+
+def _disk_free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 async def shutdown(call: Call) -> Response:
@@ -64,7 +84,14 @@ async def create_token(call: Call) -> Response:
     token, row = plane.auth.new_token(TokenKind.JOIN, name=body.get("name", ""), life_s=life_s)
     await plane.driver.submit(side=Side(tokens=(row,)))
     plane.auth.keep_token(row)
-    return json_response({"token": token, "token_id": row.id, "expires_in_s": life_s}, 201)
+    reply: TokenReply = {
+        "token": token,
+        "token_id": row.id,
+        "role": body["role"],
+        "name": row.name,
+        "expires_in_s": life_s,
+    }
+    return json_response(reply, 201)
 
 
 async def openapi(call: Call) -> Response:
@@ -77,14 +104,14 @@ async def openapi(call: Call) -> Response:
 ROUTES: Final = (
     Route("GET", "/healthz", healthz, OPEN, "Is the process there"),
     Route("GET", "/readyz", readyz, OPEN, "Does it accept work; 503 while it can't"),
-    Route("GET", "/openapi.json", openapi, CLIENT_OR_WORKER, "This description"),
-    Route("GET", "/v1/plane", show, CLIENT, "The control plane's own record", reply=PlaneRecord),
-    Route("POST", "/v1/plane:shutdown", shutdown, CLIENT, "End the control plane in good order", body=ShutdownBody),
+    Route("GET", "/openapi.json", openapi, READ_OR_WORKER, "This description"),
+    Route("GET", "/v1/plane", show, READ, "The control plane's own record", reply=PlaneRecord),
+    Route("POST", "/v1/plane:shutdown", shutdown, ADMIN, "End the control plane in good order", body=ShutdownBody),
     Route(
         "POST",
         "/v1/tokens",
         create_token,
-        CLIENT,
+        ADMIN,
         "A join token: one worker, 15 minutes",
         body=TokenBody,
         reply=TokenReply,

@@ -36,10 +36,10 @@ from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, 
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
-from gpulayer.server.store import IdentityRow, Side, TokenRow
+from gpulayer.server.store import IdentityRow, Side
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
-from gpulayer.server.web import CLIENT, JOIN, OPEN, WORKER, Call, Query, Route, held, json_response
+from gpulayer.server.web import ADMIN, JOIN, OPEN, READ, WORKER, Call, Query, Route, held, json_response
 from gpulayer.spec.logs import streams_not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
@@ -87,8 +87,8 @@ async def enrol(call: Call) -> Response:
             raise Conflict(f"another worker has the name {name!r}", hint="join under another name: --name NAME")
         spent = plane.auth.token(call.client.token_id)
         is_local = spent is not None and spent.is_local
-        identity = known or IdentityRow(worker_id, public_key, -1, is_local)
-        used = () if token is None else (_used(token, worker_id),)
+        identity = replace(known or IdentityRow(worker_id, public_key, -1, is_local), token_id=call.client.token_id)
+        used = () if token is None else (replace(token, uses=token.uses + 1),)
         await plane.driver.submit(
             lambda at: WorkerJoined(at, worker_id, name, facts, digest), side=Side(tokens=used, identities=(identity,))
         )
@@ -430,10 +430,6 @@ def _check_removable(state: State, worker_id: WorkerId, *, is_forced: bool) -> W
     return worker_record(worker, state=WorkerState.GONE)
 
 
-def _used(token: TokenRow, worker_id: WorkerId) -> TokenRow:
-    return replace(token, used_by=worker_id)
-
-
 def _public_key(text: str) -> str:
     if not is_digest(text):
         raise BadRequest("public_key: must be 64 lower-case hex characters of an Ed25519 key")
@@ -516,15 +512,15 @@ ROUTES: Final = (
         body=OutputsBody,
         reply=OutputsAccepted,
     ),
-    Route("GET", "/v1/workers", list_workers, CLIENT, "All workers", reply=WorkerPage),
-    Route("GET", "/v1/workers/{ref}", show, CLIENT, "A worker by id, prefix or name", reply=WorkerRecord),
-    Route("POST", "/v1/workers/{ref}:drain", drain, CLIENT, "Let it end its work and take no more", reply=WorkerRecord),
-    Route("POST", "/v1/workers/{ref}:resume", resume, CLIENT, "Let it take work again", reply=WorkerRecord),
+    Route("GET", "/v1/workers", list_workers, READ, "All workers", reply=WorkerPage),
+    Route("GET", "/v1/workers/{ref}", show, READ, "A worker by id, prefix or name", reply=WorkerRecord),
+    Route("POST", "/v1/workers/{ref}:drain", drain, ADMIN, "Let it end its work and take no more", reply=WorkerRecord),
+    Route("POST", "/v1/workers/{ref}:resume", resume, ADMIN, "Let it take work again", reply=WorkerRecord),
     Route(
         "POST",
         "/v1/workers/{ref}:remove",
         remove,
-        CLIENT,
+        ADMIN,
         "Forget a worker and its key",
         reply=WorkerRecord,
         query=(Query("force", "1: also while it holds attempts, which are lost"),),

@@ -2,12 +2,15 @@
 
 from gpulayer.server.store import reads
 from gpulayer.server.store.rows import (
+    AuditEntry,
+    AuditRow,
     Batch,
     EventRow,
     IdempotencyRow,
     IdentityRow,
     JobRow,
     Live,
+    SecretRow,
     Side,
     StoredEvent,
     StoredJob,
@@ -17,12 +20,15 @@ from gpulayer.server.store.store import IDEMPOTENCY_KEPT_MS, Store
 
 __all__ = [
     "IDEMPOTENCY_KEPT_MS",
+    "AuditEntry",
+    "AuditRow",
     "Batch",
     "EventRow",
     "IdempotencyRow",
     "IdentityRow",
     "JobRow",
     "Live",
+    "SecretRow",
     "Side",
     "Store",
     "StoredEvent",

@@ -13,9 +13,17 @@ from gpulayer.engine.records import AttemptImage
 from gpulayer.errors import NotFound
 from gpulayer.ids import ID_LENGTH, JobId, WorkerId
 from gpulayer.server.store.codec import attempt_from_text
-from gpulayer.server.store.rows import IdempotencyRow, IdentityRow, StoredEvent, StoredJob, TokenRow
+from gpulayer.server.store.rows import (
+    AuditEntry,
+    AuditRow,
+    IdempotencyRow,
+    IdentityRow,
+    StoredEvent,
+    StoredJob,
+    TokenRow,
+)
 from gpulayer.server.store.store import job_image
-from gpulayer.server.store.tables import attempts, events, identities, jobs, tokens
+from gpulayer.server.store.tables import attempts, audit, events, identities, jobs, secrets, tokens
 from gpulayer.spec.job import JobState
 from gpulayer.wire.jobs import JobSubmission
 
@@ -27,8 +35,10 @@ __all__ = [
     "find_job",
     "job_events",
     "page_of_jobs",
+    "read_audit",
     "read_identities",
     "read_job",
+    "read_secrets",
     "read_submissions",
     "read_tokens",
     "resolve_job",
@@ -43,6 +53,7 @@ _COLUMNS: Final = (
     jobs.c.submitted_wall_ms,
     jobs.c.spec,
     jobs.c.verdicts,
+    jobs.c.token_id,
     jobs.c.state,
     jobs.c.is_live,
     jobs.c.reason_code,
@@ -55,7 +66,7 @@ _COLUMNS: Final = (
     jobs.c.outputs,
     jobs.c.stop_by,
 )
-_IMAGE_AT: Final = 8
+_IMAGE_AT: Final = 9
 
 # What every submit, follower and waiting client asks for. As texts: a Core construct takes four times as long, most of
 # it outside the database.
@@ -193,7 +204,13 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
             expires_wall_ms=row.expires_wall_ms,
             is_revoked=bool(row.is_revoked),
             is_local=bool(row.is_local),
-            used_by=row.used_by,
+            role=row.role,
+            owner=row.owner,
+            max_uses=row.max_uses,
+            uses=row.uses,
+            labels=_pairs(row.labels),
+            max_devices=row.max_devices,
+            used_wall_ms=row.used_wall_ms,
         )
         for row in connection.execute(select(tokens))
     ]
@@ -202,9 +219,36 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
 def read_identities(connection: Connection) -> list[IdentityRow]:
     """Of all workers that have ever enrolled and were not removed since."""
     return [
-        IdentityRow(WorkerId(row.worker), row.public_key, row.counter, bool(row.is_local))
+        IdentityRow(
+            WorkerId(row.worker),
+            row.public_key,
+            row.counter,
+            bool(row.is_local),
+            row.token_id,
+            _pairs(row.labels),
+            row.max_devices,
+        )
         for row in connection.execute(select(identities))
     ]
+
+
+def read_audit(connection: Connection, *, after: int, limit: int) -> list[AuditRow]:
+    """At most ``limit`` entries after number ``after``, in order."""
+    rows = connection.execute(select(audit).where(audit.c.seq > after).order_by(audit.c.seq).limit(limit))
+    return [
+        AuditRow(row.seq, AuditEntry(row.wall_ms, row.actor, row.action, row.subject, row.details), row.hash)
+        for row in rows
+    ]
+
+
+def read_secrets(connection: Connection, job_id: JobId) -> dict[str, bytes]:
+    """What is sealed for this job, by name; empty for a job without secrets."""
+    rows = connection.execute(select(secrets.c.name, secrets.c.sealed).where(secrets.c.job_id == job_id))
+    return {row.name: row.sealed for row in rows}
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(json.loads(text).items()))
 
 
 def _exact(connection: Connection, ref: str) -> JobId | None:
@@ -222,4 +266,5 @@ def _job(row: Any, tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: a row 
         image=job_image(row.id, row.seq, tuple(row)[_IMAGE_AT:]),
         verdicts=row.verdicts,
         attempts=tries,
+        token_id=row.token_id or row.owner,  # before there were owners, the token's id stood for one
     )

@@ -9,12 +9,15 @@ from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = [
+    "AuditEntry",
+    "AuditRow",
     "Batch",
     "EventRow",
     "IdempotencyRow",
     "IdentityRow",
     "JobRow",
     "Live",
+    "SecretRow",
     "Side",
     "StoredEvent",
     "StoredJob",
@@ -24,7 +27,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """The immutable part of a job. ``owner``: the id of the token that submitted it."""
+    """The immutable part of a job. owner: who may manage it, whatever token they use; token_id: the one it was
+    submitted with."""
 
     id: JobId
     owner: str
@@ -33,6 +37,36 @@ class JobRow:
     submitted_wall_ms: int
     spec: JobSpec
     submission: JobSubmission
+    token_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRow:
+    """sealed: as ``server.sealing`` made it, for this job and name alone."""
+
+    job_id: JobId
+    name: str
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """What somebody did. actor: the token's owner and id, or ``system``; details: JSON text without anything secret."""
+
+    wall_ms: int
+    actor: str
+    action: str
+    subject: str = ""
+    details: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """An entry in its place of the chain."""
+
+    seq: int
+    entry: AuditEntry
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +82,12 @@ class IdempotencyRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """``expires_wall_ms`` None: never. ``is_local``: of the plane's own client or worker. ``used_by``: a worker."""
+    """expires_wall_ms None: never. is_local: of the plane's own client or worker.
+
+    role, owner: of a client token: what it may do, and whose jobs are its own. max_uses, uses: of a join token.
+    labels, max_devices: what its workers are labelled with, and how many devices each may offer (None: all).
+    used_wall_ms: when it was last used, to the minute; None: never.
+    """
 
     id: str
     kind: str
@@ -58,22 +97,34 @@ class TokenRow:
     expires_wall_ms: int | None
     is_revoked: bool = False
     is_local: bool = False
-    used_by: str | None = None
+    role: str = ""
+    owner: str = ""
+    max_uses: int = 1
+    uses: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    max_devices: int | None = None
+    used_wall_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityRow:
-    """A worker's key. ``counter``: the highest that a session was asked for with."""
+    """A worker's key. counter: the highest that a session was asked for with.
+
+    token_id: of the join token it came with, whose labels and max_devices it keeps.
+    """
 
     worker: WorkerId
     public_key: str
     counter: int
     is_local: bool
+    token_id: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    max_devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Rows that must be as durable as the events they come with; replaced by key."""
+    """Rows that must be as durable as the events they come with; replaced by key. audit: appended, never replaced."""
 
     jobs: tuple[JobRow, ...] = ()
     idempotency: tuple[IdempotencyRow, ...] = ()
@@ -81,6 +132,9 @@ class Side:
     identities: tuple[IdentityRow, ...] = ()
     forget_identities: tuple[WorkerId, ...] = ()
     forget_tokens: tuple[str, ...] = ()
+    secrets: tuple[SecretRow, ...] = ()
+    forget_secrets: tuple[JobId, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +187,7 @@ class StoredJob:
     image: JobImage
     verdicts: str | None
     attempts: tuple[AttemptImage, ...] = ()
+    token_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

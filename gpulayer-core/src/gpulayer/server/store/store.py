@@ -32,8 +32,19 @@ from gpulayer.server.store.codec import (
     outcome_to_text,
     submission_to_text,
 )
-from gpulayer.server.store.rows import Batch, IdempotencyRow, IdentityRow, JobRow, Live, TokenRow
+from gpulayer.server.store.rows import (
+    AuditEntry,
+    AuditRow,
+    Batch,
+    IdempotencyRow,
+    IdentityRow,
+    JobRow,
+    Live,
+    SecretRow,
+    TokenRow,
+)
 from gpulayer.server.store.schema import ensure_schema
+from gpulayer.server.store.trail import FIRST_HASH, chained
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.worker import WorkerState
@@ -72,6 +83,7 @@ _JOB_SPEC: Final = (
     "schedule",
     "submitted_wall_ms",
     "verdicts",
+    "token_id",
 )
 
 
@@ -83,6 +95,7 @@ class Store:
         try:
             with _mapped():
                 ensure_schema(self._engine)
+            self._audited = self._last_audit()
         except BaseException:
             self._engine.dispose()
             raise
@@ -94,11 +107,16 @@ class Store:
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
         rows = _split(batch)
+        audit = _chain(rows.audit, self._audited)
         with _mapped(), self._engine.begin() as connection:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
+            if audit:
+                connection.exec_driver_sql(_INSERT_AUDIT, [_audit_columns(row) for row in audit])
             here("plane.in_transaction")
+        if audit:
+            self._audited = (audit[-1].seq, audit[-1].hash)
 
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
@@ -178,6 +196,13 @@ class Store:
             facts=[FactsImage(Digest(row.digest), facts_from_text(row.facts)) for row in facts],
         )
 
+    def _last_audit(self) -> tuple[int, str]:
+        """Number and hash of the newest entry: this store's only writer goes on from it."""
+        table = tables.audit
+        with self.reading() as connection:
+            row = connection.execute(select(table.c.seq, table.c.hash).order_by(table.c.seq.desc()).limit(1)).first()
+        return (0, FIRST_HASH) if row is None else (row.seq, row.hash)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
@@ -243,6 +268,9 @@ class _Split:
         self.identities: dict[WorkerId, IdentityRow] = {}
         self.forgotten: list[WorkerId] = []
         self.forgotten_tokens: list[str] = []
+        self.secrets: list[SecretRow] = []
+        self.forgotten_secrets: list[JobId] = []
+        self.audit: list[AuditEntry] = []
         self.verdicts: dict[JobId, str] = {}
         self.schedules = ScheduleWriter()
 
@@ -304,17 +332,31 @@ class _Split:
                     row.expires_wall_ms,
                     row.is_revoked,
                     row.is_local,
-                    row.used_by,
+                    row.role,
+                    row.owner,
+                    row.max_uses,
+                    row.uses,
+                    dump(dict(row.labels)),
+                    row.max_devices,
+                    row.used_wall_ms,
                 )
                 for row in self.tokens.values()
             ],
         )
         yield (
             _UPSERT_IDENTITY,
-            [(row.worker, row.public_key, row.counter, row.is_local) for row in self.identities.values()],
+            [
+                (
+                    *(row.worker, row.public_key, row.counter, row.is_local),
+                    *(row.token_id, dump(dict(row.labels)), row.max_devices),
+                )
+                for row in self.identities.values()
+            ],
         )
         yield _FORGET_IDENTITY, [(worker,) for worker in self.forgotten]
         yield _FORGET_TOKEN, [(id_,) for id_ in self.forgotten_tokens]
+        yield _UPSERT_SECRET, [(row.job_id, row.name, row.sealed) for row in self.secrets]
+        yield _FORGET_SECRETS, [(job_id,) for job_id in self.forgotten_secrets]
 
     def _new_job(self, job_id: JobId) -> Row:
         row, image = self.new_jobs[job_id], self.jobs[job_id]
@@ -329,6 +371,7 @@ class _Split:
             self.schedules.text(row.spec),
             row.submitted_wall_ms,
             self.verdicts.get(job_id),
+            row.token_id,
             *_image_columns(image),
         )
 
@@ -357,10 +400,28 @@ def _split(batch: Batch) -> _Split:
         split.identities.update((row.worker, row) for row in side.identities)
         split.forgotten.extend(side.forget_identities)
         split.forgotten_tokens.extend(side.forget_tokens)
+        split.secrets.extend(side.secrets)
+        split.forgotten_secrets.extend(side.forget_secrets)
+        split.audit.extend(side.audit)
     split.events = [
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
     return split
+
+
+def _chain(entries: Sequence[AuditEntry], last: tuple[int, str]) -> list[AuditRow]:
+    rows: list[AuditRow] = []
+    seq, after = last
+    for entry in entries:
+        row = chained(entry, seq=seq + 1, after=after)
+        rows.append(row)
+        seq, after = row.seq, row.hash
+    return rows
+
+
+def _audit_columns(row: AuditRow) -> Row:
+    entry = row.entry
+    return row.seq, entry.wall_ms, entry.actor, entry.action, entry.subject, entry.details, row.hash
 
 
 def _insert(table: Table, names: tuple[str, ...]) -> str:
@@ -395,6 +456,9 @@ _INSERT_EVENT: Final = _insert(tables.events, _EVENT)
 _UPSERT_IDEMPOTENCY: Final = _upsert(tables.idempotency)
 _UPSERT_TOKEN: Final = _upsert(tables.tokens)
 _UPSERT_IDENTITY: Final = _upsert(tables.identities)
+_UPSERT_SECRET: Final = _upsert(tables.secrets)
+_INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
+_FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement

@@ -6,11 +6,27 @@ Nested values (outcomes, nodes, facts) are JSON text in the forms of ``codec``: 
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    event,
+)
 
 __all__ = [
+    "APPEND_ONLY",
     "SCHEMA_VERSION",
     "attempts",
+    "audit",
     "counters",
     "events",
     "facts",
@@ -18,13 +34,14 @@ __all__ = [
     "identities",
     "jobs",
     "metadata",
+    "secrets",
     "tasks",
     "tokens",
     "version",
     "workers",
 ]
 
-SCHEMA_VERSION: Final = "0002"
+SCHEMA_VERSION: Final = "0003"
 
 metadata: Final = MetaData()
 
@@ -56,6 +73,7 @@ jobs: Final = Table(
     Column("outputs", String(64)),
     Column("verdicts", Text),
     Column("stop_by", Text, nullable=False, server_default=""),
+    Column("token_id", String(12), nullable=False, server_default=""),
     Index("ix_jobs_id", "id", unique=True),
     Index("ix_jobs_name", "name"),
     Index("ix_jobs_state", "state", "seq"),
@@ -149,7 +167,13 @@ tokens: Final = Table(
     Column("expires_wall_ms", BigInteger),
     Column("is_revoked", Boolean(create_constraint=False), nullable=False),
     Column("is_local", Boolean(create_constraint=False), nullable=False),
-    Column("used_by", String(32)),
+    Column("role", String(16), nullable=False, server_default=""),
+    Column("owner", Text, nullable=False, server_default=""),
+    Column("max_uses", Integer, nullable=False, server_default="1"),
+    Column("uses", Integer, nullable=False, server_default="0"),
+    Column("labels", Text, nullable=False, server_default="{}"),
+    Column("max_devices", Integer),
+    Column("used_wall_ms", BigInteger),
 )
 
 identities: Final = Table(
@@ -159,8 +183,42 @@ identities: Final = Table(
     Column("public_key", String(64), nullable=False),
     Column("counter", BigInteger, nullable=False),
     Column("is_local", Boolean(create_constraint=False), nullable=False),
+    Column("token_id", String(12), nullable=False, server_default=""),
+    Column("labels", Text, nullable=False, server_default="{}"),
+    Column("max_devices", Integer),
     Index("ix_identities_key", "public_key", unique=True),
 )
+
+# Hashes are chained: see ``trail``.
+audit: Final = Table(
+    "audit",
+    metadata,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("wall_ms", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("details", Text, nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+# Sealed under a key that is not in the store, and apart from the jobs, whose rows people see.
+secrets: Final = Table(
+    "secrets",
+    metadata,
+    Column("job_id", String(32), ForeignKey("jobs.id"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("sealed", LargeBinary, nullable=False),
+)
+
+APPEND_ONLY: Final = (
+    "CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END",
+    "CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END",
+)
+"""The database itself refuses to change or take out an entry."""
+
+for _statement in APPEND_ONLY:
+    event.listen(audit, "after_create", DDL(_statement))  # type: ignore[no-untyped-call] # SQLAlchemy's
 
 # Rebuilding reads the live rows alone, however many ended ones there are. (Naming another dialect's twin of
 # ``sqlite_where`` here would import that dialect: 50 ms of every start.)

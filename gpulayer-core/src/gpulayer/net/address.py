@@ -1,0 +1,74 @@
+"""The URL of a control plane, taken apart once. Pure.
+
+Plain http is for this machine's own address alone: over a network it would show the token to everybody on the way.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from gpulayer.errors import UsageError
+
+__all__ = ["LOOPBACK", "Address", "parse_proxy", "parse_url", "parse_urls"]
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_PORTS: Final = {"http": 80, "https": 443}
+_FORM: Final = "write it like https://gpu-box:8470, or http://127.0.0.1:8470 on the machine itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a control plane listens. prefix: the path that its routes stand under, without a final slash."""
+
+    host: str
+    port: int
+    is_secure: bool = False
+    prefix: str = ""
+
+    @property
+    def netloc(self) -> str:
+        """As a Host header names it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'https' if self.is_secure else 'http'}://{self.netloc}{self.prefix}"
+
+
+def parse_url(url: str) -> Address:
+    """Raises UsageError for what is no URL of a control plane, and for plain http to another machine."""
+    try:
+        parts = urlsplit(url.strip())
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not a URL: {error}", hint=_FORM) from None
+    is_plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    if not host or parts.scheme not in _PORTS or not is_plain:
+        raise UsageError(f"{url!r} is not a control plane's address", hint=_FORM)
+    if parts.scheme == "http" and host not in LOOPBACK:
+        raise UsageError(
+            f"{url}: plain http would show your token to everybody on the way",
+            hint="use the https:// line that `gpulayer up` printed, or forward the port: ssh -L 8470:127.0.0.1:8470",
+        )
+    return Address(host, port or _PORTS[parts.scheme], parts.scheme == "https", parts.path.rstrip("/"))
+
+
+def parse_urls(text: str) -> tuple[Address, ...]:
+    """Several URLs of one control plane, with commas or spaces between. Raises UsageError, also for none."""
+    found = tuple(dict.fromkeys(parse_url(each) for each in text.replace(",", " ").split()))
+    if not found:
+        raise UsageError("no control plane's address was given", hint=_FORM)
+    return found
+
+
+def parse_proxy(text: str) -> Address | None:
+    """An HTTP proxy to tunnel through (CONNECT), None for an empty text. Raises UsageError."""
+    if not text:
+        return None
+    try:
+        parts = urlsplit(text.strip())
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), "", None
+    if parts.scheme != "http" or not host or not port or parts.path not in ("", "/") or parts.username:
+        raise UsageError(f"{text!r} is not a proxy's address", hint="write it like http://proxy.example.org:3128")
+    return Address(host, port)
