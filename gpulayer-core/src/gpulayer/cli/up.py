@@ -20,6 +20,7 @@ from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, NotSupported, TimedOut, Unreachable, UsageError
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
     from gpulayer.client.location import EndpointFound
@@ -80,7 +81,7 @@ def up(
 def _start(argv: list[str], folder: Path) -> int:
     log = folder / "plane.log"
     command = [sys.executable, "-P", "-m", "gpulayer.cli.background", *argv]
-    process = start_detached(command, log=log, environment=dict(os.environ))
+    process = start_detached(command, log=log, environment=background_variables(os.environ))
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends and process.poll() is None:
         found = find_plane(folder)
