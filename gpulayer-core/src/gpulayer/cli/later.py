@@ -18,7 +18,7 @@ LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),
     "explain": frozenset(_NEEDS.split()),
     "up": frozenset({"--store", "--blobs"}),
-    "join": frozenset({"--fingerprint", "--python"}),
+    "join": frozenset({"--python"}),
     "resources": frozenset({"--python"}),
 }
 

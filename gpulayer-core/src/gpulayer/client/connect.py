@@ -14,6 +14,7 @@ from gpulayer.client.embedded import ENDPOINT_FILE, EmbeddedPlane, ensure_plane,
 from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unreachable
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
@@ -38,11 +39,14 @@ class Settings:
     retry_for_s: float = 5.0
 
     def plane(self, state_dir: Path) -> EmbeddedPlane:
-        """This machine's own control plane in that folder. It does not inherit where commands are to go."""
-        kept = {
-            name: value for name, value in self.environment.items() if name not in ("GPULAYER_URL", "GPULAYER_TOKEN")
-        }
-        return EmbeddedPlane(state_dir=state_dir, version=self.version, environment=kept, idle_exit_s=self.idle_exit_s)
+        """This machine's own control plane in that folder. It inherits neither where commands are to go nor any
+        credential of whoever starts it."""
+        return EmbeddedPlane(
+            state_dir=state_dir,
+            version=self.version,
+            environment=background_variables(self.environment),
+            idle_exit_s=self.idle_exit_s,
+        )
 
 
 def is_local(settings: Settings) -> bool:
