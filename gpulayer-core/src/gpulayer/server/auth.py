@@ -121,6 +121,10 @@ class Auth:
         for id_ in ids:
             self._tokens.pop(id_, None)
 
+    def tokens(self) -> list[TokenRow]:
+        """All that are known, also revoked and expired ones."""
+        return list(self._tokens.values())
+
     def token(self, id_: str) -> TokenRow | None:
         """None for an id that is not known; revoked and expired ones are found too."""
         return self._tokens.get(id_)
@@ -143,16 +147,19 @@ class Auth:
     def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
 
-        Returns the token's row if this is its first use. Raises Unauthenticated for another worker's token.
+        Returns the token's row if this worker uses it for the first time, None if it shows it again. Raises
+        Unauthenticated where as many others as the token is good for have used it.
         """
         row = self._tokens[caller.token_id]
-        if row.uses < row.max_uses:
-            return row
+        if row.is_revoked:  # while this request waited for its turn
+            raise Unauthenticated(f"token {row.id} was revoked")
         identity = None if worker is None else self._identities.get(worker)
         if identity is not None and identity.token_id == row.id:
             return None
+        if row.uses < row.max_uses:
+            return row
         raise Unauthenticated(
-            f"join token {row.id} has been used by another worker", hint="make a new one: gpulayer up prints it"
+            f"join token {row.id} has been used by another worker", hint="make a new one: gpulayer token create"
         )
 
     def identity(self, worker: WorkerId) -> IdentityRow | None:

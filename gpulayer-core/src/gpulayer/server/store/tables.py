@@ -174,6 +174,7 @@ tokens: Final = Table(
     Column("labels", Text, nullable=False, server_default="{}"),
     Column("max_devices", Integer),
     Column("used_wall_ms", BigInteger),
+    Column("replaces", String(12), nullable=False, server_default=""),
 )
 
 identities: Final = Table(
@@ -189,7 +190,7 @@ identities: Final = Table(
     Index("ix_identities_key", "public_key", unique=True),
 )
 
-# Hashes are chained: see ``trail``.
+# Hashes are chained: see ``wire.trail``.
 audit: Final = Table(
     "audit",
     metadata,
