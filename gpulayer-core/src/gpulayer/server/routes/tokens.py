@@ -19,7 +19,7 @@ from gpulayer.server.tokens import Role, TokenKind
 from gpulayer.server.web import ADMIN, READ, Call, Query, Route, json_response
 from gpulayer.wire.tokens import AuditPage, AuditRecord, TokenBody, TokenPage, TokenRecord, TokenReply
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "audit_record"]
 
 _DAY_S: Final = 86_400
 _LIFE_S: Final = {Role.ADMIN: 30 * _DAY_S, Role.SUBMITTER: 90 * _DAY_S, Role.READER: 90 * _DAY_S}
@@ -143,7 +143,7 @@ async def audit(call: Call) -> Response:
     limit = call.query_int("limit", 200, least=1, most=1000) or 200
     found = await call.plane.query(reads.read_audit, after=after, limit=limit)
     last = found[-1].seq if found else after
-    return json_response({"entries": [_audit_record(row) for row in found], "next": last})
+    return json_response({"entries": [audit_record(row) for row in found], "next": last})
 
 
 def _wish(body: TokenBody, *, join_life_s: int) -> _Wish:
@@ -233,7 +233,8 @@ def _record(row: TokenRow, now_ms: int) -> TokenRecord:
     }
 
 
-def _audit_record(row: AuditRow) -> AuditRecord:
+def audit_record(row: AuditRow) -> AuditRecord:
+    """As it goes over the wire."""
     told = row.entry
     return {
         "seq": row.seq,
