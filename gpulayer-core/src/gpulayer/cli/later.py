@@ -34,7 +34,6 @@ LATER_COMMANDS: Final = frozenset(
         "secret",
         "service",
         "skill",
-        "token",
         "job clone",
         "job exec",
         "job top",

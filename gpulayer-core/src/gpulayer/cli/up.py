@@ -17,7 +17,7 @@ from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, TimedOut, Unreachable, UsageError
+from gpulayer.errors import Conflict, TimedOut, Unreachable
 from gpulayer.net.address import LOOPBACK, parse_url
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
