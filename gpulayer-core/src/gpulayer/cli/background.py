@@ -10,17 +10,27 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import GpulayerError, UsageError
 from gpulayer.hiding import hide_process
 from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
+    from gpulayer.server.settings import CertificateFiles
     from gpulayer.worker import WorkerSettings
 
-__all__ = ["become_worker", "main", "plane_command", "run_worker", "serve_plane", "worker_command", "worker_settings"]
+__all__ = [
+    "become_worker",
+    "main",
+    "plane_command",
+    "run_worker",
+    "serve_plane",
+    "tls_setting",
+    "worker_command",
+    "worker_settings",
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +64,8 @@ def plane_command(
     has_worker: bool = True,
     idle_exit_s: float | None = None,
     keep_logs_ms: int | None = None,
+    tls: str = "auto",
+    public_urls: Sequence[str] = (),
 ) -> list[str]:
     """The arguments of a control plane, as ``main`` reads them. Pure."""
     argv = ["plane", "--state", str(state), "--mode", mode, "--host", host, "--port", str(port)]
@@ -63,7 +75,31 @@ def plane_command(
         argv += ["--idle-exit-s", f"{idle_exit_s:g}"]
     if keep_logs_ms is not None:
         argv += ["--keep-logs-ms", str(keep_logs_ms)]
+    if tls != "auto":
+        argv += ["--tls", tls]
+    for url in public_urls:
+        argv += ["--public-url", url]
     return argv
+
+
+def tls_setting(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
+    """``--tls``. Raises UsageError for what is neither ``auto``, ``off`` nor two paths."""
+    from gpulayer.server.settings import CertificateFiles  # noqa: PLC0415 - only for a control plane
+
+    match text:
+        case "auto":
+            return "auto"
+        case "off":
+            return "off"
+        case _:
+            pass
+    cert, comma, key = text.partition(",")
+    if not comma or not cert or not key:
+        raise UsageError(
+            f"--tls {text}: not a certificate and its key", hint="--tls auto, --tls off or --tls CERT.pem,KEY.pem"
+        )
+    # Absolute: it is started again from another folder.
+    return CertificateFiles(Path(cert).absolute(), Path(key).absolute())
 
 
 def worker_command(*, state: Path, python: str, host_name: str) -> tuple[str, ...]:
@@ -89,6 +125,8 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--no-worker", action="store_true")
     parser.add_argument("--idle-exit-s", type=float, default=600.0)
     parser.add_argument("--keep-logs-ms", type=int)
+    parser.add_argument("--tls", default="auto")
+    parser.add_argument("--public-url", action="append", default=[])
     given = parser.parse_args(argv)
     hide_process()
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
@@ -106,7 +144,9 @@ def serve_plane(argv: Sequence[str]) -> int:
             idle_exit_s=given.idle_exit_s,
             lease_ttl_ms=lease_ttl_ms(os.environ),
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
-            restart=tuple(argv),
+            tls=tls_setting(given.tls),
+            public_urls=tuple(given.public_url),
+            restart=lambda port: (*argv, *(() if given.port else ("--port", str(port)))),  # the last one counts
         )
     )
 
