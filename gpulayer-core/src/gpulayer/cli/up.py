@@ -17,7 +17,7 @@ from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, TimedOut, Unreachable, UsageError
+from gpulayer.errors import Conflict, TimedOut, Unreachable
 from gpulayer.net.address import LOOPBACK, parse_url
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
@@ -197,8 +197,9 @@ def _unreachable(endpoint: "EndpointFound") -> Sequence[str]:
     port = endpoint.port
     if _is_alone(endpoint):
         return [
-            "no other machine reaches it there: start it without --host for that, or forward the port, and these lines",
-            f"hold there: ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there",
+            "no other machine reaches it there. Start it without --host for that; or forward the port, and these lines"
+            " hold there:",
+            f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there",
         ]
     return ["no address is known that others could use: say it with --public-url URL"]
 

@@ -63,9 +63,7 @@ class Listeners:
 
 
 @contextmanager
-def open_listeners(
-    host: str, port: int, *, tls: "Literal['auto', 'off'] | CertificateFiles"
-) -> Iterator[Listeners]:
+def open_listeners(host: str, port: int, *, tls: "Literal['auto', 'off'] | CertificateFiles") -> Iterator[Listeners]:
     """Listen as ``ServeSettings`` says. Raises UsageError where that can't be."""
     with ExitStack() as stack:
         if host in LOOPBACK and tls in ("auto", "off"):
