@@ -21,6 +21,7 @@ from gpulayer.errors import Conflict, TimedOut, Unreachable
 from gpulayer.net.address import LOOPBACK, parse_url
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
     from gpulayer.client.location import EndpointFound
@@ -116,7 +117,7 @@ def _checked_tls(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
 def _start(argv: list[str], folder: Path) -> int:
     log = folder / "plane.log"
     command = [sys.executable, "-P", "-m", "gpulayer.cli.background", *argv]
-    process = start_detached(command, log=log, environment=dict(os.environ))
+    process = start_detached(command, log=log, environment=background_variables(os.environ))
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends and process.poll() is None:
         found = find_plane(folder)

@@ -69,7 +69,7 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
         try:
             caller = None
             if not access.is_open:
-                caller = plane.auth.authenticate(request.headers.get("authorization"))
+                caller = await plane.auth.authenticate(request.headers.get("authorization"))
                 access.check(caller)
             call = Call(plane, request, caller)
             if caller is None or caller.kind is not TokenKind.CLIENT:

@@ -176,7 +176,8 @@ async def _serve(served: _Served) -> None:
 
 async def _own_tokens(plane: "Plane", served: _Served) -> str:
     """Make the token of this machine's user, in place of the last run's, and make the worker's join token valid."""
-    from gpulayer.server.store import Side  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.audit import SYSTEM, entry  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.store import Side  # noqa: PLC0415
 
     join_token = served.join_token
     token, row = plane.auth.new_token(TokenKind.CLIENT, name="local", life_s=None, role=Role.ADMIN, is_local=True)
@@ -191,7 +192,13 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
         )
         rows.append(joining)
     stale = tuple(plane.auth.stale_tokens())
-    await plane.driver.submit(side=Side(tokens=tuple(rows), forget_tokens=stale))
+    told = entry(
+        *(plane.clock.wall_ms(), SYSTEM, "plane.start", plane.incarnation),
+        version=__version__,
+        mode=served.settings.mode,
+        token=row.id,
+    )
+    await plane.driver.submit(side=Side(tokens=tuple(rows), forget_tokens=stale, audit=(told,)))
     plane.auth.forget_tokens(stale)
     for made in rows:
         plane.auth.keep_token(made)
