@@ -186,6 +186,10 @@ class Auth:
         for id_ in ids:
             self._tokens.pop(id_, None)
 
+    def tokens(self) -> list[TokenRow]:
+        """All that are known, also revoked and expired ones."""
+        return list(self._tokens.values())
+
     def token(self, id_: str) -> TokenRow | None:
         """None for an id that is not known; revoked and expired ones are found too."""
         return self._tokens.get(id_)

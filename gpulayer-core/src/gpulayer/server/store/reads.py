@@ -229,6 +229,7 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
             labels=_pairs(row.labels),
             max_devices=row.max_devices,
             used_wall_ms=row.used_wall_ms,
+            replaces=row.replaces,
         )
         for row in connection.execute(select(tokens))
     ]
@@ -284,5 +285,5 @@ def _job(row: Any, tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: a row 
         image=job_image(row.id, row.seq, tuple(row)[_IMAGE_AT:]),
         verdicts=row.verdicts,
         attempts=tries,
-        token_id=row.token_id or row.owner,  # before there were owners, the token's id stood for one
+        token_id=row.token_id,
     )
