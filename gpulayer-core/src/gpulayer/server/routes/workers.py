@@ -35,9 +35,10 @@ from gpulayer.server.audit import entry
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
+from gpulayer.server.pools import offered
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
-from gpulayer.server.store import AuditEntry, IdentityRow, Side
+from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
 from gpulayer.server.web import ADMIN, JOIN, OPEN, READ, WORKER, Call, Query, Route, held, json_response
@@ -77,8 +78,7 @@ async def enrol(call: Call) -> Response:
     plane, body = call.plane, await call.json(EnrolBody)
     check_schema(body["schema"], "enrolment")
     public_key, name = _public_key(body["public_key"]), _name(body["name"])
-    facts = facts_from_wire(body["facts"])
-    digest = _facts_digest(facts)
+    reported = facts_from_wire(body["facts"])
     async with plane.enrolling:  # one at a time: a name and a token belong to one worker
         known = plane.auth.identity_of_key(public_key)
         token = plane.auth.spend(call.client, None if known is None else known.worker)
@@ -86,9 +86,9 @@ async def enrol(call: Call) -> Response:
         held_by = await plane.driver.read(lambda state: _holder_of(state, name))
         if held_by is not None and held_by != worker_id:
             raise Conflict(f"another worker has the name {name!r}", hint="join under another name: --name NAME")
-        spent = plane.auth.token(call.client.token_id)
-        is_local = spent is not None and spent.is_local
-        identity = replace(known or IdentityRow(worker_id, public_key, -1, is_local), token_id=call.client.token_id)
+        identity = _joined(known or IdentityRow(worker_id, public_key, -1, is_local=False), token)
+        facts = offered(reported, identity)
+        digest = _facts_digest(facts)
         used = () if token is None else (replace(token, uses=token.uses + 1),)
         told = () if token is None else (_told(call, "worker.enrol", worker_id, name),)
         await plane.driver.submit(
@@ -128,7 +128,8 @@ async def report(call: Call) -> Response:
     body = await call.json(ReportBody)
     check_schema(body["schema"], "report")
     fields = body.get("facts")
-    facts = None if fields is None else facts_from_wire(fields)
+    identity = plane.auth.identity(worker_id)
+    facts = None if fields is None or identity is None else offered(facts_from_wire(fields), identity)
     digest = None if facts is None else _facts_digest(facts)
     recovered = body.get("recovered")
     items = tuple([await _item(plane, item) for item in body["items"]])
@@ -270,6 +271,19 @@ async def remove(call: Call) -> Response:
     plane.hub.wake([("commands", worker_id)])
     plane.mailboxes.forget(worker_id)
     return json_response(record)
+
+
+def _joined(identity: IdentityRow, token: TokenRow | None) -> IdentityRow:
+    """The identity after it joined with this token. None: with the one that it has joined with before."""
+    if token is None:
+        return identity
+    return replace(
+        identity,
+        is_local=identity.is_local or token.is_local,
+        token_id=token.id,
+        labels=token.labels,
+        max_devices=token.max_devices,
+    )
 
 
 def _own_worker(call: Call) -> WorkerId:
