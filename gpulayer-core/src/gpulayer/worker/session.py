@@ -131,6 +131,11 @@ class Plane:
         return self._endpoints.shown()
 
     @property
+    def reached_by(self) -> Mapping[str, str]:
+        """How a program on this machine reaches the control plane, as variables. Raises Unreachable."""
+        return {"GPULAYER_URL": str(self._endpoints.current())}
+
+    @property
     def worker_name(self) -> str:
         """As the control plane calls this worker."""
         return self._identities.identity.name
