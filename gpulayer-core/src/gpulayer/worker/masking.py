@@ -140,7 +140,7 @@ def _patterns(value: str) -> Iterable[bytes]:
 
 
 def _period(content: bytes) -> int:
-    """The least shift by which it overlaps itself; its length if none. By Knuth, Morris and Pratt's failure function."""
+    """The least shift of an overlap with itself; its length if none. By the failure function of Knuth, Morris, Pratt."""
     border, borders = 0, [0] * len(content)
     for place in range(1, len(content)):
         while border and content[place] != content[border]:
