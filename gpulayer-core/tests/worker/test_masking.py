@@ -1,4 +1,4 @@
-"""Secrets in logs: for any text, secrets, limits, chunks and restarts, what leaves the worker is the mask of the whole."""
+"""For any text, secrets, limits, chunks and restarts: what leaves the worker is the mask of the whole."""
 
 import os
 
@@ -70,7 +70,12 @@ def test_any_chunks_and_restarts_give_the_mask_of_the_whole(tmp_path_factory, se
 def test_what_can_become_no_secret_is_never_held_back(tmp_path):
     path = tmp_path / "spool"
     masked = MaskedSpool(Masks(["abcdef", "bcdxyz"]), limit_bytes=0)
-    for text, told in ((b"hello", b"hello"), (b"hello abc", b"hello "), (b"hello abcdx", b"hello a"), (b"abce", b"abce")):
+    for text, told in (
+        (b"hello", b"hello"),
+        (b"hello abc", b"hello "),
+        (b"hello abcdx", b"hello a"),
+        (b"abce", b"abce"),
+    ):
         path.write_bytes(text)
         with open(path, "rb") as reader:
             assert masked.read(reader.fileno(), 0, 99, size=len(text), is_whole=False) == told
@@ -110,12 +115,12 @@ def read_all(path, masked, *, step, **options):
 def spool_of(path, *pieces, join=True):
     """As the spawner writes it, with the least limit there is."""
     spool = Spool(str(path), limit_bytes=1)
-    for piece in pieces:
-        while piece:
-            fd, room = spool.target()
-            taken = os.write(fd, piece[:room])
-            spool.took(taken)
-            piece = piece[taken:]
+    left = b"".join(pieces)
+    while left:
+        fd, room = spool.target()
+        taken = os.write(fd, left[:room])
+        spool.took(taken)
+        left = left[taken:]
     if join:
         spool.join()
     spool.close()
