@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from gpulayer.client import calls
@@ -165,7 +165,10 @@ def _is_text(value: str) -> bool:
 
 
 def plan_batch(
-    jobs: "Iterable[BatchItem | Sequence[str]]", *, base_env: Mapping[str, str], environment: Mapping[str, str]
+    jobs: "Iterable[BatchItem | Sequence[str]]",
+    *,
+    base_env: Mapping[str, str],
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[JobPlan]:
     """A plan an item. Neighbours mostly differ in their command alone: then the former's plan is taken over."""
     plans: list[JobPlan] = []
