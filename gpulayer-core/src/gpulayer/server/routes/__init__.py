@@ -2,13 +2,14 @@
 
 from typing import Final
 
-from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, workers
+from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, tokens, workers
 from gpulayer.server.web import Route
 
 __all__ = ["ROUTES"]
 
 ROUTES: Final[tuple[Route, ...]] = (
     *plane.ROUTES,
+    *tokens.ROUTES,
     *jobs.ROUTES,
     *logs.ROUTES,
     *workers.ROUTES,

@@ -15,11 +15,11 @@ __all__ = ["ROUTES"]
 async def credentials(call: Call) -> Response:
     """As often as it is asked for while the lease lasts: an agent that starts again has forgotten them."""
     plane = call.plane
-    _, job_id = await lent(call, None)
+    epoch, job_id = await lent(call, None)
     submission = (await plane.submissions([job_id]))[job_id]
     reply: Credentials = {
         "secrets": await open_secrets(plane, job_id, submission.get("secret_names", ())),
-        "token": None,  # the token of a grant
+        "token": plane.auth.job_token(epoch, job_id) if submission.get("grant") else None,
     }
     return json_response(reply, headers={"Cache-Control": "no-store"})
 
