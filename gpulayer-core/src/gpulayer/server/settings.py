@@ -43,6 +43,10 @@ class Layout:
         return self.root / "pepper"
 
     @property
+    def secrets_key(self) -> Path:
+        return self.root / "secrets.key"
+
+    @property
     def blobs(self) -> Path:
         return self.root / "blobs"
 

@@ -26,6 +26,7 @@ from gpulayer.spec.limits import DEFAULT_LOG_BYTES, Limits
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.secrets import check_grant, check_secrets
 from gpulayer.spec.tree import SourceRef
 from gpulayer.spec.verdict import Verdict
 from gpulayer.wire import SCHEMA_VERSION
@@ -240,9 +241,29 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         wait=submission.get("wait", True),
         limits=_limits_from_wire(submission),
         split_streams=submission.get("split_streams", False),
-        secret_names=tuple(submission.get("secret_names", ())),
-        grant=submission.get("grant", ""),
+        secret_names=_secret_names(submission),
+        grant=_grant(submission.get("grant", "")),
     )
+
+
+def _secret_names(submission: JobSubmission) -> tuple[str, ...]:
+    """Of the values that were sent, or of those that are kept elsewhere."""
+    secrets = submission.get("secrets")
+    if not secrets:
+        return tuple(submission.get("secret_names", ()))
+    try:
+        check_secrets(secrets, env=submission.get("env", {}))
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+    return tuple(sorted(secrets))
+
+
+def _grant(grant: str) -> str:
+    try:
+        check_grant(grant)
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+    return grant
 
 
 def _limits_from_wire(submission: JobSubmission) -> Limits:
@@ -437,6 +458,7 @@ def assignment_to_wire(assignment: Assignment) -> AssignCommand:
         "exclusive": assignment.exclusive,
         "limits": limits_to_wire(assignment.limits),
         "split_streams": assignment.split_streams,
+        "has_credentials": assignment.has_credentials,
     }
 
 
@@ -463,6 +485,7 @@ def assignment_from_wire(command: AssignCommand) -> Assignment:
         exclusive=command["exclusive"],
         limits=Limits(**command["limits"]) if "limits" in command else Limits(),
         split_streams=command.get("split_streams", False),
+        has_credentials=command.get("has_credentials", False),
     )
 
 
