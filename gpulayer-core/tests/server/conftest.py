@@ -1,7 +1,6 @@
 """``plane``: a real control plane on loopback (uvicorn, SQLite), in a thread; and what tests need to talk to it."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import socket
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gpulayer.clock import Clock
 from gpulayer.server import PlaneSettings
 from gpulayer.server.app import create_app
+from gpulayer.server.gate import Gate, GatedServer, GateLimits
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import Side
 from gpulayer.server.tokens import Role, TokenKind
@@ -33,6 +33,7 @@ class LivePlane:
         self.clock = clock
         self.wrap_store: Callable[[Any], Any] = lambda store: store
         self.token = ""
+        self.limits = GateLimits()
 
     def start(self) -> "LivePlane":
         self.loop = asyncio.new_event_loop()
@@ -77,14 +78,13 @@ class LivePlane:
             config = uvicorn.Config(
                 create_app(self.plane),
                 loop="asyncio",
-                http="h11",
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 timeout_graceful_shutdown=3,
             )
-            self.server = uvicorn.Server(config)
-            self.server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+            self.gate = Gate(self.limits)
+            self.server = GatedServer(config, self.gate)
             self._ready.set()
             await self.server.serve(sockets=[self.listener])
         finally:

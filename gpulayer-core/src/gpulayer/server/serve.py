@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
@@ -234,17 +235,12 @@ async def _until_first(waiting: Coroutine[object, object, object], serving: "asy
 def _http_server(app: object, settings: ServeSettings) -> "uvicorn.Server":
     import uvicorn  # noqa: PLC0415 - heavy: see the module
 
-    from gpulayer.server.onewrite import OneWriteProtocol  # noqa: PLC0415
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours are set already: they end the worker first
+    from gpulayer.server.gate import Gate, GatedServer, GateLimits  # noqa: PLC0415
 
     config = uvicorn.Config(
         app,  # type: ignore[arg-type] # an ASGI application
         loop="asyncio",
-        http=OneWriteProtocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -254,7 +250,7 @@ def _http_server(app: object, settings: ServeSettings) -> "uvicorn.Server":
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.graceful_s)),
     )
-    return Server(config)
+    return GatedServer(config, Gate(GateLimits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])))
 
 
 def _on_signal(plane: "Plane", server: "uvicorn.Server") -> None:
