@@ -143,9 +143,11 @@ class OneWriteProtocol(H11Protocol):
             self._is_first = False
             if self.conn.our_state is not h11.DONE:
                 self.deadline = math.inf  # the app minds the body's time
-        elif self._is_first:
+            return
+        self._dropped = 0
+        if self._is_first:
             return  # counted from the acceptance
-        elif self._has_begun():
+        if self._has_begun():
             if self.deadline == math.inf:
                 self.deadline = self.loop.time() + self._limits.head_s
         elif self.timeout_keep_alive_task is None:
