@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -34,6 +35,7 @@ class LivePlane:
         self.wrap_store: Callable[[Any], Any] = lambda store: store
         self.token = ""
         self.limits = GateLimits()
+        self.tls: ssl.SSLContext | None = None
 
     def start(self) -> "LivePlane":
         self.loop = asyncio.new_event_loop()
@@ -84,9 +86,9 @@ class LivePlane:
                 timeout_graceful_shutdown=3,
             )
             self.gate = Gate(self.limits)
-            self.server = GatedServer(config, self.gate)
+            self.server = GatedServer(config, self.gate, {self.listener: self.tls})
             self._ready.set()
-            await self.server.serve(sockets=[self.listener])
+            await self.server.serve()
         finally:
             await self.plane.close()
 

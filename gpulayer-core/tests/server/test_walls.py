@@ -87,8 +87,9 @@ def line() -> Iterator[Callable[..., _Line]]:
 def hasty(make_plane):
     """Short times, so that tests need not wait; all else as ever."""
 
-    def make(*, strangers: int = 1024, connections: int = 10_000, head_s: float = 0.3, **settings):
+    def make(*, strangers: int = 1024, connections: int = 10_000, head_s: float = 0.3, tls=None, **settings):
         live = make_plane(body_piece_s=0.3, **settings)
+        live.tls = tls
         live.limits = GateLimits(connections, strangers, HeadLimits(head_s=head_s, linger_s=0.5))
         return live.start()
 
@@ -386,10 +387,8 @@ def test_a_whole_network_of_ipv6_counts_as_one_party() -> None:
     assert dropped == [0, 1]
 
 
-def test_tls_handshakes_that_never_end_are_strangers_too(tmp_path, hasty) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    live = hasty(strangers=3)
-    live.server.config.ssl = context
+def test_tls_handshakes_that_never_end_are_strangers_too(hasty) -> None:
+    live = hasty(strangers=3, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     with contextlib.ExitStack() as stack:
         idle = [
             stack.enter_context(socket.create_connection(live.listener.getsockname(), timeout=20)) for _ in range(8)

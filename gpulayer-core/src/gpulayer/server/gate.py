@@ -12,7 +12,8 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
@@ -30,6 +31,7 @@ _ACCEPTS_A_TURN: Final = 64
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WAIT_FOR_DESCRIPTORS_S: Final = 1.0
 _TICKS_A_SWEEP: Final = 5
+_GOODBYE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -132,12 +134,15 @@ class Gate:
 
 
 class GatedServer(uvicorn.Server):
-    """uvicorn's server, behind a gate: it accepts the connections itself. Signals are left to whoever runs it."""
+    """uvicorn's server, behind a gate: it accepts the connections itself. listeners: sockets that listen already, and
+    the TLS of each. Signals are left to whoever runs it."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gate: Gate, listeners: Mapping[socket.socket, ssl.SSLContext | None]
+    ) -> None:
         super().__init__(config)
         self._gate = gate
-        self._listeners: list[socket.socket] = []
+        self._listeners = dict(listeners)
         self._arriving: set[asyncio.Task[None]] = set()
 
     @contextmanager
@@ -146,17 +151,18 @@ class GatedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept from these listeners, which must be listening already."""
+        """Accept from now on. uvicorn's own way gives all sockets TLS, or none, and takes in everybody."""
         await super().startup(sockets=[])
-        for listener in sockets or []:
+        for listener in self._listeners:
             listener.setblocking(False)
-            self._listeners.append(listener)
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+            self._open(listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for listener in self._listeners:
+        """Accept nobody any more, and let go those who are there."""
+        listeners, self._listeners = self._listeners, {}
+        for listener in listeners:
             asyncio.get_running_loop().remove_reader(listener)
-        self._listeners.clear()
+            listener.close()
         for task in self._arriving:
             task.cancel()
         await super().shutdown(sockets)
@@ -177,11 +183,12 @@ class GatedServer(uvicorn.Server):
                     raise
                 self._rest(listener, error)
                 return
-            task = asyncio.get_running_loop().create_task(self._arrive(accepted, str(address[0])))
+            arrival = self._arrive(accepted, str(address[0]), self._listeners[listener])
+            task = asyncio.get_running_loop().create_task(arrival)
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
 
-    async def _arrive(self, accepted: socket.socket, address: str) -> None:
+    async def _arrive(self, accepted: socket.socket, address: str, tls: ssl.SSLContext | None) -> None:
         task = asyncio.current_task()
         entry = self._gate.admit(address, lambda: None if task is None else _cancel(task))
         if entry is None:
@@ -190,11 +197,16 @@ class GatedServer(uvicorn.Server):
         protocol = OneWriteProtocol(
             self.config, self.server_state, self.lifespan.state, entry=entry, limits=self._gate.limits.head
         )
-        loop, tls = asyncio.get_running_loop(), self.config.ssl
-        patience_s = None if tls is None else self._gate.limits.head.head_s
+        handshake_s, goodbye_s = (None, None) if tls is None else (self._gate.limits.head.head_s, _GOODBYE_S)
         try:
             accepted.setblocking(False)
-            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=patience_s)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=goodbye_s,
+            )
         except (OSError, EOFError) as error:  # the other side's doing, seen while shaking hands
             _log.debug("a connection from %s came to nothing: %s", address, error)
         finally:
@@ -206,10 +218,10 @@ class GatedServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         _log.error("no connection can be accepted for a moment: %s", error.strerror)
         loop.remove_reader(listener)
-        loop.call_later(_WAIT_FOR_DESCRIPTORS_S, self._resume, listener)
+        loop.call_later(_WAIT_FOR_DESCRIPTORS_S, self._open, listener)
 
-    def _resume(self, listener: socket.socket) -> None:
-        if listener in self._listeners:
+    def _open(self, listener: socket.socket) -> None:
+        if listener in self._listeners:  # not closed meanwhile
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
 
