@@ -136,21 +136,15 @@ class Machine:
         Both for this process and its children alone. Not ``ip netns exec``, which hides control groups.
         """
         inside = ["nsenter", f"--net={FOLDER / self.namespace}", "--"]
-        if hosts is None:
+        steps = []
+        if hosts is not None:
+            steps += ['mount --bind "$0" /etc/hosts', "mount --bind /dev/null /etc/resolv.conf"]
+        if hostname:
+            steps.append('echo "$1" > /proc/sys/kernel/hostname')
+        if not steps:
             return [*inside, *command]
-        script = 'mount --bind "$0" /etc/hosts && mount --bind /dev/null /etc/resolv.conf && hostname "$1" && shift'
-        return [
-            *inside,
-            "unshare",
-            "--mount",
-            "--uts",
-            "sh",
-            "-c",
-            f'{script} && exec "$@"',
-            str(hosts),
-            hostname,
-            *command,
-        ]
+        script = " && ".join((*steps, 'shift && exec "$@"'))
+        return [*inside, "unshare", "--mount", "--uts", "sh", "-c", script, str(hosts), hostname, *command]
 
     def run(self, *command: str, **options: Any) -> str:
         """Run it to its end. Returns its stdout; raises LabFailed."""
