@@ -14,13 +14,8 @@ from tests.net.town import SERVER, Counting, until
 def ready(town, *, lease=""):
     invitation = town.up(lease=lease)
     desk, router = town.desk()
-    desk.join(*invitation.join, "--name", "desk")
-    until(lambda: town.server.workers().get("desk", {}).get("state") == "ready", f"desk joins: {desk.log.read_text()}")
+    town.joined(desk, *invitation.join)
     return desk, router
-
-
-def is_whole(job):
-    assert (job["state"], job["exit_code"], len(job["attempts"])) == ("failed", 7, 1), job
 
 
 def test_a_worker_behind_a_masquerade_joins_and_runs_jobs_though_nobody_can_call_it(town):
@@ -33,11 +28,10 @@ def test_a_worker_behind_a_masquerade_joins_and_runs_jobs_though_nobody_can_call
                 socket.create_connection((address, 7000), timeout=0.3).close()
     ended = town.server.did("submit", "--", "sh", "-c", "echo out; echo err >&2; echo made > file")
     assert ended.out == b"out\nerr\n"
-    (home,) = (town.server.here / "gpulayer_runs").iterdir()
-    assert (home / "file").read_text() == "made\n"
+    assert town.server.came_home() == {"file": b"made\n"}
     job = Counting(desk, town.server)
     assert job.goes_on()
-    is_whole(job.end())
+    assert job.is_whole()
 
 
 def test_a_router_that_forgets_all_connections_costs_a_job_nothing(town):
@@ -47,7 +41,7 @@ def test_a_router_that_forgets_all_connections_costs_a_job_nothing(town):
     assert job.goes_on()
     # A held request has nothing to send, so it notices last.
     assert town.server.did("submit", "--", "echo", "next").out == b"next\n"
-    is_whole(job.end())
+    assert job.is_whole()
 
 
 @pytest.mark.parametrize("towards", ["worker", "plane"])
@@ -58,9 +52,9 @@ def test_one_way_loss_for_less_than_the_lease_is_not_even_noticed(town, towards)
         ends = time.monotonic() + 2.0
         while time.monotonic() < ends:
             time.sleep(0.05)
-            assert town.server.job(job.id)["state"] == "running"
+            assert job.state() == "running"
     assert job.goes_on()
-    is_whole(job.end())
+    assert job.is_whole()
 
 
 @pytest.mark.parametrize("towards", ["worker", "plane"])
@@ -68,7 +62,7 @@ def test_one_way_loss_for_longer_than_the_lease_shows_the_job_unreachable_until_
     desk, router = ready(town, lease="2s")
     job = Counting(desk, town.server, "--retries", "0")
     with router.wall(f"ip {'saddr' if towards == 'worker' else 'daddr'} {SERVER}"):
-        until(lambda: town.server.job(job.id)["state"] == "unreachable", "the worker is silent")
-    until(lambda: town.server.job(job.id)["state"] == "running", "it is back")
+        until(lambda: job.state() == "unreachable", "the worker is silent")
+    until(lambda: job.state() == "running", "it is back")
     assert job.goes_on()
-    is_whole(job.end())
+    assert job.is_whole()

@@ -125,6 +125,16 @@ class Place:
         listed = self.did("worker", "list", "--json").json
         return {one["name"]: one for one in (listed["workers"] if isinstance(listed, dict) else listed)}
 
+    def came_home(self) -> dict[str, bytes]:
+        """Path and content of all files that jobs brought to the folder they stand in."""
+        folders = [path for path in (self.here / "gpulayer_runs").iterdir() if path.is_dir()]
+        return {
+            str(file.relative_to(folder)): file.read_bytes()
+            for folder in folders
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
+
     # A worker ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -221,13 +231,22 @@ class Town:
             self.server.variables["GPULAYER_LEASE_TTL"] = lease
         return read_invitation(self.server.did("up", "--no-worker", "--detach", *argv).out.decode())
 
+    def joined(self, place: Place, *argv: str) -> subprocess.Popen[bytes]:
+        """``gpulayer join …`` there under the place's name. Returns once it is ready for jobs."""
+        process = place.join(*argv, "--name", place.name)
+        until(
+            lambda: self.server.workers().get(place.name, {}).get("state") == "ready",
+            lambda: f"{place.name} joins: {place.log.read_text()}",
+        )
+        return process
+
     def close(self) -> None:
         for place in self._places:
             place.signal_all(signal.SIGCONT)
             place.leave()
         down = self.server.run("down")
         assert down.code == 0, down.err
-        until(lambda: not self.left(), f"nothing is left running: {self.left()}")
+        until(lambda: not self.left(), lambda: f"nothing is left running: {self.left()}")
 
     def left(self) -> list[str]:
         """Command lines of what still runs on the places."""
@@ -242,11 +261,11 @@ class Town:
         return found
 
 
-def until(condition: Callable[[], Any], what: str, *, within_s: float = DEADLINE_S) -> Any:
-    """Wait for it. Returns what it found."""
+def until(condition: Callable[[], Any], what: str | Callable[[], str], *, within_s: float = DEADLINE_S) -> Any:
+    """Wait for it. Returns what it found. what: is asked for only after the deadline, where it is a function."""
     ends = time.monotonic() + within_s
     while not (found := condition()):
-        assert time.monotonic() < ends, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < ends, f"not within {within_s:g} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.05)
     return found
 
@@ -278,6 +297,16 @@ class Counting:
     def count(self) -> int:
         """How many lines have come to who follows it."""
         return self.out.read_bytes().count(b"\n")
+
+    def is_whole(self) -> bool:
+        """Let it end: it ran once, and the log is right to the byte."""
+        record = self.end()
+        assert (record["state"], record["exit_code"], len(record["attempts"])) == ("failed", 7, 1), record
+        return True
+
+    def state(self) -> str:
+        state: str = self._submitter.job(self.id)["state"]
+        return state
 
     def goes_on(self) -> bool:
         """Another line comes within the deadline; not one that was on its way when this was asked."""

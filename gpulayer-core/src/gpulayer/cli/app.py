@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "join": ("gpulayer.cli.join", "Make this machine a worker of a control plane."),
     "down": ("gpulayer.cli.down", "End the control plane of this machine and its own worker."),
     "status": ("gpulayer.cli.status", "Which control plane is used, and how it is."),
+    "doctor": ("gpulayer.cli.doctor", "Find out why a control plane can't be used from here."),
     "completion": ("gpulayer.cli.completion", "Print the completion script of a shell."),
 }
 

@@ -28,7 +28,6 @@ LATER_COMMANDS: Final = frozenset(
         "cache",
         "context",
         "dashboard",
-        "doctor",
         "mcp",
         "plugins",
         "restore",
