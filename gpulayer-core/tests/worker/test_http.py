@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpulayer.errors import NotSupported, ProtocolError, TooLarge, Unreachable, UsageError
-from gpulayer.worker.http import Address, Body, HttpClient, parse_url
+from gpulayer.errors import ProtocolError, TooLarge, Unreachable
+from gpulayer.net import Address
+from gpulayer.worker.http import Body, HttpClient
 
 
 @asynccontextmanager
@@ -303,20 +304,6 @@ def test_requests_side_by_side_use_their_own_connections():
             assert len(seen) == 12
 
     run(main())
-
-
-@pytest.mark.parametrize("url", ["", "x", "ftp://h", "http://", "http://h:99999", "http://h/?q", "http://u@h"])
-def test_what_is_no_url_of_a_control_plane_is_refused(url):
-    with pytest.raises(UsageError):
-        parse_url(url)
-
-
-def test_urls_are_taken_apart_and_https_waits_for_tls():
-    assert parse_url("http://127.0.0.1:8470/") == Address("127.0.0.1", 8470)
-    assert parse_url("http://h/base/") == Address("h", 80, "/base")
-    assert str(parse_url("http://[::1]:9")) == "http://[::1]:9"
-    with pytest.raises(NotSupported):
-        parse_url("https://h")
 
 
 def test_a_header_cannot_smuggle_another():

@@ -17,8 +17,8 @@ _RUNS: Final = "--after --array --service --replicas --port-name --health"
 LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),
     "explain": frozenset(_NEEDS.split()),
-    "up": frozenset({"--store", "--blobs", "--tls"}),
-    "join": frozenset({"--fingerprint", "--python"}),
+    "up": frozenset({"--store", "--blobs"}),
+    "join": frozenset({"--python"}),
     "resources": frozenset({"--python"}),
 }
 
@@ -34,7 +34,6 @@ LATER_COMMANDS: Final = frozenset(
         "secret",
         "service",
         "skill",
-        "token",
         "job clone",
         "job exec",
         "job top",

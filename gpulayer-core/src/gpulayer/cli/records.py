@@ -125,6 +125,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("platform", record["platform"]),
         ("version", record["version"]),
         ("place", ", ".join(place)),
+        ("addresses", ", ".join(record.get("addresses", ()))),
         ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
         ("cpus", f"{record['cpus_free']} of {record['cpus']} free"),
         ("memory", format_bytes(record["memory_bytes"])),

@@ -3,7 +3,9 @@
 The one table in which failures of the network and of HTTP enter the project's tree of errors.
 """
 
+import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,9 +16,12 @@ from gpulayer.protocol.retry import Backoff, Failure, FailureKind, Repeatable
 __all__ = [
     "BACKOFF",
     "CHUNK",
+    "NO_HTTP",
     "Failed",
     "error_from_answer",
+    "no_tls",
     "parse_json",
+    "plain_reason",
     "raise_for_answer",
     "repeatable",
     "request_headers",
@@ -24,6 +29,7 @@ __all__ = [
 ]
 
 CHUNK: Final = 256 * 1024
+NO_HTTP: Final = "what listens there does not speak HTTP; is it https://?"
 # Quicker than an agent's: somebody waits for the answer.
 BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
 
@@ -57,11 +63,19 @@ def raise_for_answer(call: Call[object], status: int, body: bytes, headers: Mapp
     """Raise what an unexpected answer stands for. ``headers``: looked up in lower case."""
     after = headers.get("retry-after", "").strip()
     failure = Failure(FailureKind.ANSWERED, status, int(after) * 1000 if after.isdigit() else None)
-    raise Failed(failure, error_from_answer(call, status, body))
+    raise Failed(failure, error_from_answer(call, status, body, location=headers.get("location", "")))
 
 
-def error_from_answer(call: Call[object], status: int, body: bytes) -> GpulayerError:
-    """The error an unexpected status stands for; an answer that is not the envelope is quoted."""
+def error_from_answer(call: Call[object], status: int, body: bytes, *, location: str = "") -> GpulayerError:
+    """The error an unexpected status stands for; an answer that is not the envelope is quoted. location: where it
+    points; nobody goes there, because the token is for this address alone."""
+    if 300 <= status < 400:
+        return ProtocolError(
+            f"{call.endpoint.method} {call.target} was answered {status}, which points to "
+            f"{location[:200] or 'nowhere'}: not followed, and no token was sent there",
+            hint="if that is the control plane's address, name it: gpulayer context add NAME URL, or GPULAYER_URL",
+            details={"location": location[:200]},
+        )
     from gpulayer.wire.errors import error_from_envelope  # noqa: PLC0415 - only where something failed
 
     try:
@@ -97,3 +111,33 @@ def unreachable(url: str, why: BaseException | str) -> Unreachable:
         hint="see `gpulayer status`; `gpulayer up` starts one on this machine",
         details={"url": url},
     )
+
+
+def plain_reason(error: BaseException) -> str:
+    """What a failure of the sync shell's sockets says to people."""
+    match error:
+        case ConnectionRefusedError():
+            return "connection refused"
+        case TimeoutError():
+            return "no answer in time"
+        case http.client.RemoteDisconnected() | ConnectionResetError() | BrokenPipeError():
+            return "the connection was closed before the answer"
+        case http.client.IncompleteRead():
+            return "the connection was closed before the end"
+        case http.client.BadStatusLine() | http.client.LineTooLong():
+            return NO_HTTP
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
+            return "the connection was closed before the answer"
+        case ssl.SSLError(reason=str(reason)):
+            return no_tls(reason)
+        case OSError(strerror=str(text)):
+            return text
+        case _:
+            return str(error) or type(error).__name__
+
+
+def no_tls(reason: str) -> str:
+    """``reason``: OpenSSL's."""
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
+        return "what listens there does not speak TLS"
+    return f"TLS failed: {reason.lower().replace('_', ' ')}"

@@ -4,32 +4,39 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import httpx
 
 from gpulayer.client.answers import (
-    BACKOFF,
     CHUNK,
+    NO_HTTP,
     Failed,
     parse_json,
+    plain_reason,
     raise_for_answer,
     repeatable,
     request_headers,
     unreachable,
 )
+from gpulayer.client.async_tunnel import PlaneTransport
 from gpulayer.client.calls import Call, FileBody
 from gpulayer.client.location import Location
-from gpulayer.client.transport import StreamBroken
-from gpulayer.protocol.retry import Failure, FailureKind, next_try_ms
+from gpulayer.client.reach import Reach, Route, Tries, Way
+from gpulayer.client.transport import ANSWER_S, QUIET_S, StreamBroken, StreamQuiet
+from gpulayer.errors import GpulayerError
+from gpulayer.net import Address, Pin, tls_context, trust_failure
+from gpulayer.protocol.retry import Failure, FailureKind
 
 __all__ = ["AsyncByteStream", "AsyncTransport"]
 
 _Reply = TypeVar("_Reply")
+# Of both these kinds the other side has seen nothing.
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +62,29 @@ class AsyncTransport:
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        trust: Callable[[Collection[Pin]], ssl.SSLContext] = tls_context,
     ) -> None:
-        self._location = location
-        self._address = location.addresses[0]
+        self._reach = Reach(location)
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
-        # verify is always given: loading the system's certificates for plain http would cost 57 ms.
-        self._http = httpx.AsyncClient(
-            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            trust_env=False,
-            timeout=httpx.Timeout(60.0, connect=10.0),
-        )
+        self._trust = trust
+        # A pool for each trust, so that a connection is used again only by those who would have made the same.
+        self._pools: dict[tuple[tuple[Pin, ...], Address | None, bool], httpx.AsyncClient] = {}
 
     @property
     def url(self) -> str:
-        return str(self._address)
+        """Of the address that is used now."""
+        return self._reach.url
 
     async def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
         """Repeated within ``retry_for_s`` as the call allows it. Raises the control plane's error, or Unreachable."""
 
-        async def once() -> _Reply:
-            response = await self._exchange(call)
+        async def once(way: Way) -> _Reply:
+            response = await self._exchange(call, way)
             try:
-                body = await self._read_all(response)
+                body = await _read_all(response, way.route)
             finally:
                 await response.aclose()
             if response.status_code not in call.endpoint.statuses:
@@ -92,11 +97,11 @@ class AsyncTransport:
     async def stream(self, call: Call[bytes], *, retry_for_s: float | None = None) -> AsyncIterator[AsyncByteStream]:
         """As ``send`` until the answer begins; after that nothing is repeated, and a break is StreamBroken."""
 
-        async def once() -> httpx.Response:
-            response = await self._exchange(call)
+        async def once(way: Way) -> httpx.Response:
+            response = await self._exchange(call, way)
             if response.status_code not in call.endpoint.statuses:
                 try:
-                    body = await self._read_all(response)
+                    body = await _read_all(response, way.route)
                 finally:
                     await response.aclose()
                 raise_for_answer(call, response.status_code, body, response.headers)
@@ -105,7 +110,7 @@ class AsyncTransport:
         response = await self._retrying(call, once, retry_for_s)
         try:
             yield AsyncByteStream(
-                chunks=_chunks(response),
+                chunks=_chunks(response, is_followed=call.hold_s is None),
                 start=_header_number(response, "X-Gpulayer-Log-Start"),
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
                 is_timed=response.headers.get("X-Gpulayer-Log-Timed", "") != "0",
@@ -115,7 +120,9 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Give connections back. May be repeated."""
-        await self._http.aclose()
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            await pool.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,78 +133,105 @@ class AsyncTransport:
         await self.close()
 
     async def _retrying(
-        self, call: Call[Any], once: Callable[[], Awaitable[_Reply]], retry_for_s: float | None
+        self, call: Call[Any], once: Callable[[Way], Awaitable[_Reply]], retry_for_s: float | None
     ) -> _Reply:  # Any: retries do not look at the reply
         started = self._monotonic()
-        manner = repeatable(call)
-        tries = 1
+        patience_s = self._retry_for_s if retry_for_s is None else retry_for_s
+        tries = Tries(self._reach, repeatable(call), started=started, retry_for_s=patience_s)
         while True:
+            way = self._reach.way
             try:
-                return await once()
+                return await once(way)
             except Failed as failed:
-                left_s = (self._retry_for_s if retry_for_s is None else retry_for_s) - (self._monotonic() - started)
-                delay_ms = next_try_ms(
-                    failed.failure,
-                    repeatable=manner,
-                    tries=tries,
-                    random=self._random01(),
-                    left_ms=max(0, int(left_s * 1000)),
-                    backoff=BACKOFF,
-                )
-                if delay_ms is None:
-                    raise failed.error from None
-                is_lost = failed.failure.kind is not FailureKind.ANSWERED
-            if is_lost:
-                await self._move()
-            await self._sleep(delay_ms / 1000)
-            tries += 1
+                then = tries.after(failed, way, now=self._monotonic(), random01=self._random01())
+            if then.is_lost:
+                tries.looked_up(then, await asyncio.to_thread(self._relocate))
+            await self._sleep(then.wait_s)
 
-    async def _move(self) -> None:
-        found = await asyncio.to_thread(self._relocate)
-        if found is not None:
-            self._location, self._address = found, found.addresses[0]
-
-    async def _exchange(self, call: Call[Any]) -> httpx.Response:
-        headers = request_headers(call, token=self._location.token, client=self._client)
+    async def _exchange(self, call: Call[Any], way: Way) -> httpx.Response:
+        headers = request_headers(call, token=way.token, client=self._client)
         content: bytes | AsyncIterator[bytes] | None
         if isinstance(call.body, FileBody):
             headers["Content-Length"] = str(call.body.size)
             content = _file_chunks(call.body.path)
         else:
             content = call.body
-        request = self._http.build_request(
+        answer_s = QUIET_S if call.hold_s is None else ANSWER_S + call.hold_s
+        pool = await self._pool(way.route)
+        request = pool.build_request(
             call.endpoint.method,
-            str(self._address) + call.target,
+            str(way.route.address) + call.target,
             content=content,
             headers=headers,
-            timeout=httpx.Timeout(None if call.hold_s is None else 60.0 + call.hold_s, connect=10.0),
+            timeout=httpx.Timeout(answer_s, connect=way.connect_s),
         )
         try:
-            return await self._http.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Failed(
-                Failure(FailureKind.NOT_SENT), unreachable(self.url, str(error) or "connection refused")
-            ) from None
+            return await pool.send(request, stream=True)
+        except _NOT_SENT as error:
+            untrusted = trust_failure(error, way.route.address)
+            if untrusted is not None:
+                raise untrusted from None
+            raise Failed(Failure(FailureKind.NOT_SENT), _unreachable(way.route, error)) from None
         except httpx.TransportError as error:
-            raise Failed(
-                Failure(FailureKind.NO_ANSWER), unreachable(self.url, str(error) or type(error).__name__)
-            ) from None
+            raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(way.route, error)) from None
 
-    async def _read_all(self, response: httpx.Response) -> bytes:
-        try:
-            return await response.aread()
-        except httpx.TransportError as error:
-            raise Failed(
-                Failure(FailureKind.NO_ANSWER), unreachable(self.url, str(error) or type(error).__name__)
-            ) from None
+    async def _pool(self, route: Route) -> httpx.AsyncClient:
+        key = (route.pins, route.proxy, route.address.is_secure)
+        if key not in self._pools:
+            # For plain http no certificates are loaded: that takes 57 ms.
+            context = (
+                await asyncio.to_thread(self._trust, route.pins)
+                if route.address.is_secure
+                else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            )
+            # Another task may have been quicker. A transport of its own keeps proxy variables out.
+            if key not in self._pools:
+                transport = PlaneTransport(context, proxy=route.proxy)
+                self._pools[key] = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
+        return self._pools[key]
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _read_all(response: httpx.Response, route: Route) -> bytes:
+    try:
+        return await response.aread()
+    except httpx.TransportError as error:
+        raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(route, error)) from None
+
+
+async def _chunks(response: httpx.Response, *, is_followed: bool) -> AsyncIterator[bytes]:
     try:
         async for chunk in response.aiter_raw():
             yield chunk
+    except httpx.ReadTimeout as error:
+        raise (StreamQuiet if is_followed else StreamBroken)(_reason(error)) from None
     except httpx.TransportError as error:
-        raise StreamBroken(str(error) or type(error).__name__) from None
+        raise StreamBroken(_reason(error)) from None
+
+
+def _unreachable(route: Route, error: httpx.TransportError) -> GpulayerError:
+    return unreachable(str(route.address), _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    """As the sync shell says it: httpx wraps what the socket said."""
+    seen: BaseException | None = error
+    innermost: OSError | None = None  # also what TLS says
+    while seen is not None:
+        innermost = seen if isinstance(seen, OSError) else innermost
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    if innermost is not None:
+        return plain_reason(innermost)
+    match error:
+        case httpx.TimeoutException():
+            return "no answer in time"
+        case httpx.RemoteProtocolError() if "disconnected" in str(error):
+            return "the connection was closed before the answer"
+        case httpx.RemoteProtocolError() if "complete" in str(error) or "closed" in str(error):
+            return "the connection was closed before the end"
+        case httpx.RemoteProtocolError():
+            return NO_HTTP
+        case _:
+            return str(error) or type(error).__name__
 
 
 async def _file_chunks(path: str) -> AsyncIterator[bytes]:

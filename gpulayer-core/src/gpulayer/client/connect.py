@@ -1,7 +1,8 @@
 """From "which control plane" to an open shell: the one place that joins location, embedded start and transport.
 
-For the control plane of this machine the address may change under a running command (``gpulayer up`` adopts it, or it
-crashed and another command started it again), so a shell of it looks the address up again when nothing answers.
+The address may change under a running command, so a shell looks it up again when nothing answers: that of this
+machine's control plane in its endpoint file (``gpulayer up`` adopted it, or it crashed and another command started it
+again), that of a context in the file of contexts (the machine moved, and somebody wrote down where to).
 """
 
 import time
@@ -14,6 +15,7 @@ from gpulayer.client.embedded import ENDPOINT_FILE, EmbeddedPlane, ensure_plane,
 from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unreachable
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
@@ -28,6 +30,7 @@ class Settings:
     """Everything a client is told from outside; resolved once, at the face.
 
     environment: what a local job and a background control plane inherit. client: how this program names itself.
+    contexts: the file that ``where`` came from, if it is a context's; read again when nothing answers.
     """
 
     where: Configured | Local
@@ -36,13 +39,17 @@ class Settings:
     client: str
     idle_exit_s: float | None = None
     retry_for_s: float = 5.0
+    contexts: Path | None = None
 
     def plane(self, state_dir: Path) -> EmbeddedPlane:
-        """This machine's own control plane in that folder. It does not inherit where commands are to go."""
-        kept = {
-            name: value for name, value in self.environment.items() if name not in ("GPULAYER_URL", "GPULAYER_TOKEN")
-        }
-        return EmbeddedPlane(state_dir=state_dir, version=self.version, environment=kept, idle_exit_s=self.idle_exit_s)
+        """This machine's own control plane in that folder. It inherits neither where commands are to go nor any
+        credential of whoever starts it."""
+        return EmbeddedPlane(
+            state_dir=state_dir,
+            version=self.version,
+            environment=background_variables(self.environment),
+            idle_exit_s=self.idle_exit_s,
+        )
 
 
 def is_local(settings: Settings) -> bool:
@@ -90,8 +97,8 @@ def _relocation(settings: Settings) -> Callable[[], Location | None]:
 
     def look() -> Location | None:
         nonlocal ended_at
-        if not isinstance(settings.where, Local):
-            return None
+        if isinstance(settings.where, Configured):
+            return _context_now(settings, settings.where.context)
         state_dir = settings.where.state_dir
         endpoint = find_plane(state_dir)
         # Another one may be about to take over, and takes its time to start; but nobody else starts one.
@@ -111,3 +118,15 @@ def _relocation(settings: Settings) -> Callable[[], Location | None]:
         return None if endpoint is None else endpoint.location
 
     return look
+
+
+def _context_now(settings: Settings, name: str) -> Location | None:
+    if not name or settings.contexts is None:
+        return None
+    from gpulayer.client.contexts import read_contexts  # noqa: PLC0415 - only for a context, when nothing answers
+
+    try:
+        contexts = read_contexts(settings.contexts)
+        return contexts.find(name).location(proxy=settings.environment.get("GPULAYER_PROXY", ""))
+    except GpulayerError:
+        return None  # gone, or being edited: what was known goes on to be tried

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpulayer.client import calls
 from gpulayer.client.calls import Call
-from gpulayer.client.transport import StreamBroken, Transport
+from gpulayer.client.transport import StreamBroken, StreamQuiet, Transport
 from gpulayer.errors import Unreachable
 from gpulayer.spec.logs import gap_line
 
@@ -147,7 +147,13 @@ class Following:
         return line
 
     def broke(self, why: StreamBroken) -> Next:
-        """READ or HOLD. Raises Unreachable after ``FRUITLESS`` connections in a row that broke before a byte came."""
+        """READ or HOLD. Raises Unreachable after ``FRUITLESS`` connections in a row that broke before a byte came.
+
+        A stream that was merely quiet is opened anew without a word; whether anybody is there, that opening tells.
+        """
+        if isinstance(why, StreamQuiet):
+            self._fruitless = 0
+            return Next.READ
         is_fruitless = (self._cursor.attempt, self._cursor.offset) == self._before
         self._fruitless = self._fruitless + 1 if is_fruitless else 0
         if self._fruitless == FRUITLESS:

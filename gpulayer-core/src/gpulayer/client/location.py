@@ -1,27 +1,41 @@
-"""Which control plane a command is for. Pure: arguments, environment and the endpoint file's content come in as values.
+"""Which control plane a command is for. Pure: arguments, environment, contexts and the endpoint file's content come in
+as values.
 
-Explicit arguments win over ``GPULAYER_URL`` and ``GPULAYER_TOKEN``, which win over the background control plane of
-this user's state folder.
+Explicit arguments win over ``GPULAYER_URL`` and its kin, which win over the current context, which wins over the
+background control plane of this user's state folder.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from gpulayer.errors import GpulayerError, NotSupported, Unauthenticated, UsageError
+from gpulayer.errors import GpulayerError, Unauthenticated, UsageError
 from gpulayer.net import Address, Pin, parse_pins, parse_proxy, parse_url, parse_urls
 
-__all__ = ["Configured", "EndpointFound", "Local", "Location", "Target", "locate", "parse_endpoint", "parse_target"]
+if TYPE_CHECKING:
+    from gpulayer.client.contexts import Contexts
 
+__all__ = [
+    "LOCAL",
+    "PLANE_VARIABLES",
+    "REMOTE",
+    "Configured",
+    "EndpointFound",
+    "Local",
+    "Location",
+    "is_context_wanted",
+    "locate",
+    "parse_endpoint",
+]
 
-class Target(StrEnum):
-    """``--target``."""
+# ``--target``; any other word is the name of a context, and none is the usual order.
+LOCAL: Final = "local"
+REMOTE: Final = "remote"
 
-    DEFAULT = "default"  # the configured one, else local
-    LOCAL = "local"
-    REMOTE = "remote"
+# What tells a client where to go; not for this machine's own control plane and its jobs.
+PLANE_VARIABLES: Final = ("GPULAYER_URL", "GPULAYER_TOKEN", "GPULAYER_FINGERPRINT", "GPULAYER_PROXY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +91,9 @@ class EndpointFound:
         return Location((Address(self.host, self.port),), self.token)
 
 
-def parse_target(text: str) -> Target:
-    """``--target``. Raises NotSupported for a context's name: contexts are not there yet."""
-    match text:
-        case "":
-            return Target.DEFAULT
-        case "local" | "remote":
-            return Target(text)
-        case _:
-            raise NotSupported(
-                f"--target {text}: named contexts come with a later version",
-                hint="use --target local, or set GPULAYER_URL and GPULAYER_TOKEN",
-            )
+def is_context_wanted(*, environment: Mapping[str, str], url: str = "", target: str = "") -> bool:
+    """Whether ``locate`` looks at the contexts: where a URL is given, their file need not even be readable."""
+    return target not in ("", LOCAL, REMOTE) or (target != LOCAL and not (url or environment.get("GPULAYER_URL")))
 
 
 def locate(
@@ -97,18 +102,35 @@ def locate(
     state_dir: Path,
     url: str = "",
     token: str = "",
-    target: Target = Target.DEFAULT,
+    fingerprint: str = "",
+    target: str = "",
+    contexts: "Contexts | None" = None,
 ) -> Configured | Local:
-    """Where to go. Raises UsageError (nothing configured for ``remote``, an address that is none), NotSupported
-    (not on this machine), Unauthenticated (an address without a token)."""
+    """Where to go. Raises UsageError (nothing configured for ``remote``, no such context, an address that is none),
+    Unauthenticated (an address without a token)."""
     chosen_url = url or environment.get("GPULAYER_URL", "")
-    if target is Target.LOCAL or (target is Target.DEFAULT and not chosen_url):
+    proxy = environment.get("GPULAYER_PROXY", "")
+    if target == LOCAL:
         return Local(state_dir)
-    if not chosen_url:
-        raise UsageError("--target remote: no control plane is configured", hint="set GPULAYER_URL and GPULAYER_TOKEN")
+    if target not in ("", REMOTE) or not chosen_url:
+        name = target if target not in ("", REMOTE) else "" if contexts is None else contexts.current
+        if not name and target == REMOTE:
+            raise UsageError(
+                "--target remote: no control plane is configured",
+                hint="gpulayer context add NAME URL adds one; or set GPULAYER_URL and GPULAYER_TOKEN",
+            )
+        if not name:
+            return Local(state_dir)
+        if contexts is None:
+            raise UsageError(f"there is no context {name!r}", hint="gpulayer context add NAME URL adds one")
+        return Configured(contexts.find(name).location(proxy=proxy), name)
     chosen_token = token or environment.get("GPULAYER_TOKEN", "")
-    fingerprint, proxy = environment.get("GPULAYER_FINGERPRINT", ""), environment.get("GPULAYER_PROXY", "")
-    location = Location.of(chosen_url, chosen_token, fingerprint=fingerprint, proxy=proxy)
+    location = Location.of(
+        chosen_url,
+        chosen_token,
+        fingerprint=fingerprint or environment.get("GPULAYER_FINGERPRINT", ""),
+        proxy=proxy,
+    )
     if not chosen_token:
         raise Unauthenticated(
             f"{location.addresses[0]} needs a token",

@@ -7,41 +7,50 @@ Safe to use from several threads: each request takes a connection of its own out
 
 import http.client
 import random
-import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from gpulayer.client.answers import (
-    BACKOFF,
     CHUNK,
     Failed,
     parse_json,
+    plain_reason,
     raise_for_answer,
     repeatable,
     request_headers,
     unreachable,
 )
 from gpulayer.client.calls import Call, FileBody
+from gpulayer.client.connection import Connection, open_connection
 from gpulayer.client.location import Location
+from gpulayer.client.reach import Reach, Route, Tries, Way
 from gpulayer.errors import GpulayerError
 from gpulayer.faults import here
-from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
+from gpulayer.net import Pin, tls_context
+from gpulayer.protocol.retry import Failure, FailureKind, Repeatable
 
-__all__ = ["ByteStream", "StreamBroken", "Transport"]
+__all__ = ["ANSWER_S", "QUIET_S", "ByteStream", "StreamBroken", "StreamQuiet", "Transport"]
 
 _Reply = TypeVar("_Reply")
-_ANSWER_S: Final = 60.0
+ANSWER_S: Final = 60.0  # for an answer, beyond the time it may be held back on purpose; also between two of its pieces
+QUIET_S: Final = 60.0  # of a followed log without a byte: then it is asked for anew, for nobody may be there any more
 _POOLED: Final = 4
-_QUIET_S: Final = 1.0
+_IDLE_LIMIT_S: Final = 4.0  # below the keep-alive time of usual servers (uvicorn: 5 s), so that reuse seldom fails
+_SAY_AFTER_S: Final = 1.0
 
 
 class StreamBroken(Exception):
     """A body ended before its end. What was read is good: go on from its length."""
+
+
+class StreamQuiet(StreamBroken):
+    """A followed body had nothing for ``QUIET_S``. Perhaps there is nothing, perhaps nobody: asking anew tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,13 @@ class ByteStream:
 
 
 class Transport:
-    """Blocking requests to one control plane.
+    """Blocking requests to one control plane, at whichever of its addresses answers.
 
     retry_for_s: how long a call goes on trying when nothing answers or the answer is "not now"; then Unreachable,
-    or the error of the last answer, is raised. Any other error answer is raised at once.
-    relocate: asked for the location when nothing answers, because the control plane may have moved; it may raise
-    what the call then raises.
+    or the error of the last answer, is raised. Any other error answer is raised at once, and so is UntrustedServer:
+    nothing was sent then, and nothing will be.
+    relocate: asked for the location when nothing answers or the token is refused, because the control plane may have
+    moved; it may raise what the call then raises.
     waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
     """
 
@@ -78,26 +88,29 @@ class Transport:
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        trust: Callable[[Collection[Pin]], ssl.SSLContext] = tls_context,
     ) -> None:
-        self._location = location
-        self._address = location.addresses[0]
+        self._reach = Reach(location)
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
+        self._trust = trust
         self.waiting: Callable[[GpulayerError], None] = lambda _: None
         self._lock = threading.Lock()
-        self._idle: list[http.client.HTTPConnection] = []
+        self._idle: list[Connection] = []
+        self._contexts: dict[tuple[Pin, ...], ssl.SSLContext] = {}
 
     @property
     def url(self) -> str:
-        return str(self._address)
+        """Of the address that is used now."""
+        return self._reach.url
 
     def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
         """Send and return the reply. Blocks. Raises the answer's error, Unreachable or ProtocolError."""
 
-        def once(fresh: bool) -> _Reply:
-            connection, response = self._exchange(call, fresh=fresh)
+        def once(way: Way, fresh: bool) -> _Reply:
+            connection, response = self._exchange(call, way, fresh=fresh)
             body = self._read_all(connection, response)
             if response.status not in call.endpoint.statuses:
                 self._refuse(call, response, body)
@@ -109,8 +122,8 @@ class Transport:
     def stream(self, call: Call[bytes], *, retry_for_s: float | None = None) -> Iterator[ByteStream]:
         """Open a body for reading. Only the opening is tried again: where to go on is the reader's to know."""
 
-        def once(fresh: bool) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-            connection, response = self._exchange(call, fresh=fresh)
+        def once(way: Way, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
+            connection, response = self._exchange(call, way, fresh=fresh)
             if response.status not in call.endpoint.statuses:
                 self._refuse(call, response, self._read_all(connection, response))
             return connection, response
@@ -118,7 +131,7 @@ class Transport:
         connection, response = self._retrying(call, once, retry_for_s)
         try:
             yield ByteStream(
-                chunks=_chunks(response),
+                chunks=_chunks(response, is_followed=call.hold_s is None),
                 start=_header_number(response, "X-Gpulayer-Log-Start"),
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
                 is_timed=response.getheader("X-Gpulayer-Log-Timed", "") != "0",
@@ -141,75 +154,45 @@ class Transport:
     ) -> None:
         self.close()
 
-    def _retrying(self, call: Call[Any], once: Callable[[bool], _Reply], retry_for_s: float | None) -> _Reply:
+    def _retrying(self, call: Call[Any], once: Callable[[Way, bool], _Reply], retry_for_s: float | None) -> _Reply:
         # Any: retries do not look at the reply.
         started = self._monotonic()
         manner = repeatable(call)
-        tries = 1
+        patience_s = self._retry_for_s if retry_for_s is None else retry_for_s
+        tries = Tries(self._reach, manner, started=started, retry_for_s=patience_s)
+        is_first = True
         while True:
+            way = self._reach.way
             try:
                 # The other side may have closed a pooled connection: no risk taken where a repeat is unsafe.
-                return once(tries > 1 or manner is Repeatable.ONCE)
+                return once(way, not is_first or manner is Repeatable.ONCE)
             except Failed as failed:
-                left_s = (self._retry_for_s if retry_for_s is None else retry_for_s) - (self._monotonic() - started)
-                delay_ms = next_try_ms(
-                    failed.failure,
-                    repeatable=manner,
-                    tries=tries,
-                    random=self._random01(),
-                    left_ms=max(0, int(left_s * 1000)),
-                    backoff=BACKOFF,
-                )
-                if delay_ms is None:
-                    raise failed.error from None
-                is_lost = failed.failure.kind is not FailureKind.ANSWERED
-                if self._monotonic() - started >= _QUIET_S:
+                now = self._monotonic()
+                then = tries.after(failed, way, now=now, random01=self._random01())
+                if then.wait_s and now - started >= _SAY_AFTER_S:
                     self.waiting(failed.error)
-            if is_lost:
-                self._move()
-            self._sleep(delay_ms / 1000)
-            tries += 1
+            is_first = False
+            if then.is_lost:
+                tries.looked_up(then, self._relocate())
+            self._sleep(then.wait_s)
 
-    def _move(self) -> None:
-        found = self._relocate()
-        if found is None:
-            return
-        address = found.addresses[0]
-        with self._lock:
-            stale = self._idle if address != self._address else []
-            self._idle = [] if stale else self._idle
-            self._location, self._address = found, address
-        for connection in stale:
-            connection.close()
-
-    def _exchange(self, call: Call[Any], *, fresh: bool) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._take(fresh=fresh)
+    def _exchange(self, call: Call[Any], way: Way, *, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
+        connection = (None if fresh else self._take(way.route)) or open_connection(way, lambda: self._context(way))
         try:
-            if connection.sock is None:
-                connection.timeout = 10.0
-                connection.connect()
-        except OSError as error:
-            connection.close()
-            raise Failed(Failure(FailureKind.NOT_SENT), unreachable(self.url, _plain(error))) from None
-        try:
-            if call.hold_s is None:
-                connection.sock.settimeout(None)
-                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            else:
-                connection.sock.settimeout(_ANSWER_S + call.hold_s)
-            self._send(connection, call)
+            connection.sock.settimeout(QUIET_S if call.hold_s is None else ANSWER_S + call.hold_s)
+            self._send(connection, call, way)
             here("client.after_send")
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Failed(Failure(FailureKind.NO_ANSWER), unreachable(self.url, _plain(error))) from None
+            raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(way.route, error)) from None
         except BaseException:
             connection.close()
             raise
 
-    def _send(self, connection: http.client.HTTPConnection, call: Call[Any]) -> None:
-        headers = request_headers(call, token=self._location.token, client=self._client)
-        method, target = call.endpoint.method, call.target
+    def _send(self, connection: Connection, call: Call[Any], way: Way) -> None:
+        headers = request_headers(call, token=way.token, client=self._client)
+        method, target = call.endpoint.method, way.route.address.prefix + call.target
         if isinstance(call.body, FileBody):
             headers["Content-Length"] = str(call.body.size)
             with open(call.body.path, "rb") as file:
@@ -218,12 +201,12 @@ class Transport:
             body = call.body if call.body is not None or method == "GET" else b""
             connection.request(method, target, body=body, headers=headers)
 
-    def _read_all(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> bytes:
+    def _read_all(self, connection: Connection, response: http.client.HTTPResponse) -> bytes:
         try:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Failed(Failure(FailureKind.NO_ANSWER), unreachable(self.url, _plain(error))) from None
+            raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(connection.route, error)) from None
         except BaseException:
             connection.close()
             raise
@@ -234,16 +217,31 @@ class Transport:
         headers = {name.lower(): value for name, value in response.getheaders()}
         raise_for_answer(call, response.status, body, headers)
 
-    def _take(self, *, fresh: bool) -> http.client.HTTPConnection:
-        if not fresh:
-            with self._lock:
-                if self._idle:
-                    return self._idle.pop()
-        return http.client.HTTPConnection(self._address.host, self._address.port, blocksize=CHUNK)
+    def _context(self, way: Way) -> ssl.SSLContext:
+        """Made at the first connection that needs it: what CAs there are takes a while to load."""
+        pins = way.route.pins
+        with self._lock:
+            if pins not in self._contexts:
+                self._contexts[pins] = self._trust(pins)
+            return self._contexts[pins]
 
-    def _release(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    def _take(self, route: Route) -> Connection | None:
+        """One that is open along this very route, and not for so long that the other side has closed it."""
+        oldest = self._monotonic() - _IDLE_LIMIT_S
+        found: Connection | None = None
+        with self._lock:
+            stale = [one for one in self._idle if one.route != route or one.idle_since < oldest]
+            self._idle = [one for one in self._idle if one not in stale]
+            if self._idle:
+                found = self._idle.pop()
+        for connection in stale:
+            connection.close()
+        return found
+
+    def _release(self, connection: Connection, response: http.client.HTTPResponse) -> None:
         finished = response.isclosed() and connection.sock is not None
         if finished:
+            connection.idle_since = self._monotonic()
             with self._lock:
                 if len(self._idle) < _POOLED:
                     self._idle.append(connection)
@@ -252,12 +250,13 @@ class Transport:
         connection.close()
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+def _chunks(response: http.client.HTTPResponse, *, is_followed: bool) -> Iterator[bytes]:
     while True:
         try:
             chunk = response.read1(CHUNK)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise StreamBroken(_plain(error)) from None
+            kind = StreamQuiet if is_followed and isinstance(error, TimeoutError) else StreamBroken
+            raise kind(plain_reason(error)) from None
         if not chunk:
             if response.length:
                 raise StreamBroken(f"{response.length} bytes are missing")
@@ -270,17 +269,5 @@ def _header_number(response: http.client.HTTPResponse, name: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _plain(error: BaseException) -> str:
-    match error:
-        case ConnectionRefusedError():
-            return "connection refused"
-        case TimeoutError():
-            return "no answer in time"
-        case http.client.RemoteDisconnected() | ConnectionResetError() | BrokenPipeError():
-            return "the connection was closed before the answer"
-        case http.client.IncompleteRead():
-            return "the connection was closed before the end"
-        case OSError(strerror=str(text)):
-            return text
-        case _:
-            return str(error) or type(error).__name__
+def _no_answer(route: Route, error: BaseException) -> GpulayerError:
+    return unreachable(str(route.address), plain_reason(error))

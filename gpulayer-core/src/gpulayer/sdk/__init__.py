@@ -44,9 +44,9 @@ class _Default:
 _default = _Default()
 
 
-def configure(*, url: str = "", token: str = "") -> None:
-    """Choose the control plane for the functions here; what is left out is looked up as usual."""
-    _default.replace(Client(url=url, token=token))
+def configure(*, url: str = "", token: str = "", fingerprint: str = "", target: str = "") -> None:
+    """Choose the control plane for the functions here, as ``Client`` does; what is left out is looked up as usual."""
+    _default.replace(Client(url=url, token=token, fingerprint=fingerprint, target=target))
 
 
 def submit(command: "Sequence[str | os.PathLike[str]]", **options: Unpack[JobOptions]) -> Job:

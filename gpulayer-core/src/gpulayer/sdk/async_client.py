@@ -37,8 +37,16 @@ __all__ = ["AsyncClient", "AsyncJob"]
 class AsyncClient:
     """See ``Client``. Belongs to the event loop it is first used in."""
 
-    def __init__(self, *, url: str = "", token: str = "", settings: Settings | None = None) -> None:
-        self._settings = settings or resolve_settings(url=url, token=token)
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        token: str = "",
+        fingerprint: str = "",
+        target: str = "",
+        settings: Settings | None = None,
+    ) -> None:
+        self._settings = settings or resolve_settings(url=url, token=token, fingerprint=fingerprint, target=target)
         self._opening = asyncio.Lock()
         self._opened: AsyncTransport | None = None
 

@@ -34,8 +34,10 @@ __all__ = ["Client", "local_job_env", "plan_batch", "ship_plan"]
 class Client:
     """A connection to one control plane, made (and, for this machine's own, started) at the first call.
 
-    url, token: else GPULAYER_URL and GPULAYER_TOKEN, else the background control plane of this user. May be used from
-    several threads. Close it, or use it as a context. say: hears what takes long while it opens.
+    url (several of one control plane: with commas between), token, fingerprint: else GPULAYER_URL, GPULAYER_TOKEN and
+    GPULAYER_FINGERPRINT, else the current context, else the background control plane of this user. target: as
+    ``--target``: ``local``, ``remote`` or the name of a context. May be used from several threads. Close it, or use it
+    as a context manager. say: hears what takes long while it opens.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class Client:
         *,
         url: str = "",
         token: str = "",
+        fingerprint: str = "",
+        target: str = "",
         settings: Settings | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._settings = settings or resolve_settings(url=url, token=token)
+        self._settings = settings or resolve_settings(url=url, token=token, fingerprint=fingerprint, target=target)
         self._say = say
         self._opened: Transport | None = None
 

@@ -3,14 +3,19 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import gpulayer
 from gpulayer.client.connect import Settings
-from gpulayer.client.location import Target, locate
+from gpulayer.client.location import is_context_wanted, locate
 from gpulayer.errors import UsageError
 
-__all__ = ["resolve_settings", "state_folder"]
+if TYPE_CHECKING:
+    from gpulayer.client.contexts import Contexts
+
+__all__ = ["CONTEXTS_FILE", "config_folder", "resolve_settings", "state_folder"]
+
+CONTEXTS_FILE: Final = "contexts.json"
 
 _USER_AGENT: Final = f"gpulayer/{gpulayer.__version__}"
 
@@ -19,22 +24,39 @@ def resolve_settings(
     *,
     url: str = "",
     token: str = "",
+    fingerprint: str = "",
     state_dir: str | os.PathLike[str] = "",
-    target: Target = Target.DEFAULT,
+    target: str = "",
     environment: Mapping[str, str] | None = None,
     retry_for_s: float = 5.0,
 ) -> Settings:
-    """Read GPULAYER_URL, GPULAYER_TOKEN, GPULAYER_STATE_DIR and GPULAYER_IDLE_EXIT_S. Raises what ``locate`` raises."""
+    """Read GPULAYER_URL, _TOKEN, _FINGERPRINT, _PROXY, _STATE_DIR, _CONFIG_DIR and _IDLE_EXIT_S, and, where no URL is
+    given, the file of contexts. Raises what ``locate`` raises, and UsageError for a damaged file."""
     env = dict(os.environ if environment is None else environment)
+    contexts: Contexts | None = None
+    file = None
+    if is_context_wanted(environment=env, url=url, target=target):
+        file = config_folder(env) / CONTEXTS_FILE
+        if os.path.lexists(file):
+            from gpulayer.client.contexts import read_contexts  # noqa: PLC0415 - most users have none
+
+            contexts = read_contexts(file)
     return Settings(
         where=locate(
-            environment=env, state_dir=state_folder(env, state_dir=state_dir), url=url, token=token, target=target
+            environment=env,
+            state_dir=state_folder(env, state_dir=state_dir),
+            url=url,
+            token=token,
+            fingerprint=fingerprint,
+            target=target,
+            contexts=contexts,
         ),
         environment=env,
         version=gpulayer.__version__,
         client=_USER_AGENT,
         idle_exit_s=_seconds(env, "GPULAYER_IDLE_EXIT_S"),
         retry_for_s=retry_for_s,
+        contexts=file,
     )
 
 
@@ -46,6 +68,16 @@ def state_folder(environment: Mapping[str, str], *, state_dir: str | os.PathLike
     from platformdirs import user_state_path  # noqa: PLC0415 - not needed where the folder is named
 
     return user_state_path("gpulayer", appauthor=False)
+
+
+def config_folder(environment: Mapping[str, str]) -> Path:
+    """Where what this user has set up is kept: GPULAYER_CONFIG_DIR, or the platform's place."""
+    chosen = environment.get("GPULAYER_CONFIG_DIR", "")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_config_path  # noqa: PLC0415 - not needed where the folder is named
+
+    return user_config_path("gpulayer", appauthor=False)
 
 
 def _seconds(environment: Mapping[str, str], name: str) -> float | None:

@@ -48,8 +48,8 @@ async def submit_jobs(
     if not key:
         return await _submit(plane, caller, submissions, client, ())
     digest = hashlib.sha256(body).hexdigest()
-    async with _one_at_a_time(plane, caller.owner, key):
-        known = await plane.query(reads.find_idempotency, caller.owner, key)
+    async with _one_at_a_time(plane, caller.key_owner, key):
+        known = await plane.query(reads.find_idempotency, caller.key_owner, key)
         if known is not None:
             if known.body_digest != digest:
                 raise IdempotencyMismatch(
@@ -126,7 +126,8 @@ async def _submit(
 ) -> tuple[list[JobId], Sequence[JobRow]]:
     specs = await specs_of(submissions, batch=len(submissions) > 1)
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
-        await check_uploaded(plane, root, "source")
+        totals = await check_uploaded(plane, root, "source")
+        plane.trees.keep(root, totals.digests)
     await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()
     rows: list[JobRow] = []
@@ -141,7 +142,7 @@ async def _submit(
     keys: Iterable[IdempotencyRow] = ()
     if idempotency:
         key, digest = idempotency
-        keys = (IdempotencyRow(caller.owner, key, digest, tuple(ids), wall_ms),)
+        keys = (IdempotencyRow(caller.key_owner, key, digest, tuple(ids), wall_ms),)
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
     await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
-from gpulayer.server.tokens import Role, TokenKind
+from gpulayer.server.tokens import Grant, Role, TokenKind
 from gpulayer.spec.units import format_bytes
 from gpulayer.wire.errors import envelope
 
@@ -31,6 +31,7 @@ __all__ = [
     "JOIN",
     "OPEN",
     "READ",
+    "READ_OR_JOB",
     "READ_OR_WORKER",
     "SUBMIT",
     "SUBMIT_OR_WORKER",
@@ -52,17 +53,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Whose tokens open a route. Empty and ``is_open``: nobody needs one. role: the least that a client token needs."""
+    """Whose tokens open a route. Empty and ``is_open``: nobody needs one. role: the least that a client token needs;
+    grant: the least that a job's token needs. Whose jobs, leases and blobs they may touch is in ``rights``."""
 
     kinds: frozenset[TokenKind] = frozenset()
     role: Role = Role.ADMIN
     is_open: bool = False
+    grant: Grant = Grant.SUBMIT
 
     def check(self, caller: Caller) -> None:
         """Raises Forbidden that says what the route takes."""
         if caller.kind not in self.kinds:
             accepted = " or ".join(sorted(self.kinds))
-            raise Forbidden(f"a {caller.kind} token does not open this route; it takes a {accepted} token")
+            raise Forbidden(
+                f"a {caller.kind} token does not open this route; it takes a {accepted} token",
+                hint=_MADE_FOR[caller.kind],
+            )
+        if caller.kind is TokenKind.JOB and not caller.grant.includes(self.grant):
+            raise Forbidden(
+                f"the token of job {caller.job} only reads what is its own",
+                hint="submit the job with --grant submit, and it may submit others",
+            )
         if caller.kind is TokenKind.CLIENT and not caller.role.includes(self.role):
             raise Forbidden(
                 f"token {caller.token_id} has the role {caller.role}; this needs {self.role}",
@@ -70,15 +81,24 @@ class Access:
             )
 
 
+_MADE_FOR: Final = {
+    TokenKind.CLIENT: "only workers and jobs call it",
+    TokenKind.JOIN: "a join token (gle_…) is for `gpulayer join` alone; commands take a client token (glc_…)",
+    TokenKind.WORKER: "a worker's session only serves the work of that worker",
+    TokenKind.JOB: "a job's token reads what is its own and, where that was granted, submits jobs",
+}
 _CLIENT: Final = frozenset({TokenKind.CLIENT})
+_WORKER: Final = frozenset({TokenKind.WORKER})
+_JOB: Final = frozenset({TokenKind.JOB})
 OPEN: Final = Access(is_open=True)
 READ: Final = Access(_CLIENT, Role.READER)
-SUBMIT: Final = Access(_CLIENT, Role.SUBMITTER)
+READ_OR_JOB: Final = Access(_CLIENT | _JOB, Role.READER, grant=Grant.OWN)
+SUBMIT: Final = Access(_CLIENT | _JOB, Role.SUBMITTER)
 ADMIN: Final = Access(_CLIENT, Role.ADMIN)
 JOIN: Final = Access(frozenset({TokenKind.JOIN}))
-WORKER: Final = Access(frozenset({TokenKind.WORKER}))
-READ_OR_WORKER: Final = Access(_CLIENT | {TokenKind.WORKER}, Role.READER)
-SUBMIT_OR_WORKER: Final = Access(_CLIENT | {TokenKind.WORKER}, Role.SUBMITTER)
+WORKER: Final = Access(_WORKER)
+READ_OR_WORKER: Final = Access(_CLIENT | _WORKER | _JOB, Role.READER, grant=Grant.OWN)
+SUBMIT_OR_WORKER: Final = Access(_CLIENT | _WORKER | _JOB, Role.SUBMITTER)
 
 
 @dataclass(frozen=True, slots=True)

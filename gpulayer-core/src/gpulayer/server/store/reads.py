@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from gpulayer.engine.records import AttemptImage
 from gpulayer.errors import NotFound
-from gpulayer.ids import ID_LENGTH, JobId, WorkerId
+from gpulayer.ids import ID_LENGTH, Digest, JobId, WorkerId
 from gpulayer.server.store.codec import attempt_from_text
 from gpulayer.server.store.rows import (
     AuditEntry,
@@ -34,6 +34,8 @@ __all__ = [
     "find_idempotency",
     "find_job",
     "job_events",
+    "maker_of",
+    "output_trees",
     "page_of_jobs",
     "read_audit",
     "read_identities",
@@ -110,6 +112,22 @@ def read_job(connection: Connection, job_id: JobId) -> StoredJob:
     if row is None:
         raise NotFound(f"no job {job_id}")
     return _job(row, attempts_of(connection, [job_id]).get(job_id, ()))
+
+
+def maker_of(connection: Connection, job_id: JobId) -> tuple[str, str] | None:
+    """Its owner, and by what name it was submitted; None for an unknown job."""
+    row = connection.execute(select(jobs.c.owner, jobs.c.submitter).where(jobs.c.id == job_id)).one_or_none()
+    return None if row is None else (row.owner, row.submitter)
+
+
+def output_trees(connection: Connection, job_id: JobId, *, owner: str, submitter: str | None) -> list[Digest]:
+    """What this job brought home, and what those jobs did that this owner submitted after it under this name."""
+    made = jobs.c.id == job_id
+    if submitter is not None:
+        later = jobs.c.seq > select(jobs.c.seq).where(jobs.c.id == job_id).scalar_subquery()
+        made |= later & (jobs.c.owner == owner) & (jobs.c.submitter == submitter)
+    found = connection.execute(select(jobs.c.outputs).where(made, jobs.c.outputs.is_not(None)).distinct())
+    return [Digest(tree) for tree in found.scalars()]
 
 
 def page_of_jobs(
@@ -211,6 +229,7 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
             labels=_pairs(row.labels),
             max_devices=row.max_devices,
             used_wall_ms=row.used_wall_ms,
+            replaces=row.replaces,
         )
         for row in connection.execute(select(tokens))
     ]
@@ -266,5 +285,5 @@ def _job(row: Any, tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: a row 
         image=job_image(row.id, row.seq, tuple(row)[_IMAGE_AT:]),
         verdicts=row.verdicts,
         attempts=tries,
-        token_id=row.token_id or row.owner,  # before there were owners, the token's id stood for one
+        token_id=row.token_id,
     )

@@ -1,0 +1,143 @@
+"""Which of a control plane's addresses is used, and what a failed try means for the next one. Shared by both shells.
+
+A control plane may have several addresses: they are tried in turn, and the one that answered is kept. A ``Way`` is
+taken as one value, so that no token goes to an address that another location named. Does no IO.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from gpulayer.client.answers import BACKOFF, Failed
+from gpulayer.client.location import Location
+from gpulayer.errors import GpulayerError
+from gpulayer.net import Address, Pin
+from gpulayer.protocol.retry import FailureKind, Repeatable, next_try_ms
+
+__all__ = ["Reach", "Route", "Then", "Tries", "Way"]
+
+_CONNECT_S: Final = 10.0
+_CONNECT_OF_SEVERAL_S: Final = 4.0  # the next address may be the one that answers
+_TURNS: Final = frozenset({502, 503, 504})  # of a standby, or of a proxy before one that is down
+_UNAUTHENTICATED: Final = 401
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One address, and what a connection to it must hold; connections of equal routes may be taken for each other.
+
+    proxy: None for plain http, which never leaves this machine.
+    """
+
+    address: Address
+    pins: tuple[Pin, ...] = ()
+    proxy: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What one try uses. connect_s: how long the connection may take, its TLS included."""
+
+    route: Route
+    token: str
+    connect_s: float = _CONNECT_S
+
+
+class Reach:
+    """The way that is used now. Safe to use from several threads."""
+
+    def __init__(self, location: Location) -> None:
+        self._lock = threading.Lock()
+        self._location = location
+        self._index = 0
+
+    @property
+    def way(self) -> Way:
+        with self._lock:
+            location, index = self._location, self._index
+        address = location.addresses[index]
+        route = Route(address, location.pins, location.proxy if address.is_secure else None)
+        return Way(route, location.token, _CONNECT_S if len(location.addresses) == 1 else _CONNECT_OF_SEVERAL_S)
+
+    @property
+    def url(self) -> str:
+        return str(self.way.route.address)
+
+    @property
+    def count(self) -> int:
+        """How many addresses there are."""
+        return len(self._location.addresses)
+
+    def turn(self, failed: Way) -> None:
+        """That way led nowhere: the next address is used, unless another thread has turned already."""
+        with self._lock:
+            addresses = self._location.addresses
+            if addresses[self._index] == failed.route.address:
+                self._index = (self._index + 1) % len(addresses)
+
+    def move(self, location: Location | None) -> bool:
+        """What somebody who looked it up found. Returns whether that is news; None never is."""
+        with self._lock:
+            if location is None or location == self._location:
+                return False
+            before = self._location.addresses[self._index]
+            self._location = location
+            self._index = location.addresses.index(before) if before in location.addresses else 0
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class Then:
+    """What follows a failed try: wait, then try again. is_lost: first, ask where the control plane is now.
+
+    refused: raised unless that gives something new.
+    """
+
+    wait_s: float
+    is_lost: bool
+    refused: GpulayerError | None = None
+
+
+class Tries:
+    """The tries of one call. Pure but for turning ``reach``; times are seconds of the caller's monotonic clock."""
+
+    def __init__(self, reach: Reach, manner: Repeatable, *, started: float, retry_for_s: float) -> None:
+        self._reach = reach
+        self._manner = manner
+        self._ends = started + retry_for_s
+        self._round = 1
+        self._left = reach.count  # addresses that this round has not tried
+        self._has_asked = False
+
+    def after(self, failed: Failed, way: Way, *, now: float, random01: float) -> Then:
+        """Raises the try's error where none may follow."""
+        failure = failed.failure
+        if failure.status == _UNAUTHENTICATED and not self._has_asked:
+            self._has_asked = True  # the token may have been replaced where it came from
+            return Then(0.0, is_lost=True, refused=failed.error)
+        is_first = self._round == 1 and self._left > 1  # each address has its chance, however long the others took
+        delay_ms = next_try_ms(
+            failure,
+            repeatable=self._manner,
+            tries=self._round,
+            random=random01,
+            left_ms=None if is_first else max(0, int((self._ends - now) * 1000)),
+            backoff=BACKOFF,
+        )
+        if delay_ms is None:
+            raise failed.error from None
+        if failure.kind is FailureKind.ANSWERED and failure.status not in _TURNS:
+            return Then(delay_ms / 1000, is_lost=False)
+        self._reach.turn(way)
+        self._left -= 1
+        if self._left > 0:
+            return Then(0.0, is_lost=False)
+        self._round, self._left = self._round + 1, self._reach.count
+        return Then(delay_ms / 1000, is_lost=failure.kind is not FailureKind.ANSWERED)
+
+    def looked_up(self, then: Then, found: Location | None) -> None:
+        """Somebody has looked where the control plane is now. Raises what it refused with where that is no news."""
+        if self._reach.move(found):
+            self._left = self._reach.count
+        elif then.refused is not None:
+            raise then.refused
