@@ -29,14 +29,14 @@ def test_a_worker_behind_a_masquerade_joins_and_runs_jobs_though_nobody_can_call
     ended = town.server.did("submit", "--", "sh", "-c", "echo out; echo err >&2; echo made > file")
     assert ended.out == b"out\nerr\n"
     assert town.server.came_home() == {"file": b"made\n"}
-    job = Counting(desk, town.server)
+    job = Counting(town, desk, town.server)
     assert job.goes_on()
     assert job.is_whole()
 
 
 def test_a_router_that_forgets_all_connections_costs_a_job_nothing(town):
     desk, router = ready(town)
-    job = Counting(desk, town.server, "--retries", "0")
+    job = Counting(town, desk, town.server, "--retries", "0")
     router.forgets_connections()
     assert job.goes_on()
     # A held request has nothing to send, so it notices last.
@@ -47,7 +47,7 @@ def test_a_router_that_forgets_all_connections_costs_a_job_nothing(town):
 @pytest.mark.parametrize("towards", ["worker", "plane"])
 def test_one_way_loss_for_less_than_the_lease_is_not_even_noticed(town, towards):
     desk, router = ready(town, lease="6s")
-    job = Counting(desk, town.server, "--retries", "0")
+    job = Counting(town, desk, town.server, "--retries", "0")
     with router.wall(f"ip {'saddr' if towards == 'worker' else 'daddr'} {SERVER}"):
         ends = time.monotonic() + 2.0
         while time.monotonic() < ends:
@@ -60,7 +60,7 @@ def test_one_way_loss_for_less_than_the_lease_is_not_even_noticed(town, towards)
 @pytest.mark.parametrize("towards", ["worker", "plane"])
 def test_one_way_loss_for_longer_than_the_lease_shows_the_job_unreachable_until_the_way_is_free(town, towards):
     desk, router = ready(town, lease="2s")
-    job = Counting(desk, town.server, "--retries", "0")
+    job = Counting(town, desk, town.server, "--retries", "0")
     with router.wall(f"ip {'saddr' if towards == 'worker' else 'daddr'} {SERVER}"):
         until(lambda: job.state() == "unreachable", "the worker is silent")
     until(lambda: job.state() == "running", "it is back")

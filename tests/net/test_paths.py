@@ -11,7 +11,7 @@ def test_a_worker_that_gets_another_address_in_the_middle_of_a_job_goes_on(town)
     invitation = town.up()
     desk, _router = town.desk()
     town.joined(desk, *invitation.join)
-    job = Counting(desk, town.server, "--retries", "0")
+    job = Counting(town, desk, town.server, "--retries", "0")
     desk.machine.remove("eth0", "192.168.7.2/24")
     desk.machine.add("eth0", "192.168.7.3/24")
     desk.machine.via("192.168.7.1")
@@ -23,7 +23,7 @@ def test_a_link_that_is_pulled_and_plugged_in_again_costs_a_job_nothing(town):
     invitation = town.up(lease="3s")
     desk, _router = town.desk()
     town.joined(desk, *invitation.join)
-    job = Counting(desk, town.server, "--retries", "0")
+    job = Counting(town, desk, town.server, "--retries", "0")
     desk.machine.down("eth0")
     until(lambda: job.state() == "unreachable", "the worker is silent")
     desk.machine.up("eth0")
@@ -37,7 +37,7 @@ def test_where_there_is_no_ipv4_ipv6_does_it_all(town):
     # Its router gives out no IPv4 addresses: the printed line, with the address that can be reached.
     six = town.place(town.public("six", 40, versions=(6,)))
     url = f"https://[{SERVER_6}]:8470"
-    town.joined(six, url, *invitation.join[len(invitation.urls) :])
+    town.joined(six, url, *invitation.rest)
     six.variables.update(invitation.client, GPULAYER_URL=url)
     (six.here / "app").mkdir()
     (six.here / "app" / "in").write_text("carried\n")
@@ -68,9 +68,9 @@ def test_over_a_long_thin_line_a_job_is_sent_followed_cancelled_and_brought_home
     assert ended.out == b"copied\n"
     assert laptop.came_home() == {"out": content}
 
-    job = Counting(near, laptop)
+    job = Counting(town, near, laptop)
     assert job.goes_on()
     job.process.send_signal(signal.SIGINT)
     ended = laptop.end(job.process)
-    assert (ended.code, laptop.job(job.id)["state"]) == (7, "cancelled"), ended.err
+    assert (ended.code, town.job(job.id)["state"]) == (7, "cancelled"), ended.err
     assert laptop.did("job", "logs", job.id).out == job.out.read_bytes()

@@ -17,11 +17,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpulayer import Client
 from tests.net.lab import Lab, Machine
 
 __all__ = [
@@ -69,6 +71,15 @@ class Invitation:
     def urls(self) -> list[str]:
         return [word for word in self.join if word.startswith("https://")]
 
+    @property
+    def rest(self) -> tuple[str, ...]:
+        """The join line without the URLs."""
+        return self.join[len(self.urls) :]
+
+    @property
+    def trust(self) -> tuple[str, str]:
+        return "--fingerprint", self.value("--fingerprint")
+
 
 class Place:
     """A user on a machine. ``here``: the folder they stand in; ``variables``: as after their ``export``."""
@@ -92,12 +103,13 @@ class Place:
             **self.variables,
         }
 
-    def popen(self, *argv: str, **options: Any) -> subprocess.Popen[bytes]:
+    def popen(self, *argv: str, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        """variables: more of them, for this program alone."""
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
             self.machine.argv(*argv, hosts=self.hosts, hostname=self.name),
             cwd=self.here,
-            env=self.environment,
+            env={**self.environment, **(variables or {})},
             **{**defaults, **options},
         )
 
@@ -117,13 +129,6 @@ class Place:
         ended = self.run(*argv, **options)
         assert ended.code == 0, f"{self.name}$ gpulayer {shlex.join(argv)}\nexit {ended.code}\n{ended.err}"
         return ended
-
-    def job(self, job_id: str) -> Any:
-        return self.did("job", "show", job_id, "--json").json
-
-    def workers(self) -> dict[str, Any]:
-        listed = self.did("worker", "list", "--json").json
-        return {one["name"]: one for one in (listed["workers"] if isinstance(listed, dict) else listed)}
 
     def came_home(self) -> dict[str, bytes]:
         """Path and content of all files that jobs brought to the folder they stand in."""
@@ -231,13 +236,40 @@ class Town:
             self.server.variables["GPULAYER_LEASE_TTL"] = lease
         return read_invitation(self.server.did("up", "--no-worker", "--detach", *argv).out.decode())
 
+    @contextmanager
+    def api(self) -> Iterator[Client]:
+        """The control plane, asked on its own machine: what happened is looked up there, whatever the net is doing.
+        Start no processes in it."""
+        endpoint = json.loads((self.server.home / ".local/state/gpulayer/endpoint.json").read_text())
+        with self.server.machine.inside(), Client(url=endpoint["url"], token=endpoint["token"]) as client:
+            yield client
+
+    def job(self, job_id: str) -> Any:
+        with self.api() as client:
+            return client.job(job_id).record()
+
+    def jobs(self, state: str = "") -> list[Any]:
+        with self.api() as client:
+            return list(client.jobs(state=state))
+
+    def worker(self, name: str) -> Any:
+        """None where there is none of that name."""
+        with self.api() as client:
+            return next((one for one in client.workers() if one["name"] == name), None)
+
+    def ready(self, place: Place) -> Any:
+        """Wait until the worker that is called like its place is ready for jobs. Returns its record."""
+
+        def found() -> Any:
+            record = self.worker(place.name)
+            return record if record is not None and record["state"] == "ready" else None
+
+        return until(found, lambda: f"{place.name} joins: {place.log.read_text()}")
+
     def joined(self, place: Place, *argv: str) -> subprocess.Popen[bytes]:
-        """``gpulayer join …`` there under the place's name. Returns once it is ready for jobs."""
-        process = place.join(*argv, "--name", place.name)
-        until(
-            lambda: self.server.workers().get(place.name, {}).get("state") == "ready",
-            lambda: f"{place.name} joins: {place.log.read_text()}",
-        )
+        """``gpulayer join …`` there. Returns once it is ready for jobs."""
+        process = place.join(*argv)
+        self.ready(place)
         return process
 
     def close(self) -> None:
@@ -281,17 +313,18 @@ def read_invitation(printed: str) -> Invitation:
 class Counting:
     """A job that counts up to ``lines`` or, once it is told ``enough``, stops early; and its log as it comes in."""
 
-    def __init__(self, worker: Place, submitter: Place, *options: str) -> None:
+    def __init__(self, town: Town, worker: Place, submitter: Place, *options: str) -> None:
         self._stop = worker.home / "enough"
         self._stop.unlink(missing_ok=True)
         self.out = submitter.here / "followed.log"
+        self._town = town
         self._submitter = submitter
         script = 'n=0; until [ -e "$0" ]; do n=$((n+1)); echo "line $n"; sleep 0.02; done; echo "all $n"; exit 7'
         with open(self.out, "wb") as out:
             self.process = submitter.start("submit", *options, "--", "sh", "-c", script, str(self._stop), stdout=out)
         until(lambda: self.count() or self.process.poll() is not None, "the job counts")
         assert self.process.poll() is None, submitter.end(self.process).err
-        (job,) = (one for one in _jobs(submitter) if one["state"] == "running")
+        (job,) = town.jobs(state="running")
         self.id: str = job["id"]
 
     def count(self) -> int:
@@ -305,7 +338,7 @@ class Counting:
         return True
 
     def state(self) -> str:
-        state: str = self._submitter.job(self.id)["state"]
+        state: str = self._town.job(self.id)["state"]
         return state
 
     def goes_on(self) -> bool:
@@ -324,10 +357,4 @@ class Counting:
         assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
         kept = self._submitter.did("job", "logs", self.id).out
         assert kept == self.out.read_bytes()
-        return self._submitter.job(self.id)
-
-
-def _jobs(place: Place) -> list[Any]:
-    listed = place.did("job", "list", "--json").json
-    found: list[Any] = listed["jobs"] if isinstance(listed, dict) else listed
-    return found
+        return self._town.job(self.id)
