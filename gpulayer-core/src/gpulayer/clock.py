@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-__all__ = ["Clock", "Instant", "ManualClock", "SystemClock", "iso_utc"]
+__all__ = ["Clock", "Instant", "ManualClock", "SystemClock", "iso_utc", "suspended_ms"]
 
 
 # CLOCK_BOOTTIME counts suspended time on Linux; CLOCK_MONOTONIC_RAW is the continuous clock of macOS.
@@ -44,6 +44,15 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+
+def suspended_ms() -> int:
+    """How long this machine has been suspended since it started; 0 where the system does not tell. It grows by what a
+    suspend took, and by a millisecond or so of noise."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is None:
+        return 0
+    return (time.clock_gettime_ns(boottime) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) // 1_000_000
 
 
 @dataclass(slots=True)

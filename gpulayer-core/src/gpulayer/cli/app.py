@@ -26,9 +26,9 @@ __all__ = ["run"]
 
 # Kept here, so that --help loads no command's module.
 COMMANDS: Final = {
-    "submit": ("gpulayer.cli.submit", "Run a command where it fits; stream its output, bring its files home."),
+    "submit": ("gpulayer.cli.submit", "Run a command where it fits, with its output and files."),
     "explain": ("gpulayer.cli.explain", "Say which workers fit a request and why the others do not."),
-    "job": ("gpulayer.cli.job", "List, show, follow, wait for, cancel and retry jobs; get results."),
+    "job": ("gpulayer.cli.job", "List, show, follow, wait for, cancel and retry jobs."),
     "worker": ("gpulayer.cli.worker", "List, show, drain, resume and remove workers."),
     "resources": ("gpulayer.cli.resources", "What all workers offer, and what is free now."),
     "up": ("gpulayer.cli.up", "Start a control plane with a worker on this machine."),
@@ -36,6 +36,9 @@ COMMANDS: Final = {
     "down": ("gpulayer.cli.down", "End the control plane of this machine and its own worker."),
     "context": ("gpulayer.cli.context", "Add, list, use and remove control planes by name."),
     "status": ("gpulayer.cli.status", "Which control plane is used, and how it is."),
+    "doctor": ("gpulayer.cli.doctor", "Find out why a control plane can't be used from here."),
+    "token": ("gpulayer.cli.token", "Make, list, revoke and rotate tokens."),
+    "audit": ("gpulayer.cli.audit", "Who did what, and whether the trail of it is whole."),
     "completion": ("gpulayer.cli.completion", "Print the completion script of a shell."),
 }
 
@@ -95,10 +98,7 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run work on GPUs that are somewhere else.
-
-    gpulayer submit -- nvidia-smi      run a command where it fits
-    """
+    """Run work on GPUs that are somewhere else: gpulayer submit -- nvidia-smi"""
 
 
 def run(argv: Sequence[str] | None = None) -> int:

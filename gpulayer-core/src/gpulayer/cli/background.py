@@ -10,15 +10,27 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import GpulayerError, UsageError
+from gpulayer.hiding import hide_process
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
+    from gpulayer.server.settings import CertificateFiles
     from gpulayer.worker import WorkerSettings
 
-__all__ = ["become_worker", "main", "plane_command", "run_worker", "serve_plane", "worker_command", "worker_settings"]
+__all__ = [
+    "become_worker",
+    "main",
+    "plane_command",
+    "run_worker",
+    "serve_plane",
+    "tls_setting",
+    "worker_command",
+    "worker_settings",
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +64,8 @@ def plane_command(
     has_worker: bool = True,
     idle_exit_s: float | None = None,
     keep_logs_ms: int | None = None,
+    tls: str = "auto",
+    public_urls: Sequence[str] = (),
 ) -> list[str]:
     """The arguments of a control plane, as ``main`` reads them. Pure."""
     argv = ["plane", "--state", str(state), "--mode", mode, "--host", host, "--port", str(port)]
@@ -61,7 +75,31 @@ def plane_command(
         argv += ["--idle-exit-s", f"{idle_exit_s:g}"]
     if keep_logs_ms is not None:
         argv += ["--keep-logs-ms", str(keep_logs_ms)]
+    if tls != "auto":
+        argv += ["--tls", tls]
+    for url in public_urls:
+        argv += ["--public-url", url]
     return argv
+
+
+def tls_setting(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
+    """``--tls``. Raises UsageError for what is neither ``auto``, ``off`` nor two paths."""
+    from gpulayer.server.settings import CertificateFiles  # noqa: PLC0415 - only for a control plane
+
+    match text:
+        case "auto":
+            return "auto"
+        case "off":
+            return "off"
+        case _:
+            pass
+    cert, comma, key = text.partition(",")
+    if not comma or not cert or not key:
+        raise UsageError(
+            f"--tls {text}: not a certificate and its key", hint="--tls auto, --tls off or --tls CERT.pem,KEY.pem"
+        )
+    # Absolute: it is started again from another folder.
+    return CertificateFiles(Path(cert).absolute(), Path(key).absolute())
 
 
 def worker_command(*, state: Path, python: str, host_name: str) -> tuple[str, ...]:
@@ -87,10 +125,12 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--no-worker", action="store_true")
     parser.add_argument("--idle-exit-s", type=float, default=600.0)
     parser.add_argument("--keep-logs-ms", type=int)
+    parser.add_argument("--tls", default="auto")
+    parser.add_argument("--public-url", action="append", default=[])
     given = parser.parse_args(argv)
+    hide_process()
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
     from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
-    from gpulayer.worker.variables import worker_variables  # noqa: PLC0415 - likewise
 
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
@@ -100,11 +140,13 @@ def serve_plane(argv: Sequence[str]) -> int:
             host=given.host,
             port=given.port,
             worker_command=None if given.no_worker else own_worker,
-            worker_environment=worker_variables(os.environ),
+            worker_environment=background_variables(os.environ),
             idle_exit_s=given.idle_exit_s,
             lease_ttl_ms=lease_ttl_ms(os.environ),
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
-            restart=tuple(argv),
+            tls=tls_setting(given.tls),
+            public_urls=tuple(given.public_url),
+            restart=lambda port: (*argv, *(() if given.port else ("--port", str(port)))),  # the last one counts
         )
     )
 
@@ -115,12 +157,10 @@ def become_worker(argv: Sequence[str]) -> NoReturn:
     A new program, because only so are the variables of whoever starts it, tokens among them, really gone: the jobs of
     the same user can read what this process was started with.
     """
-    from gpulayer.worker.variables import worker_variables  # noqa: PLC0415 - only for workers
-
     command = [sys.executable, "-P", "-m", "gpulayer.cli.background", "worker", "--foreground", *argv]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command, worker_variables(os.environ))  # noqa: S606 - no shell is wanted
+    os.execve(sys.executable, command, background_variables(os.environ))  # noqa: S606 - no shell is wanted
 
 
 def run_worker(argv: Sequence[str]) -> int:
@@ -143,6 +183,8 @@ def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--endpoint-file", type=Path)
     where.add_argument("--url", action="append", default=None)
+    parser.add_argument("--fingerprint", action="append", default=[])
+    parser.add_argument("--proxy", default="")
     parser.add_argument("--token-file", type=Path)
     named = parser.add_mutually_exclusive_group()
     named.add_argument("--name", default="")
@@ -151,12 +193,15 @@ def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--foreground", action="store_true")
     given = parser.parse_args(argv)
-    from gpulayer.worker import WorkerSettings  # noqa: PLC0415 - not for a control plane
+    from gpulayer.net import parse_pins, parse_proxy  # noqa: PLC0415 - not for a control plane
+    from gpulayer.worker import WorkerSettings  # noqa: PLC0415
 
     return WorkerSettings(
         work_dir=given.work_dir,
         urls=tuple(given.url or ()),
         endpoint_file=given.endpoint_file,
+        pins=parse_pins(given.fingerprint),
+        proxy=parse_proxy(given.proxy),
         token_file=given.token_file,
         name=given.name,
         default_name=given.default_name or _host_name(),

@@ -1,9 +1,14 @@
-"""``gpulayer join``: this machine becomes a worker, in the foreground or as a service."""
+"""``gpulayer join``: this machine becomes a worker, in the foreground or as a service.
+
+What is wrong with the arguments is said before anything is sent. A worker is its folder: found again by its name, else
+by the control plane's fingerprint, which stays the same when that moves to another address.
+"""
 
 import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +18,8 @@ from gpulayer.cli.background import become_worker, worker_settings
 from gpulayer.cli.console import say
 from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import command_app
-from gpulayer.errors import UsageError
-from gpulayer.net import parse_url
+from gpulayer.errors import Unauthenticated, UsageError
+from gpulayer.net import Address, Pin, parse_pins, parse_proxy, parse_urls
 from gpulayer.sdk.settings import state_folder
 
 if TYPE_CHECKING:
@@ -29,8 +34,15 @@ def join(
         list[str] | None, typer.Argument(metavar="URL…", help="The control plane, as `gpulayer up` printed it.")
     ] = None,
     *,
-    token: Annotated[str, typer.Option("--token", metavar="TOKEN", help="The join token; works once.")] = "",
+    token: Annotated[
+        str, typer.Option("--token", metavar="TOKEN", help="The join token; works once. -: from stdin.")
+    ] = "",
     token_file: Annotated[str, typer.Option("--token-file", metavar="FILE", help="A file that holds it.")] = "",
+    fingerprint: Annotated[
+        list[str] | None,
+        typer.Option("--fingerprint", metavar="SHA256", help="Of its certificate; several while it is replaced."),
+    ] = None,
+    proxy: Annotated[str, typer.Option("--proxy", metavar="URL", help="An HTTP proxy to go through.")] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Default: this machine's name.")] = "",
     label: Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="For --label of submit.")] = None,
     work_dir: Annotated[
@@ -46,7 +58,7 @@ def join(
 ) -> int:
     """Make this machine a worker. A token is needed once; later starts use the identity in the work folder."""
     if uninstall_service:
-        _uninstall(name, given=bool(urls or token or token_file or label or once or install_service))
+        _uninstall(name, given=bool(urls or token or token_file or fingerprint or label or once or install_service))
         return 0
     if not urls:
         raise UsageError("missing argument 'URL…'", hint="gpulayer join URL, as `gpulayer up` printed it")
@@ -54,16 +66,21 @@ def join(
         raise UsageError("--token and --token-file are two ways to say one thing", hint="give one of them")
     if once and install_service:
         raise UsageError("a service goes on after its first job: --once does not go with --install-service")
-    addresses = [parse_url(url) for url in urls]
+    addresses = parse_urls(" ".join(urls))
+    pins = parse_pins(fingerprint or ())
+    way = parse_proxy(proxy)
+    token = _join_token(token)
     pairs(label or (), "--label")
-    folder = Path(work_dir).expanduser().absolute() if work_dir else _default_folder(name or str(addresses[0]))
+    folder = Path(work_dir).expanduser().absolute() if work_dir else worker_folder(_joined(), name, pins, addresses)
     argv = ["--work-dir", str(folder)]
     for address in addresses:
         argv += ["--url", str(address)]
+    for pin in pins:
+        argv += ["--fingerprint", pin]
+    if way is not None:
+        argv += ["--proxy", str(way)]
     if token_file:
-        if not os.path.isfile(token_file):
-            raise UsageError(f"--token-file {token_file} does not exist", hint="give the file `gpulayer up` filled")
-        argv += ["--token-file", os.path.abspath(token_file)]
+        argv += ["--token-file", _checked_file(token_file)]
     if name:
         argv += ["--name", name]
     for text in label or ():
@@ -112,9 +129,66 @@ def _plan(argv: list[str], name: str, folder: Path) -> "ServicePlan":
     )
 
 
-def _default_folder(about: str) -> Path:
-    """A folder a worker: two on one machine never share an identity."""
-    return state_folder(os.environ) / "joined" / re.sub(r"[^A-Za-z0-9.-]+", "-", about).strip("-")
+def worker_folder(joined: Path, name: str, pins: Sequence[Pin], addresses: Sequence[Address]) -> Path:
+    """A folder a worker below ``joined``: two on one machine never share an identity.
+
+    By name; else by fingerprint, so that the control plane may move, and a second fingerprint, which replaces the first
+    one day, leads to the same folder; else by URL, as also workers of before that have no other.
+    """
+    by_url = [joined / _as_name(str(address)) for address in addresses]
+    if name:
+        return joined / _as_name(name)
+    if not pins:
+        return next((folder for folder in by_url if folder.exists()), by_url[0])
+    by_pin = [joined / _as_name(pin[: len("sha256:") + 16]) for pin in pins]
+    chosen = next((folder for folder in (*by_pin, *by_url) if folder.exists()), by_pin[0])
+    for other in by_pin:
+        if other != chosen:
+            joined.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                other.symlink_to(chosen.name)
+            except FileExistsError:
+                pass  # a link already, or a worker of its own
+    return chosen.resolve()
+
+
+def _checked_file(path: str) -> str:
+    """Its worker reads it again whenever it has to join; a file that is empty now may be filled by then."""
+    try:
+        content = Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"can't be read: {error.strerror}"
+        raise UsageError(f"--token-file {path} {reason}", hint="give the file `gpulayer up` filled") from None
+    if content:
+        _join_token(content)
+    return os.path.abspath(path)
+
+
+def _joined() -> Path:
+    return state_folder(os.environ) / "joined"
+
+
+def _as_name(about: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", about).strip("-")
+
+
+def _join_token(given: str) -> str:
+    """Whole and of the right kind; of another it says so, and it is sent nowhere."""
+    text = sys.stdin.readline().strip() if given == "-" else given.strip()
+    if not text and not given:
+        return ""
+    from gpulayer.server.tokens import TokenKind, parse_token  # noqa: PLC0415 - only with a token
+
+    try:
+        kind = parse_token(text)[0]
+    except Unauthenticated as error:
+        raise Unauthenticated(f"--token: {error.message}", hint=error.hint) from None
+    if kind is not TokenKind.JOIN:
+        raise UsageError(
+            f"--token: that is a {kind} token ({text[:4]}…), and a worker joins with a join token (gle_…)",
+            hint="`gpulayer up` prints one, `gpulayer token create --role join` makes another; nothing was sent",
+        )
+    return text
 
 
 def _keep_token(folder: Path, token: str) -> Path:

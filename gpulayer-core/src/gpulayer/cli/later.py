@@ -11,14 +11,14 @@ _NEEDS: Final = (
     "--nodes --min-nodes --ranks-per-node --launcher --device-share --preemptible --volume --provider --max-cost"
     " --spot --on-demand"
 )
-_BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python --secret"
+_BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python"
 _RUNS: Final = "--after --array --service --replicas --port-name --health"
 
 LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),
     "explain": frozenset(_NEEDS.split()),
-    "up": frozenset({"--store", "--blobs", "--tls"}),
-    "join": frozenset({"--fingerprint", "--python"}),
+    "up": frozenset({"--store", "--blobs"}),
+    "join": frozenset({"--python"}),
     "resources": frozenset({"--python"}),
 }
 
@@ -27,14 +27,12 @@ LATER_COMMANDS: Final = frozenset(
         "backup",
         "cache",
         "dashboard",
-        "doctor",
         "mcp",
         "plugins",
         "restore",
         "secret",
         "service",
         "skill",
-        "token",
         "job clone",
         "job exec",
         "job top",

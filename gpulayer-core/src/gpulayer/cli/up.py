@@ -1,42 +1,60 @@
 """``gpulayer up``: a standing control plane on this machine. On the same state it adopts the background one."""
 
 import os
-import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from gpulayer.cli.background import plane_command, serve_plane
+from gpulayer.cli.background import plane_command, serve_plane, tls_setting
 from gpulayer.cli.console import print_line, say
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, NotSupported, TimedOut, Unreachable, UsageError
+from gpulayer.errors import Conflict, TimedOut, Unreachable
+from gpulayer.net.address import LOOPBACK, parse_url
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
     from gpulayer.client.location import EndpointFound
+    from gpulayer.server.settings import CertificateFiles
+    from gpulayer.wire.tokens import TokenReply
 
 app = command_app()
 
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _START_S: Final = 30.0
+_CLIENT_NAME: Final = "client"
+_PRINTED: Final = "printed-token"
 
 
 @app.command()
 def up(
     *,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 until TLS is there.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N")] = 8470,
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Where to listen: 0.0.0.0: everywhere; 127.0.0.1: this machine alone."
+        ),
+    ] = "0.0.0.0",  # noqa: S104 - other machines are what it is for; it has TLS and tokens
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0: any free one.")] = 8470,
+    tls: Annotated[
+        str,
+        typer.Option(
+            "--tls", metavar="auto|off|CERT,KEY", help="A certificate of its own, none behind a proxy, or yours (PEM)."
+        ),
+    ] = "auto",
+    public_url: Annotated[
+        list[str] | None,
+        typer.Option("--public-url", metavar="URL", help="What others use: a DNS name, a proxy, a forwarded port."),
+    ] = None,
     state: Annotated[str, typer.Option("--state", metavar="DIR", help="Where it keeps everything.")] = "",
     no_worker: Annotated[bool, typer.Option("--no-worker", help="This machine does no work itself.")] = False,
     keep_logs: Annotated[
@@ -45,28 +63,32 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
 ) -> int:
     """Start a control plane with a worker on this machine, and print how others reach it."""
-    if host not in _LOOPBACK:
-        raise NotSupported(
-            f"--host {host}: serving other machines needs TLS, which comes with a later version",
-            hint="leave --host out; ssh -L and -R carry the port for now",
-        )
     keep_logs_ms = parse_duration_ms(keep_logs, what="--keep-logs")
+    public = [_public(url) for url in public_url or ()]
+    chosen = _checked_tls(tls)
     folder = state_folder(os.environ, state_dir=state)
     running = find_plane(folder)
     if running is not None and not running.embedded:
         if detach:
             say("it runs already, as it was started; gpulayer down ends it")
-            _announce(running)
+            _announce(running, folder)
             return 0
         raise Conflict(
             f"a control plane serves {folder} already: {running.url}, process {running.pid}",
             hint="gpulayer status shows it, gpulayer down ends it",
         )
-    _check_port(host, port)
+    _check_port(host, port, chosen)
     if running is not None:
         _take_over(running, folder)
     argv = plane_command(
-        state=folder, mode="standing", host=host, port=port, has_worker=not no_worker, keep_logs_ms=keep_logs_ms
+        state=folder,
+        mode="standing",
+        host=host,
+        port=port,
+        has_worker=not no_worker,
+        keep_logs_ms=keep_logs_ms,
+        tls=chosen if isinstance(chosen, str) else f"{chosen.cert},{chosen.key}",
+        public_urls=public,
     )
     if detach:
         return _start(argv, folder)
@@ -77,16 +99,31 @@ def up(
     return code
 
 
+def _public(url: str) -> str:
+    """Raises UsageError: a URL that others could not use must not get into the lines that they paste."""
+    return str(parse_url(url))
+
+
+def _checked_tls(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
+    """Raises UsageError also for files that can't be used: in the log of a detached one nobody would look."""
+    chosen = tls_setting(text)
+    if not isinstance(chosen, str):
+        from gpulayer.server.certificates import server_context  # noqa: PLC0415 - only for one's own
+
+        server_context(chosen)
+    return chosen
+
+
 def _start(argv: list[str], folder: Path) -> int:
     log = folder / "plane.log"
     command = [sys.executable, "-P", "-m", "gpulayer.cli.background", *argv]
-    process = start_detached(command, log=log, environment=dict(os.environ))
+    process = start_detached(command, log=log, environment=background_variables(os.environ))
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends and process.poll() is None:
         found = find_plane(folder)
         if found is not None and found.pid == process.pid:
             process.returncode = 0  # it goes on without this command; Popen need not warn of that
-            _announce(found)
+            _announce(found, folder)
             return 0
         time.sleep(0.01)
     if process.poll() is None:
@@ -104,39 +141,88 @@ def _announce_when_up(folder: Path) -> None:
     while time.monotonic() < ends:
         found = find_plane(folder)
         if found is not None and found.pid == os.getpid():
-            _announce(found)
+            _announce(found, folder)
             return
         time.sleep(0.02)
 
 
-def _announce(endpoint: "EndpointFound") -> None:
-    """How to add machines and how to reach it. The join token works once; the other line holds the user's own."""
+def _announce(endpoint: "EndpointFound", folder: Path) -> None:
+    """How to add machines and how to reach it. Only a join token that works once stands in a command line."""
     with Transport(endpoint.location) as transport:
         join = transport.send(calls.create_token())
-    minutes, port = join["expires_in_s"] // 60, endpoint.port
-    say(f"the control plane serves {endpoint.url}")
-    say(f"add a worker (works once, for {minutes} min):")
-    print_line(f"  gpulayer join {endpoint.url} --token {join['token']}")
-    say("use it from another account:")
-    print_line(f"  export GPULAYER_URL={endpoint.url} GPULAYER_TOKEN={endpoint.token}")
-    say("other machines reach it only through a forwarded port for now; the same lines hold there after")
-    say(f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there")
+        client = _client_token(transport, folder / _PRINTED)
+    for text, is_pasted in announcement(endpoint, join, client):
+        (print_line if is_pasted else say)(text)
 
 
-def _check_port(host: str, port: int) -> None:
-    if port == 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        if os.name == "posix":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UsageError(
-                f"port {port} on {host} can't be used: {(error.strerror or str(error)).lower()}",
-                hint="choose another with --port N, or end what listens there",
-            ) from None
+def _client_token(transport: Transport, printed: Path) -> "TokenReply":
+    """A new one. The one that was printed before is revoked if nobody has used it: it was not wanted, and its line may
+    stand in many a scrollback. ``printed`` has its id."""
+    try:
+        before = printed.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        before = ""
+    for token in transport.send(calls.list_tokens())["tokens"] if before else ():
+        if token["id"] == before and token["state"] == "valid" and token["last_used_at"] is None:
+            transport.send(calls.revoke_token(before))
+    made = transport.send(calls.create_token("submitter", name=_CLIENT_NAME))
+    printed.write_text(made["token_id"], encoding="ascii")
+    return made
+
+
+def announcement(endpoint: "EndpointFound", join: "TokenReply", client: "TokenReply") -> Sequence[tuple[str, bool]]:
+    """The lines, each with whether it is one to paste (stdout). Pure."""
+    is_named = "--public-url" in endpoint.restart  # then all of them were meant for others
+    urls = (endpoint.urls if is_named else endpoint.urls[:1]) or (endpoint.url,)
+    trust = "".join(f" --fingerprint {pin}" for pin in endpoint.fingerprints)
+    exports = [f"GPULAYER_URL={','.join(urls)}", f"GPULAYER_TOKEN={client['token']}"]
+    if endpoint.fingerprints:
+        exports.append(f"GPULAYER_FINGERPRINT={','.join(endpoint.fingerprints)}")
+    others = [url for url in endpoint.urls if url not in urls]
+    return [
+        (f"the control plane serves {' '.join(urls)}", False),
+        (f"add a worker (works once, for {_life(join)}):", False),
+        (f"  gpulayer join {' '.join(urls)} --token {join['token']}{trust}", True),
+        (f"use it from elsewhere (submits, and manages what it submitted; {_life(client)}):", False),
+        (f"  export {' '.join(exports)}", True),
+        *([(f"other addresses of this machine: {' '.join(others)}", False)] if others else []),
+        ("more of both, for people by name or for many workers: gpulayer token create", False),
+        *((text, False) for text in _unreachable(endpoint)),
+    ]
+
+
+def _unreachable(endpoint: "EndpointFound") -> Sequence[str]:
+    """Why no other machine gets here, and what to do about it; nothing where they do."""
+    if endpoint.urls:
+        return []
+    port = endpoint.port
+    if _is_alone(endpoint):
+        return [
+            "no other machine reaches it there. Start it without --host for that; or forward the port, and these lines"
+            " hold there:",
+            f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there",
+        ]
+    return ["no address is known that others could use: say it with --public-url URL"]
+
+
+def _is_alone(endpoint: "EndpointFound") -> bool:
+    """Whether it was started for this machine alone."""
+    words = endpoint.restart
+    return "--host" in words and words[words.index("--host") + 1] in LOOPBACK
+
+
+def _life(token: "TokenReply") -> str:
+    minutes = token["expires_in_s"] // 60
+    return f"{minutes // 1440} days" if minutes >= 2 * 1440 else f"{minutes} min"
+
+
+def _check_port(host: str, port: int, tls: "Literal['auto', 'off'] | CertificateFiles") -> None:
+    """Raises UsageError where it can't be listened on, before anything is ended or started."""
+    from gpulayer.server.listening import open_listeners  # noqa: PLC0415 - not for --help
+
+    if port:
+        with open_listeners(host, port, tls=tls):
+            pass
 
 
 def _take_over(running: "EndpointFound", folder: Path) -> None:

@@ -6,7 +6,7 @@ by the caller, so that sending the same ``Call`` again can never create a second
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RequestFields,
     )
     from gpulayer.wire.plane import MissingReply, PackReply, PlaneRecord
-    from gpulayer.wire.tokens import TokenReply
+    from gpulayer.wire.tokens import AuditPage, TokenPage, TokenReply
     from gpulayer.wire.workers import WorkerPage, WorkerRecord
 
 __all__ = [
@@ -41,9 +41,11 @@ __all__ = [
     "get_job",
     "get_plane",
     "get_worker",
+    "list_audit",
     "list_events",
     "list_jobs",
     "list_outputs",
+    "list_tokens",
     "list_workers",
     "put_blob",
     "put_pack",
@@ -51,6 +53,8 @@ __all__ = [
     "remove_worker",
     "resume_worker",
     "retry_job",
+    "revoke_token",
+    "rotate_token",
     "shutdown_plane",
     "submit_batch",
     "submit_job",
@@ -73,11 +77,11 @@ class FileBody:
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Reply_co]):
     """One request. target: path with its query, encoded. hold_s: how long the answer may be held back on purpose;
-    None where it may take for ever (following a log)."""
+    None where it may take for ever (following a log). A body does not show itself: it may hold secrets."""
 
     endpoint: Endpoint
     target: str
-    body: bytes | FileBody | None = None
+    body: bytes | FileBody | None = field(default=None, repr=False)
     content_type: str = ""
     key: str = ""
     hold_s: float | None = 0.0
@@ -93,9 +97,48 @@ def shutdown_plane(*, keep_worker: bool = False) -> "Call[None]":
     return _call("shutdown_plane", json_body={"keep_worker": True} if keep_worker else {})
 
 
-def create_token(*, name: str = "") -> "Call[TokenReply]":
-    """A join token, shown in the reply and never again. Not to be repeated: each answer is another token."""
-    return _call("create_token", json_body={"role": "join", **({"name": name} if name else {})})
+def create_token(
+    role: str = "join",
+    *,
+    name: str = "",
+    expires_in_s: int | None = None,
+    max_uses: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    max_devices: int | None = None,
+) -> "Call[TokenReply]":
+    """A token, shown in the reply and never again. Not to be repeated: each answer is another token.
+
+    See ``wire.tokens.TokenBody``; what is None or empty is as the role has it. name: of a client token, its owner.
+    """
+    body = {
+        "role": role,
+        "name": name or None,
+        "expires_in_s": expires_in_s,
+        "max_uses": max_uses,
+        "labels": dict(labels) if labels else None,
+        "max_devices": max_devices,
+    }
+    return _call("create_token", json_body={field: value for field, value in body.items() if value is not None})
+
+
+def list_tokens() -> "Call[TokenPage]":
+    """All tokens, newest first, without their secrets; there is one page."""
+    return _call("list_tokens")
+
+
+def revoke_token(ref: str, *, all_of_name: bool = False) -> "Call[TokenPage]":
+    """By id or name. Answered with Conflict where several tokens of the name are good, unless all are meant."""
+    return _call("revoke_token", path={"ref": ref}, query={"all": 1 if all_of_name else None})
+
+
+def rotate_token() -> "Call[TokenReply]":
+    """Another token in place of the one this is sent with, which is good for 10 more minutes."""
+    return _call("rotate_token")
+
+
+def list_audit(*, after: int = 0, limit: int | None = None) -> "Call[AuditPage]":
+    """Entries of the audit trail, oldest first, after number ``after``; the reply's ``next`` is the following one."""
+    return _call("list_audit", query={"after": after or None, "limit": limit})
 
 
 def submit_job(submission: "JobSubmission", *, key: str) -> "Call[JobRecord]":
@@ -108,9 +151,13 @@ def submit_batch(submissions: "Sequence[JobSubmission]", *, key: str) -> "Call[B
     return _call("submit_batch", json_body={"schema": _SCHEMA, "jobs": list(submissions)}, key=key)
 
 
-def list_jobs(*, state: str = "", name: str = "", limit: int | None = None, cursor: str = "") -> "Call[JobPage]":
-    """One page, newest first. state: names, comma-separated. cursor: ``next`` of the page before."""
-    return _call("list_jobs", query={"state": state, "name": name, "limit": limit, "cursor": cursor})
+def list_jobs(
+    *, state: str = "", name: str = "", mine: bool = False, limit: int | None = None, cursor: str = ""
+) -> "Call[JobPage]":
+    """One page, newest first. state: names, comma-separated. mine: the caller's own. cursor: ``next`` of the page
+    before."""
+    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": limit, "cursor": cursor}
+    return _call("list_jobs", query=query)
 
 
 def get_job(ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":

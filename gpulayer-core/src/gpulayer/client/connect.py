@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.client.embedded import ENDPOINT_FILE, EmbeddedPlane, ensure_plane, find_plane, is_stale
-from gpulayer.client.location import PLANE_VARIABLES, Configured, Local, Location
+from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unreachable
+from gpulayer.variables import background_variables
 
 if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
@@ -41,9 +42,14 @@ class Settings:
     contexts: Path | None = None
 
     def plane(self, state_dir: Path) -> EmbeddedPlane:
-        """This machine's own control plane in that folder. It does not inherit where commands are to go."""
-        kept = {name: value for name, value in self.environment.items() if name not in PLANE_VARIABLES}
-        return EmbeddedPlane(state_dir=state_dir, version=self.version, environment=kept, idle_exit_s=self.idle_exit_s)
+        """This machine's own control plane in that folder. It inherits neither where commands are to go nor any
+        credential of whoever starts it."""
+        return EmbeddedPlane(
+            state_dir=state_dir,
+            version=self.version,
+            environment=background_variables(self.environment),
+            idle_exit_s=self.idle_exit_s,
+        )
 
 
 def is_local(settings: Settings) -> bool:

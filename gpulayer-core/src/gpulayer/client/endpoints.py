@@ -51,6 +51,11 @@ _ROWS: Final = (
         repeat=Repeatable.ONCE,
         statuses=(200, 201),
     ),
+    Endpoint("list_tokens", "GET", "/v1/tokens", reply="tokens.TokenPage"),
+    Endpoint("revoke_token", "POST", "/v1/tokens/{ref}:revoke", reply="tokens.TokenPage"),
+    # Asked for again, it revokes the token that got lost with the answer.
+    Endpoint("rotate_token", "POST", "/v1/tokens:rotate", reply="tokens.TokenReply", statuses=(200, 201)),
+    Endpoint("list_audit", "GET", "/v1/audit", reply="tokens.AuditPage"),
     Endpoint(
         "submit_job",
         "POST",

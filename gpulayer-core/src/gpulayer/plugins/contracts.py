@@ -41,7 +41,8 @@ class ProbeSite:
 class Findings:
     """A part of the facts of a machine; what a probe does not know stays at its default.
 
-    Of several probes, the first that knows a figure is believed; devices, frameworks and labels add up.
+    Of several probes, the first that knows a figure is believed; devices, frameworks, labels and addresses add up.
+    addresses: numeric, where other machines may reach this one, best first.
     """
 
     platform: str = ""
@@ -52,6 +53,7 @@ class Findings:
     frameworks: tuple[Framework, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     locality: Locality | None = None
+    addresses: tuple[str, ...] = ()
 
 
 class Probe(Protocol):

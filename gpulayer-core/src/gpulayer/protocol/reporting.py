@@ -6,9 +6,10 @@ from gpulayer.protocol.held import Held
 from gpulayer.protocol.messages import Item, Phase, ReportedState, ReportPlan
 from gpulayer.protocol.state import AgentState
 
-__all__ = ["can_leave", "next_report", "report_due_ms"]
+__all__ = ["answer_limit_ms", "can_leave", "next_report", "report_due_ms"]
 
 
+_LIMIT_MS: Final = (3_000, 30_000)  # the least and the most that an answer is waited for
 _COMPANY_MS: Final = 100  # while work waits here for room, news waits so long for more of it
 
 
@@ -26,6 +27,21 @@ def report_due_ms(state: AgentState) -> int:
         ended = sum(held.phase is Phase.ENDED for held in state.news.values())
         due = min(due, news_ms + _COMPANY_MS if ended < len(state.ready) else news_ms)
     return max(due, state.retry_at_ms)
+
+
+def answer_limit_ms(state: AgentState, *, tries: int) -> int:
+    """How long to wait for the answer to a report; ``tries`` before it got none. Then it is repeated at once, on a new
+    connection.
+
+    A lease must survive a connection that died in silence. The report that meets it is sent up to a heartbeat after
+    the last answered one, and what is left of the lease is shared by three tries: of 30 s with a heartbeat of 10 s, it
+    is given up at 16.7 s and repeated; the control plane waits for 33 s, and an exclusive job ends itself at 19 s. The
+    answer to a later try is waited for longer, for a network where everything takes its time: the second until 30 s,
+    so that a third still begins within the lease.
+    """
+    least, most = _LIMIT_MS
+    first = max(least, (state.lease_ttl_ms - state.heartbeat_ms) // 3)
+    return min(first * (1 + tries), most)
 
 
 def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:

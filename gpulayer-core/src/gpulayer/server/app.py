@@ -1,8 +1,8 @@
 """The ASGI application around a ``Plane``: every route checks its caller, every answer has one form.
 
 A route that does not say who may call it stops the program from starting, and so does one that is open without
-standing in ``OPEN_PATHS``: nothing is reachable by an oversight. The Host header must name this machine's own
-address, because a web page that a user has open may make their browser send requests here under another name.
+standing in ``OPEN_PATHS``: nothing is reachable by an oversight. What web pages make browsers send is refused before
+any route (see ``guard``).
 """
 
 import logging
@@ -16,10 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gpulayer.errors import BadRequest, GpulayerError, InternalError, NotFound
 from gpulayer.ids import new_id
+from gpulayer.server.guard import Guard
+from gpulayer.server.onewrite import KNOWN
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes import ROUTES
 from gpulayer.server.tokens import TokenKind
@@ -28,7 +30,6 @@ from gpulayer.server.web import Call, Route, error_response
 __all__ = ["OPEN_PATHS", "create_app"]
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v1/workers/{id}/sessions"})
-_LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "::1")
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def create_app(plane: Plane, *, routes: Iterable[Route] = ROUTES) -> Starlette:
         _check_access(route)
     app = Starlette(
         routes=[_served(plane, route) for route in routes],
-        middleware=[Middleware(_HostCheck, hosts=frozenset((*_LOCAL_HOSTS, *plane.settings.allowed_hosts)))],
+        middleware=[Middleware(Guard, hosts=lambda: plane.settings.allowed_hosts)],
         exception_handlers={HTTPException: _unknown, Exception: _fault},
     )
     app.router.redirect_slashes = False
@@ -69,7 +70,8 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
         try:
             caller = None
             if not access.is_open:
-                caller = plane.auth.authenticate(request.headers.get("authorization"))
+                caller = await plane.auth.authenticate(request.headers.get("authorization"))
+                request.scope.get("state", {}).get(KNOWN, _nobody_asks)()
                 access.check(caller)
             call = Call(plane, request, caller)
             if caller is None or caller.kind is not TokenKind.CLIENT:
@@ -86,6 +88,10 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             return _internal(request, error)
 
     return endpoint
+
+
+def _nobody_asks() -> None:
+    """Served by something that counts no strangers."""
 
 
 @contextmanager
@@ -140,27 +146,3 @@ def _internal(request: Request, error: Exception) -> Response:
             hint="its log, plane.log in the state folder, has the details",
         )
     )
-
-
-class _HostCheck:
-    """Answers 400 to a request for another host's name, before anything of it is read."""
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            name = next((value for key, value in scope["headers"] if key == b"host"), b"").decode("latin-1")
-            if _without_port(name).lower() not in self._hosts:
-                hint = "use the address that the control plane was started with"
-                refusal = BadRequest(f"this is not host {name[:100]!r}", hint=hint)
-                await error_response(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and ":" in host else host

@@ -1,31 +1,46 @@
-"""Who calls: typed bearer tokens, and sessions of workers by signature.
+"""Who calls: typed bearer tokens, sessions of workers by signature, and tokens of jobs.
 
 Stored is SHA-256 of a pepper and a token's secret; a token is found by its id and compared in constant time. Sessions
 live in memory alone: a worker whose session is unknown (the control plane started anew) signs for another. A join
-token is good for one worker; that worker may show it again, because the answer to its enrolment may have been lost.
+token that is used up may be shown again by a worker that it joined, because the answer to an enrolment may be lost.
+The token of a job is stored nowhere: it follows from the pepper, the job and the attempt, and is good while that lives.
+
+What a refusal says of a token (revoked, expired, used up) it says to whoever holds its secret, and to nobody else.
 """
 
 import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from gpulayer.clock import Clock
-from gpulayer.errors import Unauthenticated
-from gpulayer.ids import RandomBytes, WorkerId
+from gpulayer.errors import BadRequest, Unauthenticated
+from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
-from gpulayer.server.tokens import Role, TokenKind, make_token, parse_token
+from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token
 
-__all__ = ["LOCAL_OWNER", "Auth", "Caller", "load_pepper"]
+__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "Attempts", "Auth", "Caller", "load_pepper"]
 
 LOCAL_OWNER: Final = "local"
 """Whoever runs the control plane, at its own machine."""
 
-_KEPT_MS = 86_400_000  # an expired token is named as such for a day; then it is unknown
+_DAY_S: Final = 86_400
+CLIENT_LIFE_S: Final[Mapping[Role, int]] = MappingProxyType(
+    {Role.READER: 90 * _DAY_S, Role.SUBMITTER: 90 * _DAY_S, Role.ADMIN: 30 * _DAY_S}
+)
+"""How long a client token lives where nobody says otherwise."""
+
+_KEPT_MS: Final = 86_400_000  # an expired token is named as such for a day; then it is unknown
+_MINUTE_MS: Final = 60_000
+_NO_HASH: Final = "0" * 64
+_HEX: Final = frozenset("0123456789abcdef")
+_ASK: Final = "ask whoever runs the control plane for a new one: gpulayer token create"
+_JOIN_ANEW: Final = "make a new one on the control plane's machine: gpulayer token create --role join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,7 @@ class Caller:
     """Who a request is from. worker: of a session; name: of the token, for people.
 
     owner: whose jobs and idempotency keys these are; it outlives the token, which is replaced now and then: this
-    machine's user gets a new one at each start of the plane. role: of a client token.
+    machine's user gets a new one at each start of the plane. role: of a client token. job, grant: of a job's token.
     """
 
     kind: TokenKind
@@ -42,6 +57,26 @@ class Caller:
     worker: WorkerId | None = None
     owner: str = ""
     role: Role = Role.READER
+    job: JobId | None = None
+    grant: Grant = Grant.NONE
+
+    @property
+    def key_owner(self) -> str:
+        """Whose idempotency keys its own are apart from: those of a job are not its owner's, so that neither is
+        answered with what the other submitted."""
+        return self.name if self.kind is TokenKind.JOB else self.owner
+
+
+class Attempts(Protocol):
+    """The part of the plane that tells which attempts live."""
+
+    async def live_job(self, epoch: Epoch) -> tuple[JobId, str] | None:
+        """The job of this attempt and its owner; None unless it lives. Raises StorageUnavailable."""
+        ...
+
+    async def grant_of(self, job_id: JobId) -> Grant:
+        """What this job was granted when it was submitted."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +89,8 @@ class _Session:
 class Auth:
     """Tokens and identities as the store has them, and the sessions of this run.
 
-    It writes nothing itself: what it makes or changes is a row that the caller commits and then ``keep``s.
+    It writes nothing itself: what it makes or changes is a row that the caller commits and then ``keep``s. Whoever
+    changes a token's row does so under ``Plane.enrolling``, so that no change is written over another.
     """
 
     def __init__(
@@ -62,37 +98,34 @@ class Auth:
         *,
         pepper: bytes,
         clock: Clock,
+        attempts: Attempts,
         tokens: Iterable[TokenRow] = (),
         identities: Iterable[IdentityRow] = (),
         random_bytes: RandomBytes = secrets.token_bytes,
     ) -> None:
         self._pepper = pepper
         self._clock = clock
+        self._attempts = attempts
         self._random = random_bytes
         self._tokens = {row.id: row for row in tokens}
+        self._used: set[str] = set()
         self._identities = {row.worker: row for row in identities}
         self._sessions: dict[str, _Session] = {}
 
-    def authenticate(self, header: str | None) -> Caller:
-        """The caller of a request with this Authorization header. Raises Unauthenticated."""
+    async def authenticate(self, header: str | None) -> Caller:
+        """The caller of a request with this Authorization header. Raises Unauthenticated, and StorageUnavailable where
+        it can't be told now whether a job's attempt lives."""
         scheme, _, token = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("this route needs a token", hint="send Authorization: Bearer TOKEN")
         kind, id_, secret = parse_token(token.strip())
-        if kind is TokenKind.WORKER:
-            return self._of_session(id_, secret)
-        row = self._tokens.get(id_)
-        # The hash is compared even for an unknown id, so that the time tells nothing.
-        expected = row.secret_hash if row is not None else "0" * 64
-        matches = hmac.compare_digest(self._hash(secret), expected)
-        if row is None or not matches or row.kind != kind:
-            raise Unauthenticated("the token is unknown here", hint="was it made by another control plane?")
-        if row.is_revoked:
-            raise Unauthenticated(f"token {id_} was revoked")
-        if row.expires_wall_ms is not None and self._clock.wall_ms() >= row.expires_wall_ms:
-            raise Unauthenticated(f"token {id_} has expired", hint="ask for a new one")
-        owner = LOCAL_OWNER if row.is_local else row.owner or id_
-        return Caller(kind, id_, row.name, owner=owner, role=Role(row.role) if row.role else Role.READER)
+        match kind:
+            case TokenKind.WORKER:
+                return self._of_session(id_, secret)
+            case TokenKind.JOB:
+                return await self._of_attempt(id_, secret)
+            case TokenKind.CLIENT | TokenKind.JOIN:
+                return self._of_row(kind, id_, secret)
 
     def new_token(
         self,
@@ -101,6 +134,7 @@ class Auth:
         name: str,
         life_s: int | None,
         role: Role | None = None,
+        owner: str = "",
         is_local: bool = False,
         token: str | None = None,
     ) -> tuple[str, TokenRow]:
@@ -109,11 +143,42 @@ class Auth:
         _, id_, secret = parse_token(token)
         now_ms = self._clock.wall_ms()
         expires_ms = None if life_s is None else now_ms + life_s * 1000
-        row = TokenRow(id_, kind, name, self._hash(secret), now_ms, expires_ms, is_local=is_local, role=role or "")
+        row = TokenRow(
+            id=id_,
+            kind=kind,
+            name=name,
+            secret_hash=self._hash(secret),
+            created_wall_ms=now_ms,
+            expires_wall_ms=expires_ms,
+            is_local=is_local,
+            role=role or "",
+            owner=owner,
+        )
         return token, row
 
+    def new_client_token(self, *, name: str, role: Role, life_s: int | None = None) -> tuple[str, TokenRow]:
+        """A token for a person or a program, who owns what is submitted with any token of this name.
+
+        life_s None: as long as its role usually lives. Raises BadRequest for a name that nobody can have.
+        """
+        if name.casefold() == LOCAL_OWNER:
+            raise BadRequest(
+                f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another"
+            )
+        if not name or not name.isprintable() or name != name.strip():
+            raise BadRequest(f"name: {name[:60]!r} has characters or spaces that a name can't have")
+        life_s = CLIENT_LIFE_S[role] if life_s is None else life_s
+        return self.new_token(TokenKind.CLIENT, name=name, life_s=life_s, role=role, owner=name)
+
+    def job_token(self, epoch: Epoch, job_id: JobId) -> str:
+        """The token of a job's attempt: the same each time, and good for as long as the attempt lives."""
+        return form_token(TokenKind.JOB, f"{epoch:012x}", self._job_secret(epoch, job_id))
+
     def keep_token(self, row: TokenRow) -> None:
-        """From now on the token is as its (committed) row says."""
+        """From now on the token is as its (committed) row says; what came meanwhile is not forgotten: its last use."""
+        known = self._tokens.get(row.id)
+        if known is not None and (known.used_wall_ms or 0) > (row.used_wall_ms or 0):
+            row = replace(row, used_wall_ms=known.used_wall_ms)
         self._tokens[row.id] = row
 
     def forget_tokens(self, ids: Iterable[str]) -> None:
@@ -121,9 +186,24 @@ class Auth:
         for id_ in ids:
             self._tokens.pop(id_, None)
 
+    def tokens(self) -> list[TokenRow]:
+        """All that are known, also revoked and expired ones."""
+        return list(self._tokens.values())
+
     def token(self, id_: str) -> TokenRow | None:
         """None for an id that is not known; revoked and expired ones are found too."""
         return self._tokens.get(id_)
+
+    def used_tokens(self) -> list[TokenRow]:
+        """The rows whose last use is newer than what was ``saved``."""
+        return [self._tokens[id_] for id_ in sorted(self._used) if id_ in self._tokens]
+
+    def saved(self, rows: Iterable[TokenRow]) -> None:
+        """These rows are durable; those that were used again meanwhile stay to be written."""
+        for row in rows:
+            now = self._tokens.get(row.id)
+            if now is None or now.used_wall_ms == row.used_wall_ms:
+                self._used.discard(row.id)
 
     def expires_wall_ms(self, caller: Caller) -> int | None:
         """When a client's or join token ends; None: not by itself."""
@@ -143,17 +223,19 @@ class Auth:
     def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
 
-        Returns the token's row if this is its first use. Raises Unauthenticated for another worker's token.
+        Returns the token's row if it has to be counted, None for a worker that comes again with its own. Raises
+        Unauthenticated for a token that is used up, or was revoked since its caller was looked at.
         """
-        row = self._tokens[caller.token_id]
-        if row.uses < row.max_uses:
-            return row
+        row = self._tokens.get(caller.token_id)
+        if row is None or row.is_revoked:
+            raise Unauthenticated(f"token {caller.token_id} was revoked", hint=_JOIN_ANEW)
         identity = None if worker is None else self._identities.get(worker)
         if identity is not None and identity.token_id == row.id:
             return None
-        raise Unauthenticated(
-            f"join token {row.id} has been used by another worker", hint="make a new one: gpulayer up prints it"
-        )
+        if row.uses < row.max_uses:
+            return row
+        spent = "used by another worker" if row.max_uses == 1 else f"used by the {row.max_uses} workers it was made for"
+        raise Unauthenticated(f"join token {row.id} has been {spent}", hint=_JOIN_ANEW)
 
     def identity(self, worker: WorkerId) -> IdentityRow | None:
         return self._identities.get(worker)
@@ -211,14 +293,59 @@ class Auth:
         self._sessions[id_] = _Session(worker, self._hash(secret), now_ms + life_s * 1000)
         return token
 
+    def _of_row(self, kind: TokenKind, id_: str, secret: str) -> Caller:
+        row = self._tokens.get(id_)
+        # The hash is compared even for an unknown id, so that the time tells nothing.
+        matches = hmac.compare_digest(self._hash(secret), row.secret_hash if row is not None else _NO_HASH)
+        if row is None or not matches or row.kind != kind:
+            raise Unauthenticated(
+                "the token is unknown here",
+                hint=f"it is another control plane's, or was removed a day after its end; {_ASK}",
+            )
+        anew = _JOIN_ANEW if kind is TokenKind.JOIN else _ASK
+        if row.is_revoked:
+            raise Unauthenticated(f"token {id_} was revoked", hint=anew)
+        now_ms = self._clock.wall_ms()
+        if row.expires_wall_ms is not None and now_ms >= row.expires_wall_ms:
+            raise Unauthenticated(f"token {id_} has expired", hint=anew)
+        minute_ms = now_ms - now_ms % _MINUTE_MS
+        if (row.used_wall_ms or 0) < minute_ms:
+            self._tokens[id_] = replace(row, used_wall_ms=minute_ms)
+            self._used.add(id_)
+        owner = LOCAL_OWNER if row.is_local else row.owner or id_
+        return Caller(kind, id_, row.name, owner=owner, role=Role(row.role) if row.role else Role.READER)
+
     def _of_session(self, id_: str, secret: str) -> Caller:
         session = self._sessions.get(id_)
-        matches = hmac.compare_digest(self._hash(secret), session.secret_hash if session is not None else "0" * 64)
+        matches = hmac.compare_digest(self._hash(secret), session.secret_hash if session is not None else _NO_HASH)
         if session is None or not matches:
             raise Unauthenticated("the session is unknown here", hint="sign for a new one")
         if self._clock.monotonic_ms() >= session.expires_ms:
             raise Unauthenticated("the session has expired", hint="sign for a new one")
         return Caller(TokenKind.WORKER, id_, "worker", session.worker)
+
+    def body_digest(self, body: bytes) -> str:
+        """Tells a body from another without telling of it: a plain digest of a guessable secret would be the secret."""
+        return hmac.new(self._pepper, b"gpulayer-body:" + body, hashlib.sha256).hexdigest()
+
+    async def _of_attempt(self, id_: str, secret: str) -> Caller:
+        epoch = Epoch(int(id_, 16)) if _HEX.issuperset(id_) else Epoch(0)
+        found = await self._attempts.live_job(epoch)
+        job_id, owner = found or (JobId(""), "")
+        expected = parse_token(self.job_token(epoch, job_id))[2]
+        # What was granted is read from the store, and not for whoever has no such token.
+        is_known = hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected.encode()) and found
+        grant = await self._attempts.grant_of(job_id) if is_known else Grant.NONE
+        if grant is Grant.NONE:
+            raise Unauthenticated(
+                "the job's token is no good here, or no more",
+                hint="it lives as long as the attempt that it was given to; a retry gets its own",
+            )
+        return Caller(TokenKind.JOB, id_, f"{owner} (job {job_id})", owner=owner, job=job_id, grant=grant)
+
+    def _job_secret(self, epoch: Epoch, job_id: JobId) -> bytes:
+        # With the job, because a store that is restored from a backup counts the same epochs again.
+        return hmac.digest(self._pepper, f"job-token:{epoch}:{job_id}".encode(), "sha256")
 
     def _hash(self, secret: str) -> str:
         return hashlib.sha256(self._pepper + secret.encode("utf-8", "surrogateescape")).hexdigest()

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from gpulayer.server.filelimit import give_file_limit
 from gpulayer.spawner import tree
 from gpulayer.spawner.recovery import recover
 from gpulayer.spawner.state import StateDir
@@ -36,7 +37,8 @@ _RESTART_LAST_S: Final = 60.0
 class LocalWorker:
     """``start`` it, call ``look_after`` now and then; to end it, call ``end_step`` until it says that it is done.
 
-    agent_s, spawner_s: how long each may take to end before it is killed.
+    agent_s, spawner_s: how long each may take to end before it is killed. file_limits: soft and hard, of open files,
+    for it and what it runs; None: as of this process.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class LocalWorker:
         folder: Path,
         *,
         environment: Mapping[str, str],
+        file_limits: tuple[int, int] | None = None,
         agent_s: float = _AGENT_S,
         spawner_s: float = _SPAWNER_S,
     ) -> None:
         self._command = tuple(command)
         self._environment = dict(environment)
+        self._file_limits = file_limits
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
@@ -94,6 +98,8 @@ class LocalWorker:
             )
         finally:
             os.close(log)
+        if self._file_limits is not None:
+            give_file_limit(self._process.pid, self._file_limits)
 
     def is_running(self) -> bool:
         """Also true for one that another plane started."""

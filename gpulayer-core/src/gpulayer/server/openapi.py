@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpulayer import __version__
+from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import Access, Route, adapter
 from gpulayer.wire.errors import ErrorEnvelope
 
@@ -28,8 +29,7 @@ def describe(routes: Sequence[Route]) -> Document:
         "components": {
             "schemas": schemas,
             "securitySchemes": {
-                kind: {"type": "http", "scheme": "bearer", "description": f"a {kind} token"}
-                for kind in ("client", "join", "worker")
+                str(kind): {"type": "http", "scheme": "bearer", "description": f"a {kind} token"} for kind in TokenKind
             },
         },
     }
@@ -78,4 +78,6 @@ def _json(schema: type[Any], schemas: Document) -> Document:  # Any: a wire sche
 
 
 def _security(access: Access) -> list[Document]:
-    return [{str(kind): []} for kind in sorted(access.kinds)]
+    """One of these. Listed with a client token is the role it needs, with a job's token its grant."""
+    needs = {TokenKind.CLIENT: [str(access.role)], TokenKind.JOB: [str(access.grant)]}
+    return [{str(kind): needs.get(kind, [])} for kind in sorted(access.kinds)]

@@ -10,6 +10,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 from gpulayer.clock import Clock, SystemClock
@@ -17,16 +18,19 @@ from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import AttemptImage, JobImage, Record
-from gpulayer.ids import Digest, JobId, RandomBytes, new_id
+from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, new_id
 from gpulayer.server import records as records_
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
+from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.settings import PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
 from gpulayer.server.store.codec import dump
+from gpulayer.server.tokens import Grant
+from gpulayer.server.trees import TreeDigests
 from gpulayer.spec.job import JobState
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.convert import verdict_to_wire
@@ -74,11 +78,13 @@ class Plane:
         self.auth = Auth(
             pepper=load_pepper(layout, random_bytes),
             clock=self.clock,
+            attempts=_Attempts(self),
             tokens=tokens,
             identities=identities,
             random_bytes=random_bytes,
         )
         self.blobs = BlobFolder(layout.blobs)
+        self.trees = TreeDigests()
         self.logs = LogFolder(layout.logs)
         self.hub = Hub()
         self.mailboxes = Mailboxes(self.incarnation)
@@ -99,12 +105,14 @@ class Plane:
         self._outputs: OrderedDict[Digest, list[OutputRecord]] = OrderedDict()
         self._accepted: OrderedDict[Digest, None] = OrderedDict()
         self._driving: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the state and begin to drive. Raises StorageUnavailable."""
         await self.driver.load()
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._driver_ended)
+        self._saving = asyncio.create_task(keep_saving(self), name="last uses")
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
 
     def stop_holding(self) -> None:
@@ -116,6 +124,12 @@ class Plane:
     async def close(self) -> None:
         """Commit what waits and let go of everything. May be repeated."""
         self.stop_holding()
+        if self._saving is not None:
+            self._saving.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._saving
+            self._saving = None
+            await save_uses(self)
         self.driver.close()
         if self._driving is not None:
             await self._driving
@@ -183,6 +197,25 @@ class Plane:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:
                 self._outputs.popitem(last=False)
+
+
+class _Attempts:
+    """What authentication asks of the state."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def live_job(self, epoch: Epoch) -> tuple[JobId, str] | None:
+        def find(state: State) -> tuple[JobId, str] | None:
+            attempt = state.attempts.get(epoch)
+            return None if attempt is None else (attempt.job_id, state.jobs[attempt.job_id].entry.owner)
+
+        return await self._plane.driver.read(find)
+
+    async def grant_of(self, job_id: JobId) -> Grant:
+        submission = (await self._plane.submissions([job_id])).get(job_id)
+        granted = "" if submission is None else submission.get("grant", "")
+        return Grant(granted) if granted in tuple(Grant) else Grant.NONE
 
 
 class _Observer:

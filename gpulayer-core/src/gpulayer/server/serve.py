@@ -1,27 +1,30 @@
 """Serve a control plane from a state folder until it is told to end.
 
 Start-up is on the way of everybody's first command: the lock, the socket and the plane's own worker come first, the
-heavy imports run while that worker starts. ``endpoint.json`` appears when requests are answered, never before.
+heavy imports run while that worker starts. What only other machines need (a certificate, this machine's addresses) is
+looked for only where they are served.
 """
 
 import asyncio
-import fcntl
 import gc
 import json
 import logging
 import os
 import signal
-import socket
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from gpulayer import __version__
-from gpulayer.errors import Conflict, UsageError
+from gpulayer.clock import SystemClock
+from gpulayer.errors import UsageError
 from gpulayer.faults import here
+from gpulayer.server.filelimit import raise_file_limit
+from gpulayer.server.folder import EndpointKeeper, is_ours, locked, write_private
+from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
+from gpulayer.server.reach import Reach, reach_of
 from gpulayer.server.settings import Layout, ServeSettings
 from gpulayer.server.tokens import Role, TokenKind, make_token
 from gpulayer.wire.plane import EndpointFile
@@ -33,12 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _HEARTBEAT_MS: Final = 10_000
 _HEARTBEATS_A_LEASE: Final = 3
-_BACKLOG: Final = 1024
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 
 _log = logging.getLogger(__name__)
@@ -47,15 +48,10 @@ _log = logging.getLogger(__name__)
 def serve(settings: ServeSettings) -> int:
     """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
 
-    Raises Conflict where another process serves this state folder, UsageError for a host or port that can't be
-    used, StorageUnavailable where the store can't be read.
+    Raises Conflict where another process serves this state folder, UsageError for a host, port or certificate that
+    can't be used, StorageUnavailable where the store can't be read.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if settings.host not in _LOOPBACK:
-        raise UsageError(
-            f"--host {settings.host}: only this machine's own address is served until there is TLS",
-            hint="leave --host away, or use 127.0.0.1",
-        )
     layout = Layout(settings.state_dir)
     try:
         layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,46 +59,54 @@ def serve(settings: ServeSettings) -> int:
         raise UsageError(
             f"state folder {layout.root} can't be used: {error.strerror}", hint="choose another with --state DIR"
         ) from None
-    with _locked(layout) as lock, _listening(settings) as listener:
+    with (
+        locked(layout) as lock,
+        open_listeners(settings.host, settings.port, tls=settings.tls) as listeners,
+    ):
         here("plane.after_lock")
-        layout.endpoint.unlink(missing_ok=True)  # of a plane that was killed; our worker must not follow it
-        worker, join_token = _start_worker(settings, layout)
+        endpoint = EndpointKeeper(layout, lock)
+        endpoint.remove()  # of a plane that was killed; our worker must not follow it
+        reach = reach_of(settings, listeners, now_ms=SystemClock().wall_ms())
+        limits = raise_file_limit()
+        worker, join_token = _start_worker(settings, layout, limits)
         try:
-            asyncio.run(_serve(_Served(settings, layout, lock, listener, worker, join_token)))
+            asyncio.run(_serve(_Served(settings, layout, lock, listeners, reach, endpoint, worker, join_token)))
         except BaseException:
             if worker is not None:
                 worker.stop()
             raise
         finally:
-            _remove_endpoint(layout, lock)
+            endpoint.remove()
     return 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Served:
     settings: ServeSettings
     layout: Layout
     lock: int
-    listener: socket.socket
+    listeners: Listeners
+    reach: Reach
+    endpoint: EndpointKeeper
     worker: LocalWorker | None
     join_token: str | None
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
-        return f"http://{host}:{self.listener.getsockname()[1]}"
+    token: str = ""
 
 
-def _start_worker(settings: ServeSettings, layout: Layout) -> tuple[LocalWorker | None, str | None]:
+def _start_worker(
+    settings: ServeSettings, layout: Layout, file_limits: tuple[int, int]
+) -> tuple[LocalWorker | None, str | None]:
     if settings.worker_command is None:
         return None, None
-    worker = LocalWorker(settings.worker_command, layout.worker, environment=settings.worker_environment)
+    worker = LocalWorker(
+        settings.worker_command, layout.worker, environment=settings.worker_environment, file_limits=file_limits
+    )
     join_token = None
     if worker.needs_join_token() and not worker.is_running():
         # It becomes valid when the store knows it, which is before the worker learns where to show it.
         join_token = make_token(TokenKind.JOIN)
         layout.worker.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_private(layout.worker / "join-token", join_token.encode())
+        write_private(layout.worker / "join-token", join_token.encode())
     try:
         worker.start()
     except OSError as error:
@@ -114,17 +118,21 @@ async def _serve(served: _Served) -> None:
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
     from gpulayer.server.app import create_app  # noqa: PLC0415
+    from gpulayer.server.guard import SECURITY_HEADERS  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
     from gpulayer.server.retention import keep_sweeping  # noqa: PLC0415
     from gpulayer.server.settings import PlaneSettings  # noqa: PLC0415
 
-    settings = served.settings
+    settings, reach = served.settings, served.reach
     policy = Policy() if settings.lease_ttl_ms is None else Policy(lease_ttl_ms=settings.lease_ttl_ms)
     plane = Plane(
         PlaneSettings(
             state_dir=settings.state_dir,
             mode=settings.mode,
-            url=served.url,
+            url=served.listeners.url,
+            urls=reach.urls,
+            fingerprints=reach.fingerprints,
+            allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,
             heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
             keep_logs_ms=settings.keep_logs_ms,
@@ -133,23 +141,28 @@ async def _serve(served: _Served) -> None:
     )
     try:
         await plane.start()
-        token = await _own_tokens(plane, served)
-        server = _http_server(create_app(plane), settings)
+        served.token = await _own_tokens(plane, served)
+        server = http_server(
+            create_app(plane),
+            served.listeners,
+            tls=reach.tls,
+            headers=SECURITY_HEADERS,
+            graceful_s=settings.graceful_s,
+        )
         gc.freeze()
         gc.set_threshold(*_COLLECT)
         gc.enable()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, plane, server)
-        document = _endpoint(served, token)
         here("plane.before_endpoint")
-        _write_private(served.layout.endpoint, document)
+        served.endpoint.write(_document(served))
         async with asyncio.TaskGroup() as group:
-            serving = group.create_task(server.serve(sockets=[served.listener]))
-            looking = group.create_task(_look_after(plane, served, document))
+            serving = group.create_task(server.serve())
+            looking = group.create_task(_look_after(plane, served))
             sweeping = group.create_task(keep_sweeping(plane))
             await _until_first(plane.shutdown_asked.wait(), serving)
-            _remove_endpoint(served.layout, served.lock)
+            served.endpoint.remove()
             looking.cancel()
             sweeping.cancel()
             if served.worker is not None:
@@ -163,7 +176,8 @@ async def _serve(served: _Served) -> None:
 
 async def _own_tokens(plane: "Plane", served: _Served) -> str:
     """Make the token of this machine's user, in place of the last run's, and make the worker's join token valid."""
-    from gpulayer.server.store import Side  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.audit import SYSTEM, entry  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.server.store import Side  # noqa: PLC0415
 
     join_token = served.join_token
     token, row = plane.auth.new_token(TokenKind.CLIENT, name="local", life_s=None, role=Role.ADMIN, is_local=True)
@@ -178,25 +192,32 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
         )
         rows.append(joining)
     stale = tuple(plane.auth.stale_tokens())
-    await plane.driver.submit(side=Side(tokens=tuple(rows), forget_tokens=stale))
+    told = entry(
+        *(plane.clock.wall_ms(), SYSTEM, "plane.start", plane.incarnation),
+        version=__version__,
+        mode=served.settings.mode,
+        token=row.id,
+    )
+    await plane.driver.submit(side=Side(tokens=tuple(rows), forget_tokens=stale, audit=(told,)))
     plane.auth.forget_tokens(stale)
     for made in rows:
         plane.auth.keep_token(made)
     if is_stranger and join_token is not None:
-        _write_private(served.layout.worker / "join-token", join_token.encode())
+        write_private(served.layout.worker / "join-token", join_token.encode())
     return token
 
 
-async def _look_after(plane: "Plane", served: _Served, endpoint: bytes) -> None:
-    """Keep the worker and the endpoint file going; end an embedded plane that nobody has needed for a while, and any
-    whose folder was taken away: nobody finds it any more, and what it writes is lost."""
+async def _look_after(plane: "Plane", served: _Served) -> None:
+    """Keep the worker, the certificate and the endpoint file going; end an embedded plane that nobody has needed for a
+    while, and any whose folder was taken away: nobody finds it any more, and what it writes is lost."""
     settings = served.settings
     idle_ms = settings.idle_exit_s * 1000
     while True:
         await asyncio.sleep(min(_LOOK_S, max(settings.idle_exit_s / 4, 0.01)))
-        is_orphaned = not _is_ours(served.layout, served.lock)
+        is_orphaned = not is_ours(served.layout, served.lock)
         if not is_orphaned:
-            _mend_endpoint(served.layout, endpoint)
+            await _renew(plane, served)
+            served.endpoint.mend()
         if served.worker is not None:
             if is_orphaned:
                 served.worker.leave_folder()
@@ -211,6 +232,15 @@ async def _look_after(plane: "Plane", served: _Served, endpoint: bytes) -> None:
                 _log.warning("the state folder %s was removed or replaced; ending", served.layout.root)
             plane.ask_shutdown(keep_worker=False)
             return
+
+
+async def _renew(plane: "Plane", served: _Served) -> None:
+    """Show the new certificate where the files were replaced, and tell everybody who asks of it."""
+    shown = served.reach.shown
+    if shown is not None and await plane.in_thread(shown.look, now_ms=plane.clock.wall_ms()):
+        reach = served.reach
+        plane.settings = replace(plane.settings, fingerprints=reach.fingerprints, allowed_hosts=reach.hosts)
+        served.endpoint.write(_document(served))
 
 
 async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
@@ -231,32 +261,6 @@ async def _until_first(waiting: Coroutine[object, object, object], serving: "asy
         await asked
 
 
-def _http_server(app: object, settings: ServeSettings) -> "uvicorn.Server":
-    import uvicorn  # noqa: PLC0415 - heavy: see the module
-
-    from gpulayer.server.onewrite import OneWriteProtocol  # noqa: PLC0415
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours are set already: they end the worker first
-
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type] # an ASGI application
-        loop="asyncio",
-        http=OneWriteProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(settings.graceful_s)),
-    )
-    return Server(config)
-
-
 def _on_signal(plane: "Plane", server: "uvicorn.Server") -> None:
     if plane.shutdown_asked.is_set():
         plane.keep_worker = True  # asked twice: end now, whatever the worker does
@@ -265,91 +269,16 @@ def _on_signal(plane: "Plane", server: "uvicorn.Server") -> None:
     plane.ask_shutdown(keep_worker=plane.keep_worker)
 
 
-@contextmanager
-def _locked(layout: Layout) -> Iterator[int]:
-    """One plane a state folder; the lock goes with the process, however it ends. Gives its descriptor."""
-    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-            raise Conflict(
-                f"a control plane is already running on {layout.root} (pid {pid})",
-                hint="end it with `gpulayer down`, or use another --state folder",
-                details={"pid": pid},
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # The protocol is named because asyncio sets TCP_NODELAY only then: without it every answer takes 40 ms.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((settings.host, settings.port))
-        except OSError as error:
-            raise UsageError(
-                f"port {settings.port} on {settings.host} can't be used: {error.strerror}",
-                hint="another program has it? choose one with --port N",
-            ) from None
-        listener.listen(_BACKLOG)
-        yield listener
-
-
-def _is_ours(layout: Layout, lock: int) -> bool:
-    """Whether the folder is still the one that was locked."""
-    try:
-        return os.path.samestat(os.fstat(lock), os.stat(layout.lock))
-    except OSError:
-        return False
-
-
-def _endpoint(served: _Served, token: str) -> bytes:
+def _document(served: _Served) -> bytes:
     document: EndpointFile = {
         "schema": 1,
-        "url": served.url,
-        "token": token,
+        "url": served.listeners.url,
+        "token": served.token,
         "pid": os.getpid(),
         "version": __version__,
         "embedded": served.settings.mode == "embedded",
-        "urls": [],
-        "fingerprints": [],
-        "restart": list(served.settings.restart),
+        "urls": list(served.reach.urls),
+        "fingerprints": list(served.reach.fingerprints),
+        "restart": list(served.settings.restart(served.listeners.port)),
     }
     return json.dumps(document).encode()
-
-
-def _mend_endpoint(layout: Layout, content: bytes) -> None:
-    """Whoever lost or damaged the file could neither use this plane nor end it, nor start another."""
-    try:
-        if layout.endpoint.read_bytes() == content:
-            return
-    except OSError:
-        pass
-    try:
-        _write_private(layout.endpoint, content)
-    except OSError as error:
-        _log.warning("%s can't be written: %s", layout.endpoint, error.strerror)
-
-
-def _remove_endpoint(layout: Layout, lock: int) -> None:
-    if _is_ours(layout, lock):
-        layout.endpoint.unlink(missing_ok=True)
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Mode 0600, whole or not there."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)

@@ -1,11 +1,19 @@
 """What the control plane is told from outside. Imports nothing heavy: it is read before anything else is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["DEFAULT_IDLE_EXIT_S", "DEFAULT_KEEP_LOGS_MS", "DEFAULT_PORT", "Layout", "PlaneSettings", "ServeSettings"]
+__all__ = [
+    "DEFAULT_IDLE_EXIT_S",
+    "DEFAULT_KEEP_LOGS_MS",
+    "DEFAULT_PORT",
+    "CertificateFiles",
+    "Layout",
+    "PlaneSettings",
+    "ServeSettings",
+]
 
 DEFAULT_PORT: Final = 8470
 DEFAULT_IDLE_EXIT_S: Final = 600.0
@@ -35,6 +43,10 @@ class Layout:
         return self.root / "pepper"
 
     @property
+    def secrets_key(self) -> Path:
+        return self.root / "secrets.key"
+
+    @property
     def blobs(self) -> Path:
         return self.root / "blobs"
 
@@ -46,6 +58,10 @@ class Layout:
     def worker(self) -> Path:
         return self.root / "worker"
 
+    @property
+    def tls(self) -> Path:
+        return self.root / "tls"
+
 
 @dataclass(frozen=True, slots=True)
 class PlaneSettings:
@@ -53,9 +69,10 @@ class PlaneSettings:
 
     mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
+    body_piece_s: how long the next piece of a body may take; body_bytes_a_second: how fast it must be on the whole.
     keep_logs_ms: after a job's end; 0 for ever. urls, fingerprints: how other machines reach it; empty where
     they can't.
-    allowed_hosts: names by which it may be addressed, beside this machine's own and any numeric address.
+    allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
     """
 
     state_dir: Path
@@ -68,6 +85,8 @@ class PlaneSettings:
     max_body_bytes: int = 16 * 2**20
     max_blob_bytes: int = 10 * 2**30
     max_log_chunk_bytes: int = 2**20
+    body_piece_s: float = 30.0
+    body_bytes_a_second: int = 1024
     heartbeat_ms: int = 10_000
     session_life_s: int = 86_400
     join_token_life_s: int = 900
@@ -80,23 +99,38 @@ class PlaneSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Somebody's own certificate (PEM, with the chain below it) and its key (PEM, not encrypted)."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSettings:
     """Of a served control plane.
 
-    port 0: any free one. worker_command: how the plane's own worker is started (argv), None for no worker;
-    worker_environment: the variables it gets. idle_exit_s: an embedded plane ends after so long without live jobs and
-    requests. keep_logs_ms: after a job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work
-    is given to another; None: as the policy says. restart: the arguments that start it again as it was.
+    host: ``127.0.0.1``, ``localhost`` or ``::1``: this machine alone; ``0.0.0.0`` or ``::``: all its interfaces, IPv4
+    and IPv6; else one address or name of it. port 0: any free one. tls: ``auto``: with a certificate of its own making
+    wherever other machines reach it; ``off``: never, for a proxy that does it. public_urls: what others use instead of
+    this machine's addresses.
+
+    worker_command: how the plane's own worker is started (argv), None for no worker; worker_environment: the variables
+    it gets. idle_exit_s: an embedded plane ends after so long without live jobs and requests. keep_logs_ms: after a
+    job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work is given to another; None: as
+    the policy says. restart: from the port that it got, the arguments that start it again as it was.
     """
 
     state_dir: Path
     mode: Literal["embedded", "standing"] = "standing"
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    tls: Literal["auto", "off"] | CertificateFiles = "auto"
+    public_urls: tuple[str, ...] = ()
     worker_command: tuple[str, ...] | None = None
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
     lease_ttl_ms: int | None = None
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
-    restart: tuple[str, ...] = ()
+    restart: Callable[[int], Sequence[str]] = lambda _: ()

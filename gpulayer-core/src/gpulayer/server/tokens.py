@@ -13,7 +13,7 @@ from typing import Final
 from gpulayer.errors import Unauthenticated
 from gpulayer.ids import RandomBytes, new_id
 
-__all__ = ["Role", "TokenKind", "make_token", "parse_token"]
+__all__ = ["Grant", "Role", "TokenKind", "form_token", "make_token", "parse_token"]
 
 _ID_LENGTH: Final = 12
 _SECRET_LENGTH: Final = 43
@@ -48,6 +48,22 @@ class Role(StrEnum):
         return order.index(self) >= order.index(other)
 
 
+class Grant(StrEnum):
+    """What the token of a job may do, as its submission says; a job without a grant has no token.
+
+    own: read the job's own record, log and files. submit: also submit jobs of the same owner, and manage those.
+    """
+
+    NONE = ""
+    OWN = "own"
+    SUBMIT = "submit"
+
+    def includes(self, other: "Grant") -> bool:
+        """Whether this grant allows all that the other does."""
+        order = tuple(Grant)
+        return order.index(self) >= order.index(other)
+
+
 _PREFIXES: Final = {
     TokenKind.CLIENT: "glc_",
     TokenKind.JOIN: "gle_",
@@ -58,8 +74,12 @@ _PREFIXES: Final = {
 
 def make_token(kind: TokenKind, random_bytes: RandomBytes = secrets.token_bytes) -> str:
     """A token that nobody knows yet."""
-    body = f"{_PREFIXES[kind]}{new_id(random_bytes, _ID_LENGTH)}_"
-    body += base64.urlsafe_b64encode(random_bytes(32)).decode().rstrip("=")
+    return form_token(kind, new_id(random_bytes, _ID_LENGTH), random_bytes(32))
+
+
+def form_token(kind: TokenKind, id_: str, secret: bytes) -> str:
+    """The token of this id (12 characters) and secret (32 bytes)."""
+    body = f"{_PREFIXES[kind]}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
     return body + _check(body)
 
 
@@ -71,10 +91,13 @@ def parse_token(token: str) -> tuple[TokenKind, str, str]:
             secret, check = rest[:_SECRET_LENGTH], rest[_SECRET_LENGTH:]
             if separator and len(id_) == _ID_LENGTH and check == _check(token[:-_CHECK_LENGTH]):
                 return kind, id_, secret
-            break
+            raise Unauthenticated(
+                f"the token begins with {prefix} and is not whole, or not as it was made",
+                hint="copy it again, all of it: it was perhaps cut off",
+            )
     raise Unauthenticated(
         "this is no token",
-        hint="a token begins with glc_ (to use it) or gle_ (to join it); this one was perhaps cut off while copying",
+        hint="a token begins with glc_ (to use a control plane) or gle_ (to join a worker to it)",
     )
 
 

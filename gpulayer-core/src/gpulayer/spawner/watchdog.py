@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from gpulayer.faults import arm, here
+from gpulayer.hiding import hide_process
 from gpulayer.spawner import ALREADY_RUNNING, tree
 from gpulayer.spawner.cgroups import remove_below
 from gpulayer.spawner.lifeline import Loan, Patience, Watch, packet_pair
@@ -38,6 +39,7 @@ _STUCK_LOOK_S: Final = (0.01, 1.0)  # first and longest wait between two looks a
 def main(state_dir: str, *, lock_folders: Sequence[str] = (), groups: Sequence[str] = (), faults: str = "") -> NoReturn:
     """Start watchdog and spawner, detached; exits with 0, ``ALREADY_RUNNING`` or 1 (see ``spawner_command``)."""
     arm(faults)
+    hide_process()  # what the watchdog and the spawner fork keeps it until it becomes a job's program
     # Inherited from whoever starts it: an ignored SIGCHLD would let the kernel throw exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

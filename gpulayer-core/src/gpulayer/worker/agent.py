@@ -21,6 +21,7 @@ from gpulayer.errors import (
     NotFound,
     TimedOut,
     Unreachable,
+    UntrustedServer,
 )
 from gpulayer.faults import here
 from gpulayer.ids import Epoch
@@ -64,6 +65,7 @@ from gpulayer.protocol.messages import (
     StopAllRequested,
     Ticked,
 )
+from gpulayer.protocol.reporting import answer_limit_ms
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
@@ -73,6 +75,7 @@ from gpulayer.worker.facts import KnownFacts
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.logs import AttemptLogs
+from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
 from gpulayer.worker.node_work import NodeWork
 from gpulayer.worker.session import NotKnown, Plane
 from gpulayer.worker.settings import WorkerSettings
@@ -84,9 +87,10 @@ from gpulayer.worker.translating import command_from_wire, report_to_wire
 __all__ = ["Agent"]
 
 _log: Final = logging.getLogger(__name__)
-_REPORT_TIMEOUT_S: Final = 10.0
 _HOLD_S: Final = 25
+_HOLD_LIMIT_S: Final = _HOLD_S + 5.0  # its answer is empty then: a later one is none
 _LOOK_EVERY_S: Final = 60.0
+_LOST: Final = (Unreachable, TimedOut, UntrustedServer)
 _LEAVE_AGAIN_MS: Final = 50
 
 
@@ -126,6 +130,7 @@ class Agent:
             known=self._known,
             environment=settings.environment,
         )
+        self._network = NetworkWatch()
         self._clock = clock
         self._boot = boot
         self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
@@ -168,7 +173,9 @@ class Agent:
         events = self._link.events()
         attached = await anext(events)
         assert isinstance(attached, Attached)
-        self._known.set_enforced(attached.enforces)  # before the first report, which carries the facts
+        # Before the first report, which carries the facts.
+        self._known.set_enforced(attached.enforces)
+        self._known.set_addresses(self._network.addresses, own=self._plane.local_address)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -179,6 +186,7 @@ class Agent:
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),
                     group.create_task(self._watch_machine(), name="facts"),
+                    group.create_task(self._watch_network(), name="network"),
                     group.create_task(self._keeper.watch(), name="room"),
                     group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
                 ]
@@ -415,14 +423,14 @@ class Agent:
             path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
             asked_ms = self._clock.monotonic_ms()
             try:
-                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_S + 10)
+                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_LIMIT_S, asks_again=True)
                 heard = [command_from_wire(fields) for fields in reply["commands"]]
                 commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:
                 tries += 1
                 self._hear_of_removal(error)
                 # Of a lost connection the reports tell.
-                if tries == 1 and self.removed is None and not isinstance(error, Unreachable | TimedOut):
+                if tries == 1 and self.removed is None and not isinstance(error, _LOST):
                     _log.warning("no commands: %s", error.message)
                 await asyncio.sleep(self._plane.backoff_s(tries))
             else:
@@ -443,20 +451,32 @@ class Agent:
                 facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
 
+    async def _watch_network(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            why = self._network.look(own=self._plane.local_address)
+            if why:
+                _log.info("%s: connecting anew", why)
+                self._plane.forget_connections()
+                self._feed(Ticked())  # what fell due meanwhile; timers of a process stand still while a machine sleeps
+            if self._known.set_addresses(self._network.addresses, own=self._plane.local_address):
+                self._feed(FactsChanged())
+
     # Actions that wait ------------------------------------------------------------------------------------------------
 
     async def _report(self, plan: ReportPlan) -> None:
         body = report_to_wire(plan, self._known.facts)
         path = f"{self._plane.worker_path}/reports"
+        limit_s = answer_limit_ms(self._state, tries=self._report_tries) / 1000
         try:
             here("agent.before_report")
-            reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=_REPORT_TIMEOUT_S)
+            reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=limit_s)
             here("agent.after_report")
         except GpulayerError as error:
             self._report_tries += 1
             self._hear_of_removal(error)
             if self.removed is None:
-                self._story.lost(error.message, jobs=len(self._state.held))
+                self._story.lost(error, jobs=len(self._state.held), now_ms=self._clock.monotonic_ms())
                 retry_in_ms = int(self._plane.backoff_s(self._report_tries) * 1000)
             else:
                 retry_in_ms = _LEAVE_AGAIN_MS  # nobody hears it; it only ends the machine once nothing is held
@@ -483,7 +503,14 @@ class Agent:
     def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
         key = assignment.key
         if key not in self._logs:
-            self._logs[key] = AttemptLogs(self._plane, key, self._work.site(assignment), is_resumed=is_resumed)
+            self._logs[key] = AttemptLogs(
+                self._plane,
+                key,
+                self._work.site(assignment),
+                is_resumed=is_resumed,
+                masks=self._work.masks_for(assignment),
+                limit_bytes=assignment.limits.log_bytes,
+            )
             if is_resumed:
                 self._send_logs(key)
 
@@ -496,7 +523,7 @@ class Agent:
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)
         self._keeper.forget(key)
-        self._work.unwritten.pop(key, None)
+        self._work.forget(key)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
         current = asyncio.current_task()

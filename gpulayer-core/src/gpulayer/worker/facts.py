@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from gpulayer.plugins.builtin.addresses import own_first
 from gpulayer.plugins.contracts import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
 from gpulayer.spec.machine import Locality, WorkerFacts
 
@@ -35,6 +36,12 @@ class KnownFacts:
         self._site = site
         self._version = version
         self._labels = labels
+        self._own = ""
+
+    def set_addresses(self, found: Sequence[str], *, own: str) -> bool:
+        """own: from which the control plane was reached last. True where the addresses are new."""
+        self._own = own or self._own
+        return self._set(replace(self.facts, addresses=own_first(self._own, found)))
 
     def set_enforced(self, enforces: Sequence[str]) -> bool:
         """What a spawner says of itself when the worker attaches to it; True where that is new."""
@@ -43,7 +50,8 @@ class KnownFacts:
     async def look_again(self) -> bool:
         """True where something has changed."""
         facts = await gather_facts(self._probes, self._site, version=self._version, labels=self._labels)
-        return self._set(replace(facts, enforces=self.facts.enforces))
+        addresses = own_first(self._own, facts.addresses)
+        return self._set(replace(facts, enforces=self.facts.enforces, addresses=addresses))
 
     def _set(self, facts: WorkerFacts) -> bool:
         is_new = facts != self.facts
@@ -76,6 +84,7 @@ def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str,
         frameworks=tuple(framework for finding in found for framework in finding.frameworks),
         labels=tuple(sorted({**dict(label for finding in found for label in finding.labels), **dict(labels)}.items())),
         locality=next((finding.locality for finding in found if finding.locality is not None), Locality()),
+        addresses=tuple(address for finding in found for address in finding.addresses),
     )
 
 

@@ -2,37 +2,42 @@
 
 Why not a library: an async client of the usual kind costs the control path several milliseconds a call and tens of
 megabytes. Kept-alive connections are pooled by address; bodies go and come whole or in pieces; every wait has a time
-limit. No redirects, cookies, proxies or content codings: both ends are ours. ``https`` is refused until TLS is there;
-``_open`` is the one place where it will join.
+limit. No redirects, cookies or content codings: both ends are ours. ``dialing`` opens connections and decides whom to
+trust, ``connection`` speaks on one.
 
-Errors: ``Unreachable`` (no connection, cut short, too slow) and ``ProtocolError`` (an answer that is no HTTP).
-``is_sent`` in the details tells whether the other side may have seen the request.
+Networks lose connections without a word: a NAT forgets, an address changes, a machine sleeps. So silence on one
+connection makes all others to that address suspect: what is idle is dropped, what stands still and may be repeated
+(``asks_again``) is ended and asked again, on a new connection. So does everything after a suspend.
+
+Errors: ``Unreachable`` (no connection, cut short, too slow), ``UntrustedServer`` (nothing was sent) and
+``ProtocolError`` (an answer that is no HTTP). ``is_sent`` in the details tells whether the other side may have seen the
+request.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from gpulayer.errors import ProtocolError, TooLarge, Unreachable
-from gpulayer.net import Address
+from gpulayer.clock import suspended_ms
+from gpulayer.errors import TooLarge, Unreachable
+from gpulayer.net import Address, Pin, trust_failure
+from gpulayer.worker.connection import MAX_HEAD_BYTES, Body, Connection, request_head
+from gpulayer.worker.dialing import Dialer
 
 __all__ = ["Body", "HttpClient", "Incoming", "Response"]
 
-MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of an answer that is read whole
-PIECE: Final = 256 * 1024
-IDLE_LIMIT_S: Final = 4.0  # below the keep-alive time of usual servers (uvicorn: 5 s), so that reuse seldom fails
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A request's body that comes in pieces. ``size``: their sum, known before. It can be sent once only."""
-
-    pieces: AsyncIterator[bytes]
-    size: int
+# A heartbeat's connection is kept until the next one, so that TLS costs a handshake now and then. What can't be sent
+# twice goes over one that was busy just now: no server or box in between has dropped that yet.
+IDLE_LIMIT_S: Final = 25.0
+FRESH_S: Final = 4.0
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
+_STILL_S: Final = 1.0  # what moved since then is as alive as can be
+_SUSPEND_MS: Final = 1_000  # a jump of the clocks that is no noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Incoming:
 
     status: int
     headers: Mapping[str, str]
-    _connection: "_Connection"
+    _connection: Connection
     _piece_timeout_s: float
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -71,13 +76,29 @@ class Incoming:
 
 
 class HttpClient:
-    """Use as an async context, or ``aclose`` it. One event loop; requests may run side by side."""
+    """Use as an async context, or ``aclose`` it. One event loop; requests may run side by side.
 
-    def __init__(self, *, connect_timeout_s: float = 5.0, idle_connections: int = 8) -> None:
+    pins, proxy: as of ``dialing.Dialer``. connect_timeout_s: for the connection with its handshake. suspended_ms: a
+    clock that moves while the machine sleeps, and only then.
+    """
+
+    def __init__(
+        self,
+        *,
+        pins: Collection[Pin] = (),
+        proxy: Address | None = None,
+        connect_timeout_s: float = 5.0,
+        idle_connections: int = 8,
+        suspended_ms: Callable[[], int] = suspended_ms,
+    ) -> None:
+        self._dialer = Dialer(pins=pins, proxy=proxy)
         self._connect_timeout_s = connect_timeout_s
         self._idle_connections = idle_connections
-        self._idle: dict[Address, list[_Connection]] = {}
+        self._suspended_ms = suspended_ms
+        self._idle: dict[Address, list[Connection]] = {}
+        self._held: dict[Address, set[Connection]] = {}
         self._is_closed = False
+        self.local_address = ""
 
     async def request(
         self,
@@ -88,16 +109,32 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | Body = b"",
         timeout_s: float = 30.0,
+        asks_again: bool = False,
+        is_once: bool = False,
     ) -> Response:
-        """One whole exchange within ``timeout_s``. Raises Unreachable, ProtocolError, TooLarge."""
+        """One whole exchange within ``timeout_s``, counted from when the body last moved. Raises Unreachable,
+        UntrustedServer, ProtocolError, TooLarge.
+
+        asks_again: broken off and asked again where it stands still while another request finds the way there dead;
+        for what is held by the other side, and for what may be sent twice. is_once: never sent twice, not even where a
+        kept connection was closed before a word came.
+        """
+        head = request_head(address, method, path, headers or {}, body)
+        asked = _Asked(address, f"{method} {path}", head, body, timeout_s, asks_again, is_once)
+        connection: Connection | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                async with self.stream(
-                    address, method, path, headers=headers, body=body, piece_timeout_s=timeout_s
-                ) as incoming:
+            async with asyncio.timeout(timeout_s) as limit:
+                connection, incoming = await self._begin(asked, limit)
+                try:
                     return Response(incoming.status, incoming.headers, await incoming.read())
+                except (OSError, EOFError) as error:
+                    raise asked.unanswered(_reason(error)) from error
         except TimeoutError:
-            raise _unreachable(address, f"{method} {path}: no answer within {timeout_s:g} s", is_sent=True) from None
+            self._suspect(address)
+            raise asked.unanswered(f"no answer within {timeout_s:g} s") from None
+        finally:
+            if connection is not None:
+                self._put_back(address, connection)
 
     @asynccontextmanager
     async def stream(
@@ -110,16 +147,27 @@ class HttpClient:
         body: bytes | Body = b"",
         piece_timeout_s: float = 30.0,
     ) -> AsyncIterator[Incoming]:
-        """An exchange whose answer is read in pieces. Leaving early closes the connection."""
-        size = len(body) if isinstance(body, bytes) else body.size
-        head = _request_head(address, method, path, headers or {}, size)
-        connection, incoming = await self._begin(address, f"{method} {path}", head, body, piece_timeout_s)
+        """An exchange whose answer is read in pieces, each within the limit. Leaving early closes the connection."""
+        head = request_head(address, method, path, headers or {}, body)
+        asked = _Asked(address, f"{method} {path}", head, body, piece_timeout_s)
+        try:
+            async with asyncio.timeout(piece_timeout_s) as limit:
+                connection, incoming = await self._begin(asked, limit)
+        except TimeoutError:
+            self._suspect(address)
+            raise asked.unanswered(f"no answer within {piece_timeout_s:g} s") from None
         try:
             yield incoming
         except (OSError, EOFError) as error:
-            raise _unreachable(address, f"{method} {path}: {_reason(error)}", is_sent=True) from error
+            self._suspect(address)
+            raise asked.unanswered(_reason(error)) from error
         finally:
             self._put_back(address, connection)
+
+    def forget_connections(self) -> None:
+        """After something that no connection survives: what is idle is closed, what is held is asked again."""
+        for address in {*self._idle, *self._held}:
+            self._suspect(address, still_s=0.0)
 
     async def aclose(self) -> None:
         """Closes what is idle and takes nothing back from then on. May be repeated."""
@@ -138,49 +186,78 @@ class HttpClient:
     ) -> None:
         await self.aclose()
 
-    async def _begin(
-        self, address: Address, what: str, head: bytes, body: bytes | Body, piece_timeout_s: float
-    ) -> tuple["_Connection", Incoming]:
+    async def _begin(self, asked: "_Asked", limit: asyncio.Timeout) -> tuple[Connection, Incoming]:
+        loop = asyncio.get_running_loop()
+
+        def moved() -> None:
+            limit.reschedule(loop.time() + asked.timeout_s)
+            if connection is not None:
+                connection.moved_at = loop.time()
+
+        connection: Connection | None = None
+        may_repeat = isinstance(asked.body, bytes) and not asked.is_once  # what comes in pieces is sent once
         while True:
-            connection = self._take_idle(address)
+            connection = self._take_idle(asked.address, IDLE_LIMIT_S if may_repeat else FRESH_S)
             is_reused = connection is not None
             if connection is None:
-                connection = await self._open(address)
+                connection = await self._open(asked.address)
+            held = self._held.setdefault(asked.address, set()) if asked.asks_again else set()
+            held.add(connection)
+            moved()
             try:
-                async with asyncio.timeout(piece_timeout_s) as limit:
-                    await connection.send(head, body, limit, piece_timeout_s)
-                    status, answer = await connection.read_head()
-                return connection, Incoming(status, answer, connection, piece_timeout_s)
-            except (OSError, EOFError, TimeoutError) as error:
+                await connection.send(asked.head, asked.body, moved)
+                status, answer = await connection.read_head()
+                return connection, Incoming(status, answer, connection, asked.timeout_s)
+            except (OSError, EOFError) as error:
+                was_given_up = connection not in held
                 connection.close()
                 # The peer may close a kept connection at any time. Where it had not said a word yet, a new one is
-                # tried at once; a body in pieces can't be sent twice.
-                if is_reused and isinstance(body, bytes) and not isinstance(error, TimeoutError):
+                # tried at once.
+                if may_repeat and (is_reused or was_given_up):
                     continue
-                raise _unreachable(address, f"{what}: {_reason(error)}", is_sent=True) from error
+                self._suspect(asked.address)
+                raise asked.unanswered(_reason(error)) from error
             except BaseException:
                 connection.close()
                 raise
+            finally:
+                held.discard(connection)
 
-    async def _open(self, address: Address) -> "_Connection":
+    async def _open(self, address: Address) -> Connection:
+        suspended = self._suspended_ms()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                reader, writer = await asyncio.open_connection(address.host, address.port, limit=MAX_HEAD_BYTES)
+                reader, writer = await self._dialer.dial(address, limit=MAX_HEAD_BYTES)
         except (OSError, TimeoutError) as error:
+            self._suspect(address)
+            untrusted = trust_failure(error, address)
+            if untrusted is not None:
+                raise untrusted from error
             raise _unreachable(address, _reason(error), is_sent=False) from error
-        return _Connection(reader, writer)
+        connection = Connection(reader, writer, suspended_ms=suspended)
+        self.local_address = connection.local_address
+        return connection
 
-    def _take_idle(self, address: Address) -> "_Connection | None":
+    def _suspect(self, address: Address, *, still_s: float = _STILL_S) -> None:
+        for connection in self._idle.pop(address, ()):
+            connection.close()
+        held, now = self._held.get(address, set()), asyncio.get_running_loop().time()
+        for connection in [each for each in held if still_s <= now - each.moved_at]:
+            held.discard(connection)  # so that it is told from one that the other side has ended
+            connection.close()
+
+    def _take_idle(self, address: Address, limit_s: float) -> Connection | None:
         idle = self._idle.get(address, [])
-        now = asyncio.get_running_loop().time()
+        now, suspended = asyncio.get_running_loop().time(), self._suspended_ms()
         while idle:
             connection = idle.pop()
-            if connection.is_usable and now - connection.idle_since < IDLE_LIMIT_S:
+            is_fresh = now - connection.idle_since < limit_s and suspended - connection.suspended_ms < _SUSPEND_MS
+            if connection.is_usable and is_fresh:
                 return connection
             connection.close()
         return None
 
-    def _put_back(self, address: Address, connection: "_Connection") -> None:
+    def _put_back(self, address: Address, connection: Connection) -> None:
         idle = self._idle.setdefault(address, [])
         if connection.is_usable and len(idle) < self._idle_connections and not self._is_closed:
             connection.idle_since = asyncio.get_running_loop().time()
@@ -189,167 +266,27 @@ class HttpClient:
             connection.close()
 
 
-class _Connection:
-    """One connection and the state of the answer on it."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request on its way."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self.idle_since = 0.0
-        self._is_keepable = False
-        self._is_body_read = True
-        self._left: int | None = 0  # bytes of the body still to come; None: until the end, or chunked
-        self._is_chunked = False
+    address: Address
+    what: str
+    head: bytes
+    body: bytes | Body
+    timeout_s: float
+    asks_again: bool = False
+    is_once: bool = False
 
-    @property
-    def is_usable(self) -> bool:
-        return (
-            self._is_keepable
-            and self._is_body_read
-            and not self._reader.at_eof()
-            and self._reader.exception() is None
-            and not self._writer.is_closing()
-        )
-
-    async def send(self, head: bytes, body: bytes | Body, limit: asyncio.Timeout, piece_timeout_s: float) -> None:
-        try:
-            if isinstance(body, bytes):
-                self._writer.write(head + body if len(body) <= PIECE else head)
-                if len(body) > PIECE:
-                    self._writer.write(body)
-                await self._writer.drain()
-                return
-            self._writer.write(head)
-            sent = 0
-            async for piece in body.pieces:
-                self._writer.write(piece)
-                await self._writer.drain()
-                sent += len(piece)
-                limit.reschedule(asyncio.get_running_loop().time() + piece_timeout_s)
-            if sent != body.size:
-                raise ConnectionAbortedError(f"the body has {sent} bytes, not the {body.size} announced")
-        except (BrokenPipeError, ConnectionResetError):
-            # The peer may have refused a large body before reading it all; its answer says why, where it still comes.
-            self._is_keepable = False
-
-    async def read_head(self) -> tuple[int, Mapping[str, str]]:
-        while True:
-            try:
-                raw = await self._reader.readuntil(b"\r\n\r\n")
-            except asyncio.LimitOverrunError:
-                raise ProtocolError(f"an answer's head is larger than {MAX_HEAD_BYTES} bytes") from None
-            status, headers, version = _parse_head(raw)
-            if status >= 200:
-                break
-        self._is_keepable = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-        self._is_body_read = False
-        self._is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        if status in (204, 304):
-            self._left, self._is_chunked, self._is_body_read = 0, False, True
-        elif self._is_chunked:
-            self._left = None
-        elif "content-length" in headers:
-            self._left = _number(headers["content-length"], 10, "Content-Length")
-            self._is_body_read = self._left == 0
-        else:
-            self._left, self._is_keepable = None, False
-        return status, headers
-
-    async def body(self, piece_timeout_s: float) -> AsyncIterator[bytes]:
-        while not self._is_body_read:
-            async with asyncio.timeout(piece_timeout_s):
-                piece = await self._piece()
-            if piece:
-                yield piece
-
-    async def _piece(self) -> bytes:
-        if self._is_chunked:
-            return await self._chunk_piece()
-        if self._left is None:
-            piece = await self._reader.read(PIECE)
-            self._is_body_read = not piece
-            return piece
-        piece = await self._reader.read(min(PIECE, self._left))
-        if not piece:
-            raise EOFError(f"the answer was cut short, {self._left} bytes are missing")
-        self._left -= len(piece)
-        self._is_body_read = self._left == 0
-        return piece
-
-    async def _chunk_piece(self) -> bytes:
-        if self._left is None:
-            line = await self._line()
-            self._left = _number(line.split(b";")[0].strip().decode("latin-1"), 16, "chunk size")
-            if self._left == 0:
-                while await self._line():
-                    pass  # trailers
-                self._is_body_read = True
-                return b""
-        piece = await self._reader.read(min(PIECE, self._left))
-        if not piece:
-            raise EOFError("the answer was cut short inside a chunk")
-        self._left -= len(piece)
-        if self._left == 0:
-            if await self._line():
-                raise ProtocolError("a chunk is longer than it says")
-            self._left = None
-        return piece
-
-    async def _line(self) -> bytes:
-        try:
-            return (await self._reader.readuntil(b"\r\n"))[:-2]
-        except asyncio.LimitOverrunError:
-            raise ProtocolError("a chunk's head is too long") from None
-
-    def close(self) -> None:
-        self._is_keepable = False
-        self._writer.close()
-
-    async def wait_closed(self) -> None:
-        try:
-            await self._writer.wait_closed()
-        except OSError:
-            pass  # closed is closed
-
-
-def _request_head(address: Address, method: str, path: str, headers: Mapping[str, str], size: int) -> bytes:
-    lines = [f"{method} {address.prefix}{path} HTTP/1.1", f"Host: {address.netloc}"]
-    if size or method != "GET":
-        lines.append(f"Content-Length: {size}")
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if any("\r" in line or "\n" in line for line in lines):
-        raise ValueError("a header can't hold a line break")
-    return "\r\n".join((*lines, "", "")).encode("latin-1")
-
-
-def _parse_head(raw: bytes) -> tuple[int, dict[str, str], str]:
-    first, *rest = raw[:-4].decode("latin-1").split("\r\n")
-    version, _, tail = first.partition(" ")
-    status = tail[:3]
-    if version not in ("HTTP/1.1", "HTTP/1.0") or not status.isdigit():
-        raise ProtocolError(f"not an HTTP answer: {first[:80]!r}")
-    headers: dict[str, str] = {}
-    for line in rest:
-        name, colon, value = line.partition(":")
-        if not colon:
-            raise ProtocolError(f"not an HTTP header: {line[:80]!r}")
-        headers[name.strip().lower()] = value.strip()
-    return int(status), headers, version
-
-
-def _number(text: str, base: int, what: str) -> int:
-    try:
-        number = int(text, base)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ProtocolError(f"not a {what}: {text[:40]!r}")
-    return number
+    def unanswered(self, reason: str) -> Unreachable:
+        return _unreachable(self.address, f"{self.what}: {reason}", is_sent=True)
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, asyncio.IncompleteReadError):
         return "the connection was closed before an answer came"
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return f"what answers there speaks no TLS ({error.reason}): is it an http:// address, or another program?"
     return str(error) or ("it takes too long" if isinstance(error, TimeoutError) else type(error).__name__)
 
 

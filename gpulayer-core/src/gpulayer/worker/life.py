@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.clock import SystemClock
-from gpulayer.errors import Conflict, GpulayerError, Unauthenticated, Unreachable, UsageError
+from gpulayer.errors import (
+    Conflict,
+    GpulayerError,
+    Unauthenticated,
+    Unreachable,
+    UntrustedServer,
+    UsageError,
+    VersionMismatch,
+)
+from gpulayer.hiding import hide_process
 from gpulayer.plugins.contracts import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
@@ -37,14 +46,18 @@ __all__ = ["introduce", "live"]
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
 _JOIN_HINT: Final = "join it again with a new token: gpulayer join URL --token TOKEN"
+_JOIN_AGAIN: Final = "a join token works once, and for a short time: `gpulayer token create --role join` makes another"
 
 # The only worker of a control plane on the same machine, which may be starting: somebody waits for their first job.
 _LOCAL_BACKOFF: Final = Backoff(base_ms=50, cap_ms=250)
+_SAY_S: Final = 1.5
+_SAY_EVERY: Final = 200  # of tries, once their waits have grown: every ten minutes or so
 _LOCAL_PATIENCE: Final = 30  # tries until it is worth a word that the control plane is not there yet
 
 
 def live(settings: WorkerSettings) -> int:
     """See ``gpulayer.worker.run``."""
+    hide_process()
     reserve = Reserve(settings.work_dir)
     try:
         with _alone(settings.work_dir, reserve):
@@ -72,7 +85,7 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     site = ProbeSite(settings.work_dir, settings.environment)
     facts = await gather_facts(builtin_registry().probes, site, version=settings.version, labels=settings.labels)
-    async with HttpClient() as http:
+    async with HttpClient(pins=settings.pins, proxy=settings.proxy) as http:
         plane = Plane(
             http,
             Endpoints(urls=settings.urls, endpoint_file=settings.endpoint_file),
@@ -148,7 +161,7 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    async with HttpClient() as http:
+    async with HttpClient(pins=settings.pins, proxy=settings.proxy) as http:
         plane = Plane(
             http,
             Endpoints(urls=settings.urls, endpoint_file=settings.endpoint_file),
@@ -158,9 +171,12 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
             on_session=on_session,
             backoff=DEFAULT_BACKOFF if settings.endpoint_file is None else _LOCAL_BACKOFF,
         )
-        if not identities.is_enrolled and not await _unless(present.stop, _enrol(settings, plane, facts)):
-            return
-        await _greet(settings, plane, facts)
+        with _said_soon(settings, plane):
+            if not identities.is_enrolled and not await _unless(
+                present.stop, _enrol(settings, plane, facts, is_first=True)
+            ):
+                return
+            await _greet(settings, plane, facts)
         _drop_token(settings)
         environment = {name: settings.environment[name] for name in _SPAWNER_VARIABLES if name in settings.environment}
         cache = BlobFolder(settings.work_dir / "blobs", durable=False)
@@ -207,9 +223,13 @@ async def _join_again(
         raise NotKnown(f"{why.message}, and its token joins it no more: {error.message}", hint=_JOIN_HINT) from None
 
 
-async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
-    """Waits for the control plane as long as it takes; raises when it says no."""
-    tries = 0
+async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts, *, is_first: bool = False) -> None:
+    """Waits for the control plane as long as it takes; raises when it says no.
+
+    is_first: also when none of its addresses leads to a server that can be trusted: somebody has just typed that.
+    """
+    tries = untrusted = 0
+    told: set[type[GpulayerError]] = set()
     while True:
         try:
             await plane.enrol(
@@ -219,14 +239,36 @@ async def _enrol(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
                 default_name=settings.default_name,
             )
         except GpulayerError as error:
-            if not is_passing(error) or isinstance(error, Unauthenticated):
+            if isinstance(error, Unauthenticated):
+                if settings.endpoint_file is None:
+                    _drop_token(settings)  # else the next start without one would try it again
+                raise Unauthenticated(error.message, hint=error.hint or _JOIN_AGAIN) from None
+            if not is_passing(error) or isinstance(error, VersionMismatch):
+                raise
+            untrusted = untrusted + 1 if isinstance(error, UntrustedServer) else 0
+            if is_first and untrusted == plane.address_count:
                 raise
             tries += 1
-            if tries == (1 if settings.endpoint_file is None else _LOCAL_PATIENCE):
+            is_time = tries >= (1 if settings.endpoint_file is None else _LOCAL_PATIENCE)
+            if (is_time and type(error) not in told) or tries % _SAY_EVERY == 0:
+                told.add(type(error))
                 _log.warning("waiting for the control plane: %s", error.message)
         else:
             return
         await asyncio.sleep(plane.backoff_s(tries))
+
+
+@contextmanager
+def _said_soon(settings: WorkerSettings, plane: Plane) -> Iterator[None]:
+    """A network that swallows everything lets the first try take its time; whoever waits at a terminal is told."""
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(_SAY_S, lambda: _log.warning("no answer yet from the control plane at %s", plane.where))
+    if settings.endpoint_file is not None:
+        timer.cancel()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
@@ -244,6 +286,8 @@ async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
         # else: the agent hears the same, and ends what is left here
     except GpulayerError as error:
         _log.warning("waiting for the control plane: %s", error.message)
+        if isinstance(error, UntrustedServer | VersionMismatch):
+            _log.warning("%s", error.hint)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gpulayer import __version__
 from gpulayer.clock import Clock
 from gpulayer.errors import (
     Conflict,
@@ -26,7 +27,9 @@ from gpulayer.errors import (
     TimedOut,
     Unauthenticated,
     Unreachable,
+    UntrustedServer,
     UsageError,
+    VersionMismatch,
 )
 from gpulayer.net import Address, parse_url
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff, backoff_ms
@@ -41,6 +44,8 @@ __all__ = ["Endpoints", "NotKnown", "Plane", "is_passing"]
 _log: Final = logging.getLogger(__name__)
 _PASSING: Final = (
     Unreachable,
+    UntrustedServer,
+    VersionMismatch,
     TimedOut,
     StorageUnavailable,
     DiskFull,
@@ -49,6 +54,9 @@ _PASSING: Final = (
     Unauthenticated,
     Forbidden,
 )
+_SAY_EVERY: Final = 200  # of tries, once their waits have grown: every ten minutes or so
+_USER_AGENT: Final = f"gpulayer-worker/{__version__}"
+_MINT_S: Final = 6.0  # as a report: no worker has a session before it is answered
 _Result = TypeVar("_Result")
 
 
@@ -67,6 +75,7 @@ class Endpoints:
     def __init__(self, *, urls: tuple[str, ...] = (), endpoint_file: Path | None = None) -> None:
         self._file = endpoint_file
         self._addresses = [parse_url(url) for url in urls]
+        self.count = max(1, len(self._addresses))
         self._position = 0
         self._known: Address | None = None
 
@@ -85,10 +94,11 @@ class Endpoints:
         except Unreachable:
             return str(self._file)
 
-    def failed(self) -> None:
-        """The current address did not answer: the next call tries the next one, or reads the file again."""
+    def failed(self, address: Address) -> None:
+        """It did not answer: the next call tries the next one, or reads the file again. Of several requests that met
+        the same silence only one moves on."""
         self._known = None
-        if self._addresses:
+        if self._addresses and self._addresses[self._position] == address:
             self._position = (self._position + 1) % len(self._addresses)
 
     def _read(self, path: Path) -> Address:
@@ -131,6 +141,25 @@ class Plane:
         return self._endpoints.shown()
 
     @property
+    def reached_by(self) -> Mapping[str, str]:
+        """How a program on this machine reaches the control plane, as variables. Raises Unreachable."""
+        return {"GPULAYER_URL": str(self._endpoints.current())}
+
+    @property
+    def address_count(self) -> int:
+        """How many addresses there are to try."""
+        return self._endpoints.count
+
+    @property
+    def local_address(self) -> str:
+        """This machine's own end of the last connection that was made, numeric; empty before the first."""
+        return self._http.local_address
+
+    def forget_connections(self) -> None:
+        """What was open before a suspend, or on another network, is of no use: everything is asked again."""
+        self._http.forget_connections()
+
+    @property
     def worker_name(self) -> str:
         """As the control plane calls this worker."""
         return self._identities.identity.name
@@ -170,23 +199,29 @@ class Plane:
         document: object = None,
         content: bytes = b"",
         timeout_s: float = 30.0,
+        asks_again: bool = False,
     ) -> Any:  # Any: a JSON document, as the route says
-        """One exchange under this worker's session. Raises the error that the answer describes, NotKnown, or
-        Unreachable."""
+        """One exchange under this worker's session. Raises the error that the answer describes, NotKnown,
+        UntrustedServer, or Unreachable. asks_again: as of ``HttpClient.request``."""
         body = content if document is None else json.dumps(document).encode()
+        is_json = document is not None
         token = await self._session()
         try:
-            return await self._exchange(method, path, token, body, is_json=document is not None, timeout_s=timeout_s)
+            return await self._exchange(
+                method, path, token, body, is_json=is_json, timeout_s=timeout_s, asks_again=asks_again
+            )
         except Unauthenticated:
             await self._mint(token)
-        return await self._exchange(method, path, self._token, body, is_json=document is not None, timeout_s=timeout_s)
+        return await self._exchange(
+            method, path, self._token, body, is_json=is_json, timeout_s=timeout_s, asks_again=asks_again
+        )
 
     @asynccontextmanager
     async def stream(
         self, method: str, path: str, *, document: object = None, body: Body | None = None
     ) -> AsyncIterator[Incoming]:
         """An exchange whose bodies come in pieces. Raises like ``call``; a refused session is left to the next try."""
-        headers = {"Authorization": f"Bearer {await self._session()}"}
+        headers = {"User-Agent": _USER_AGENT, "Authorization": f"Bearer {await self._session()}"}
         content: bytes | Body = b"" if body is None else body
         if document is not None:
             content = json.dumps(document).encode()
@@ -200,8 +235,8 @@ class Plane:
                         self._renew_at_ms = 0
                     raise error
                 yield incoming
-        except Unreachable:
-            self._endpoints.failed()
+        except (Unreachable, UntrustedServer):
+            self._endpoints.failed(address)
             raise
 
     async def until_answered(self, operation: Callable[[], Awaitable[_Result]], *, what: str) -> _Result:
@@ -214,7 +249,7 @@ class Plane:
                 if not is_passing(error):
                     raise
                 tries += 1
-                if tries == 1 or tries % 20 == 0:
+                if tries == 1 or tries % _SAY_EVERY == 0:
                     _log.warning("%s: %s; trying again", what, error.message)
             await asyncio.sleep(self.backoff_s(tries))
 
@@ -236,7 +271,9 @@ class Plane:
             body: SessionBody = {"schema": SCHEMA_VERSION, "counter": counter, "signature": signature}
             path = f"{self.worker_path}/sessions"
             try:
-                reply: SessionReply = await self._exchange("POST", path, "", json.dumps(body).encode(), timeout_s=10)
+                reply: SessionReply = await self._exchange(
+                    "POST", path, "", json.dumps(body).encode(), timeout_s=_MINT_S
+                )
             except (Unauthenticated, NotFound) as error:
                 raise NotKnown(error.message, hint=error.hint) from None
             self._token = reply["token"]
@@ -244,22 +281,40 @@ class Plane:
         self._on_session(reply)
 
     async def _exchange(
-        self, method: str, path: str, token: str, body: bytes, *, is_json: bool = True, timeout_s: float = 30.0
+        self,
+        method: str,
+        path: str,
+        token: str,
+        body: bytes,
+        *,
+        is_json: bool = True,
+        timeout_s: float = 30.0,
+        asks_again: bool = False,
+        is_once: bool = False,
     ) -> Any:  # Any: see call
-        headers: dict[str, str] = {}
+        headers = {"User-Agent": _USER_AGENT}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         if is_json:
             headers["Content-Type"] = "application/json"
         address = self._endpoints.current()
         try:
-            answer = await self._http.request(address, method, path, headers=headers, body=body, timeout_s=timeout_s)
-        except Unreachable:
-            self._endpoints.failed()
+            answer = await self._http.request(
+                address,
+                method,
+                path,
+                headers=headers,
+                body=body,
+                timeout_s=timeout_s,
+                asks_again=asks_again,
+                is_once=is_once,
+            )
+        except (Unreachable, UntrustedServer):
+            self._endpoints.failed(address)
             raise
         if answer.status >= 400:
             if answer.status == 503:
-                self._endpoints.failed()  # a standby says so; the leader may be the next one
+                self._endpoints.failed(address)  # a standby says so; the leader may be the next one
             raise _error(answer.status, answer.body)
         try:
             return json.loads(answer.body or b"null")

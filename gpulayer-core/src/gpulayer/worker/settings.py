@@ -8,6 +8,7 @@ from typing import Final
 
 from gpulayer import __version__
 from gpulayer.errors import UsageError
+from gpulayer.net import Address, Pin
 
 __all__ = ["LOCK_FOLDERS", "WorkerSettings"]
 
@@ -20,16 +21,19 @@ class WorkerSettings:
     """Where to work, whom to work for, and as whom.
 
     work_dir: a folder of this worker's own; everything it keeps is below. urls: of one control plane, tried in turn;
-    or endpoint_file: re-read at every reconnect. token_file, token: a join token, needed until the worker is enrolled;
-    a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it; default_name: made
-    unique then. environment: of the worker, from which jobs get an allow-list. python: runs the spawner.
-    lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as of
-    ``gpulayer.faults.arm``.
+    or endpoint_file: re-read at every reconnect. pins: of its certificate, none where a public CA vouches for it.
+    proxy: an HTTP proxy to tunnel through, for https. token_file, token: a join token, needed until the worker is
+    enrolled; a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it;
+    default_name: made unique then. environment: of the worker, from which jobs get an allow-list. python: runs the
+    spawner. lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as
+    of ``gpulayer.faults.arm``.
     """
 
     work_dir: Path
     urls: tuple[str, ...] = ()
     endpoint_file: Path | None = None
+    pins: tuple[Pin, ...] = ()
+    proxy: Address | None = None
     token_file: Path | None = None
     token: str = ""
     name: str = ""

@@ -7,6 +7,7 @@ import logging
 import shlex
 from typing import Final
 
+from gpulayer.errors import GpulayerError, UntrustedServer, VersionMismatch
 from gpulayer.protocol.messages import Phase, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
@@ -17,6 +18,7 @@ __all__ = ["Story", "end_text", "machine_text"]
 
 _log: Final = logging.getLogger(__name__)
 _COMMAND_LIMIT: Final = 80
+_SAY_AGAIN_MS: Final = 600_000
 
 
 class Story:
@@ -25,7 +27,8 @@ class Story:
     def __init__(self) -> None:
         self._started: dict[NodeKey, str] = {}  # how they are called
         self._ended: set[NodeKey] = set()
-        self._is_lost = False
+        self._troubles: set[type[GpulayerError]] = set()
+        self._say_again_ms = 0
 
     def found(self, assignment: Assignment, phase: Phase) -> None:
         """A job of an earlier start is here."""
@@ -53,16 +56,22 @@ class Story:
             _log.info("%s is not this worker's any more: it was ended", name)
         self._ended.discard(key)
 
-    def lost(self, why: str, *, jobs: int) -> None:
-        """Told once until ``back``. jobs: how many go on."""
-        if not self._is_lost:
-            self._is_lost = True
-            _log.warning("connection lost: %s%s; trying again", why, f"; {_jobs(jobs, 'go')} on" if jobs else "")
+    def lost(self, why: GpulayerError, *, jobs: int, now_ms: int) -> None:
+        """Told once until ``back`` for each kind of trouble, and again every ten minutes. jobs: how many go on."""
+        if now_ms >= self._say_again_ms:
+            self._troubles.clear()
+        if type(why) not in self._troubles:
+            self._troubles.add(type(why))
+            self._say_again_ms = now_ms + _SAY_AGAIN_MS
+            jobs_text = f"; {_jobs(jobs, 'go')} on" if jobs else ""
+            _log.warning("connection lost: %s%s; trying again", why.message, jobs_text)
+            if isinstance(why, UntrustedServer | VersionMismatch):  # nothing that passes by itself
+                _log.warning("%s", why.hint)
 
     def back(self) -> None:
         """Says nothing where nothing was lost."""
-        if self._is_lost:
-            self._is_lost = False
+        if self._troubles:
+            self._troubles.clear()
             _log.info("the connection is back")
 
     def stopping(self, *, jobs: int) -> None:

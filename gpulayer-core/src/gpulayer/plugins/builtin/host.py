@@ -1,4 +1,4 @@
-"""The host probe: processors, memory and disk that this worker may really use.
+"""The host probe: processors, memory and disk that this worker may really use, and where others may reach it.
 
 A container shows the whole machine's figures in /proc; what counts is the narrowest of processor affinity and the
 quotas and limits of every cgroup above the worker, in version 1 or 2.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from gpulayer.plugins.builtin.addresses import interface_addresses
 from gpulayer.plugins.contracts import Findings, ProbeSite
 
 __all__ = ["HostProbe", "host_platform"]
@@ -36,6 +37,7 @@ class HostProbe:
             cpus=self._cpus(),
             memory_bytes=self._memory_bytes(),
             disk_bytes=shutil.disk_usage(site.work_dir).free,
+            addresses=interface_addresses(),
         )
 
     def _cpus(self) -> int:

@@ -12,27 +12,9 @@ from gpulayer.plugins.contracts import Launched, LaunchPlan, LaunchSite, Machine
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
+from gpulayer.variables import HANDED_ON
 
-__all__ = ["HANDED_ON", "ProcessLauncher", "device_variables"]
-
-HANDED_ON: Final = frozenset(
-    {
-        "CURL_CA_BUNDLE",
-        "HOME",
-        "LANG",
-        "LANGUAGE",
-        "LOGNAME",
-        "PATH",
-        "REQUESTS_CA_BUNDLE",
-        "SHELL",
-        "SSL_CERT_DIR",
-        "SSL_CERT_FILE",
-        "TMPDIR",
-        "TZ",
-        "USER",
-    }
-)
-"""Names of the worker's variables that jobs get; ``LC_*`` too."""
+__all__ = ["ProcessLauncher", "device_variables"]
 
 DEFAULT_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 

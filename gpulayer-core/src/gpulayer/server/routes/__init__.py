@@ -2,9 +2,17 @@
 
 from typing import Final
 
-from gpulayer.server.routes import blobs, jobs, logs, plane, workers
+from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, tokens, workers
 from gpulayer.server.web import Route
 
 __all__ = ["ROUTES"]
 
-ROUTES: Final[tuple[Route, ...]] = (*plane.ROUTES, *jobs.ROUTES, *logs.ROUTES, *workers.ROUTES, *blobs.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *plane.ROUTES,
+    *tokens.ROUTES,
+    *jobs.ROUTES,
+    *logs.ROUTES,
+    *workers.ROUTES,
+    *credentials.ROUTES,
+    *blobs.ROUTES,
+)

@@ -7,6 +7,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gpulayer.errors import BadRequest, NotFound
 from gpulayer.ids import Digest, is_digest
+from gpulayer.server.rights import check_reads_blobs
 from gpulayer.server.web import READ_OR_WORKER, SUBMIT_OR_WORKER, Call, Route, json_response
 from gpulayer.spec.units import format_bytes
 from gpulayer.staging.blobs import BlobFolder
@@ -48,6 +49,7 @@ async def put_blob(call: Call) -> Response:
 async def get_blob(call: Call) -> Response:
     """NotFound before the first byte; later damage shows as an answer that is shorter than its length."""
     blobs, digest = call.plane.blobs, _digest(call)
+    await check_reads_blobs(call.plane, call.client, [digest])
     size = await call.plane.in_thread(blobs.size, digest)
     # The last piece comes only if the content has its digest: a damaged blob ends short of its length.
     return StreamingResponse(
@@ -68,6 +70,7 @@ async def fetch(call: Call) -> Response:
     """Each digest once, in the order asked for. NotFound and BadRequest come before the first byte."""
     body = await call.json(FetchBody)
     digests = [Digest(text) for text in dict.fromkeys(body["digests"])]
+    await check_reads_blobs(call.plane, call.client, digests)
     total = await call.plane.in_thread(_check_packable, call.plane.blobs, digests)
     return StreamingResponse(
         _frames(call.plane.blobs, digests),

@@ -1,7 +1,9 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.responses import Response
@@ -20,10 +22,12 @@ from gpulayer.server.records import (
     output_records,
     waiting_reason,
 )
-from gpulayer.server.store import JobRow, StoredJob, reads
+from gpulayer.server.rights import check_manages, check_sees, is_anothers
+from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
 from gpulayer.server.submission import await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
-from gpulayer.server.web import READ, SUBMIT, Call, Query, Route, check_slice, held, json_response
+from gpulayer.server.tokens import TokenKind
+from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
@@ -76,8 +80,9 @@ async def list_jobs(call: Call) -> Response:
     states = tuple(_state(text) for text in call.query("state").split(",") if text)
     limit = call.query_int("limit", 50, least=1, most=500) or 50
     before = call.query_int("cursor", None)
+    owner = call.client.owner if call.query_flag("mine") else None
     found, after = await call.plane.query(
-        reads.page_of_jobs, states=states, name=call.query("name"), before_seq=before, limit=limit
+        reads.page_of_jobs, states=states, name=call.query("name"), owner=owner, before_seq=before, limit=limit
     )
     reasons = await _reasons(call.plane, found)
     jobs = [job_record(job, reason=reasons.get(job.image.id)) for job in found]
@@ -87,10 +92,11 @@ async def list_jobs(call: Call) -> Response:
 async def show(call: Call) -> Response:
     """With ``wait_s`` it holds until the job is final or the time is over, and answers with what it is then."""
     wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
-    if not wait_s:
+    if not wait_s and call.client.kind is TokenKind.CLIENT:  # it sees every job: one query does
         return json_response(await _record(call.plane, await call.plane.query(reads.find_job, call.path("ref"))))
     job_id = await find_job(call)
-    await _await_final(call, job_id, wait_s)
+    if wait_s:
+        await _await_final(call, job_id, wait_s)
     return json_response(await read_record(call.plane, job_id))
 
 
@@ -98,28 +104,36 @@ async def cancel(call: Call) -> Response:
     """Only asks: the answer shows the job as it is now. A job that is final stays as it is."""
     body = await call.json(CancelBody, optional=True)
     job_id = await find_job(call)
+    job = await call.plane.query(reads.read_job, job_id)
+    check_manages(call.client, job)
     grace_ms = body.get("grace_ms")
     if await call.plane.driver.read(lambda state: job_id in state.jobs):
-        await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms, _who(call)))
+        audit = _told_if_anothers(call, job)
+        side = Side(audit=audit) if audit else None
+        await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms, _who(call)), side=side)
     return json_response(await read_record(call.plane, job_id))
 
 
 async def retry(call: Call) -> Response:
-    """A new job from the same spec."""
+    """A new job from the same spec, and of the same owner, whoever asks for it: what it is granted is then no more than
+    what its owner may."""
     plane = call.plane
     job_id = await find_job(call)
     job = await plane.query(reads.read_job, job_id)
+    check_manages(call.client, job)
+    caller = replace(call.client, owner=job.owner)
     if not job.image.state.is_final:
         raise Conflict(
             f"job {job_id} is {job.image.state}; only a job that has ended runs again", hint="cancel it first"
         )
     ids, rows = await submit_jobs(
         plane,
-        call.client,
+        caller,
         [job.submission],
         client=_client_of(call),
         key=_key_of(call),
         body=f"retry {job_id}".encode(),
+        secrets_of=job_id,
     )
     return await _submitted(plane, ids[0], rows)
 
@@ -152,11 +166,17 @@ async def explain(call: Call) -> Response:
 
 
 async def find_job(call: Call) -> JobId:
-    """The job that the path's ``ref`` names. Raises NotFound."""
+    """The job that the path's ``ref`` names, if the caller may see it. Raises NotFound, and Forbidden for a job that is
+    not the calling job's own, which may not learn either whether there is one."""
     job_id = JobId(call.path("ref"))  # the whole id of a live job, mostly: no other name comes before an id
-    if call.plane.driver.look(lambda state: job_id in state.jobs):
-        return job_id
-    return await call.plane.query(reads.resolve_job, call.path("ref"))
+    if not call.plane.driver.look(lambda state: job_id in state.jobs):
+        try:
+            job_id = await call.plane.query(reads.resolve_job, call.path("ref"))
+        except NotFound:
+            await check_sees(call.plane, call.client, None)
+            raise
+    await check_sees(call.plane, call.client, job_id)
+    return job_id
 
 
 async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
@@ -296,6 +316,15 @@ async def _tails(plane: Plane, job: StoredJob) -> dict[Epoch, Tail]:
     return await plane.in_thread(read_tails, plane.logs, job.attempts)
 
 
+def _told_if_anothers(call: Call, job: StoredJob) -> tuple[AuditEntry, ...]:
+    caller = call.client
+    if not is_anothers(caller, job):
+        return ()
+    details = json.dumps({"owner": job.owner, "name": job.submission.get("name", "")})
+    actor = f"{caller.owner} ({caller.token_id})"
+    return (AuditEntry(call.plane.clock.wall_ms(), actor, "job.cancel_other", job.image.id, details),)
+
+
 def _client_of(call: Call) -> str:
     return call.request.headers.get("user-agent", "")[:200]
 
@@ -339,6 +368,7 @@ ROUTES: Final = (
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
+            Query("mine", "1: only jobs of the caller's owner"),
             Query("limit", "jobs on the page, 1 to 500"),
             Query("cursor", "the previous page's next"),
         ),
@@ -347,7 +377,7 @@ ROUTES: Final = (
         "GET",
         "/v1/jobs/{ref}",
         show,
-        READ,
+        READ_OR_JOB,
         "A job by id, unique prefix of an id, or unique name",
         reply=JobRecord,
         query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number"),),
@@ -374,12 +404,14 @@ ROUTES: Final = (
         "GET",
         "/v1/jobs/{ref}/events",
         events,
-        READ,
+        READ_OR_JOB,
         "What happened to a job, oldest first",
         reply=EventPage,
         query=(Query("after", "only events after this number"), Query("limit", "events on the page, 1 to 1000")),
     ),
-    Route("GET", "/v1/jobs/{ref}/outputs", outputs, READ, "The files that a job brought home", reply=OutputsReply),
+    Route(
+        "GET", "/v1/jobs/{ref}/outputs", outputs, READ_OR_JOB, "The files that a job brought home", reply=OutputsReply
+    ),
     Route(
         "POST",
         "/v1/explain",

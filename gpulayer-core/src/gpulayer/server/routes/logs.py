@@ -20,7 +20,7 @@ from gpulayer.server.logs import READ_PIECE, LogKey
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes.jobs import find_job
 from gpulayer.server.store import reads
-from gpulayer.server.web import READ, Call, Query, Route, held
+from gpulayer.server.web import READ_OR_JOB, Call, Query, Route, held
 from gpulayer.spec.logs import LogStream
 from gpulayer.spec.units import format_duration
 
@@ -208,7 +208,7 @@ ROUTES: Final = (
         "GET",
         "/v1/jobs/{ref}/logs",
         logs,
-        READ,
+        READ_OR_JOB,
         "The log of an attempt as raw bytes; X-Gpulayer-Log-Start is the offset of the first, X-Gpulayer-Attempt the "
         "attempt's number, X-Gpulayer-Log-Timed (with since_ms) 0 where nobody knows when its bytes came",
         raw_reply="application/octet-stream",

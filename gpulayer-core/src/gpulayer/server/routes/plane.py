@@ -1,5 +1,6 @@
-"""The control plane itself: health, its record, tokens, its end, and its description."""
+"""The control plane itself: health, its record, its end, and its description."""
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -10,14 +11,15 @@ from starlette.responses import Response
 from gpulayer import __version__
 from gpulayer.clock import iso_utc
 from gpulayer.errors import StorageUnavailable
+from gpulayer.server.audit import entry
 from gpulayer.server.openapi import describe
 from gpulayer.server.store import Side, reads
-from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import ADMIN, OPEN, READ, READ_OR_WORKER, Call, Route, json_response
 from gpulayer.wire.plane import PlaneRecord, ShutdownBody
-from gpulayer.wire.tokens import TokenBody, TokenReply
 
 __all__ = ["ROUTES"]
+
+_log = logging.getLogger(__name__)
 
 
 async def healthz(call: Call) -> Response:
@@ -72,26 +74,13 @@ def _disk_free(folder: Path) -> int | None:
 async def shutdown(call: Call) -> Response:
     """Answered before the end begins."""
     body = await call.json(ShutdownBody, optional=True)
+    told = entry(call.plane.clock.wall_ms(), call.client, "plane.shutdown")
+    try:
+        await call.plane.driver.submit(side=Side(audit=(told,)))
+    except StorageUnavailable as error:  # it must end all the same
+        _log.warning("the audit trail does not tell of this shutdown: %s", error.message)
     call.plane.ask_shutdown(keep_worker=body.get("keep_worker", False))
     return json_response({})
-
-
-async def create_token(call: Call) -> Response:
-    """Durable before it is shown; only its hash is kept."""
-    body = await call.json(TokenBody)
-    plane = call.plane
-    life_s = plane.settings.join_token_life_s
-    token, row = plane.auth.new_token(TokenKind.JOIN, name=body.get("name", ""), life_s=life_s)
-    await plane.driver.submit(side=Side(tokens=(row,)))
-    plane.auth.keep_token(row)
-    reply: TokenReply = {
-        "token": token,
-        "token_id": row.id,
-        "role": body["role"],
-        "name": row.name,
-        "expires_in_s": life_s,
-    }
-    return json_response(reply, 201)
 
 
 async def openapi(call: Call) -> Response:
@@ -107,14 +96,4 @@ ROUTES: Final = (
     Route("GET", "/openapi.json", openapi, READ_OR_WORKER, "This description"),
     Route("GET", "/v1/plane", show, READ, "The control plane's own record", reply=PlaneRecord),
     Route("POST", "/v1/plane:shutdown", shutdown, ADMIN, "End the control plane in good order", body=ShutdownBody),
-    Route(
-        "POST",
-        "/v1/tokens",
-        create_token,
-        ADMIN,
-        "A join token: one worker, 15 minutes",
-        body=TokenBody,
-        reply=TokenReply,
-        status=201,
-    ),
 )

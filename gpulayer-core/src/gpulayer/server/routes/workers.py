@@ -31,12 +31,14 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
+from gpulayer.server.audit import entry
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
+from gpulayer.server.pools import offered
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
-from gpulayer.server.store import IdentityRow, Side
+from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
 from gpulayer.server.web import ADMIN, JOIN, OPEN, READ, WORKER, Call, Query, Route, held, json_response
@@ -64,7 +66,7 @@ from gpulayer.wire.workers import (
     WorkerRecord,
 )
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "lent"]
 
 _HOLD_LIMIT_S: Final = 60.0
 
@@ -76,8 +78,7 @@ async def enrol(call: Call) -> Response:
     plane, body = call.plane, await call.json(EnrolBody)
     check_schema(body["schema"], "enrolment")
     public_key, name = _public_key(body["public_key"]), _name(body["name"])
-    facts = facts_from_wire(body["facts"])
-    digest = _facts_digest(facts)
+    reported = facts_from_wire(body["facts"])
     async with plane.enrolling:  # one at a time: a name and a token belong to one worker
         known = plane.auth.identity_of_key(public_key)
         token = plane.auth.spend(call.client, None if known is None else known.worker)
@@ -85,12 +86,14 @@ async def enrol(call: Call) -> Response:
         held_by = await plane.driver.read(lambda state: _holder_of(state, name))
         if held_by is not None and held_by != worker_id:
             raise Conflict(f"another worker has the name {name!r}", hint="join under another name: --name NAME")
-        spent = plane.auth.token(call.client.token_id)
-        is_local = spent is not None and spent.is_local
-        identity = replace(known or IdentityRow(worker_id, public_key, -1, is_local), token_id=call.client.token_id)
+        identity = _joined(known or IdentityRow(worker_id, public_key, -1, is_local=False), token)
+        facts = offered(reported, identity)
+        digest = _facts_digest(facts)
         used = () if token is None else (replace(token, uses=token.uses + 1),)
+        told = () if token is None else (_told(call, "worker.enrol", worker_id, name),)
         await plane.driver.submit(
-            lambda at: WorkerJoined(at, worker_id, name, facts, digest), side=Side(tokens=used, identities=(identity,))
+            lambda at: WorkerJoined(at, worker_id, name, facts, digest),
+            side=Side(tokens=used, identities=(identity,), audit=told),
         )
         plane.auth.keep_identity(identity)
         for row in used:
@@ -125,7 +128,8 @@ async def report(call: Call) -> Response:
     body = await call.json(ReportBody)
     check_schema(body["schema"], "report")
     fields = body.get("facts")
-    facts = None if fields is None else facts_from_wire(fields)
+    identity = plane.auth.identity(worker_id)
+    facts = None if fields is None or identity is None else offered(facts_from_wire(fields), identity)
     digest = None if facts is None else _facts_digest(facts)
     recovered = body.get("recovered")
     items = tuple([await _item(plane, item) for item in body["items"]])
@@ -184,7 +188,7 @@ async def put_log(call: Call) -> Response:
     offset = call.query_int("offset", 0) or 0
     is_final = call.query_flag("final")
     stream = log_stream(call)
-    epoch, job_id = await _lent(call, node)
+    epoch, job_id = await lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
     if piece:
@@ -207,7 +211,7 @@ async def put_log(call: Call) -> Response:
 async def put_outputs(call: Call) -> Response:
     """Accept an output tree: all of its objects must be here, and it must not leave its folder."""
     plane = call.plane
-    await _lent(call, None)
+    await lent(call, None)
     body = await call.json(OutputsBody)
     tree = body["tree"]
     if not is_digest(tree):
@@ -234,15 +238,17 @@ async def show(call: Call) -> Response:
 
 async def drain(call: Call) -> Response:
     """Answered once it is durable; what runs there goes on. May be repeated."""
-    worker_id = await _find_id(call)
-    await call.plane.driver.submit(lambda at: DrainRequested(at, worker_id))
+    worker_id, name = await _find_id(call)
+    told = _told(call, "worker.drain", worker_id, name)
+    await call.plane.driver.submit(lambda at: DrainRequested(at, worker_id), side=Side(audit=(told,)))
     return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
 
 
 async def resume(call: Call) -> Response:
     """Answered once it is durable. May be repeated."""
-    worker_id = await _find_id(call)
-    await call.plane.driver.submit(lambda at: WorkerResumed(at, worker_id))
+    worker_id, name = await _find_id(call)
+    told = _told(call, "worker.resume", worker_id, name)
+    await call.plane.driver.submit(lambda at: WorkerResumed(at, worker_id), side=Side(audit=(told,)))
     return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
 
 
@@ -250,18 +256,34 @@ async def remove(call: Call) -> Response:
     """Forget a worker and its key; what it holds is lost."""
     plane = call.plane
     is_forced = call.query_flag("force")
-    worker_id = await _find_id(call)
+    worker_id, name = await _find_id(call)
     if plane.settings.has_local_worker and plane.auth.is_local(worker_id):
         raise Conflict(
             "this is the control plane's own worker; without it nothing would start it again",
             hint="`gpulayer worker drain` keeps work off it; `gpulayer up --no-worker` starts a plane without one",
         )
     record = await plane.driver.read(lambda state: _check_removable(state, worker_id, is_forced=is_forced))
-    await plane.driver.submit(lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,)))
+    told = _told(call, "worker.remove", worker_id, name)
+    await plane.driver.submit(
+        lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,), audit=(told,))
+    )
     plane.auth.forget_worker(worker_id)
     plane.hub.wake([("commands", worker_id)])
     plane.mailboxes.forget(worker_id)
     return json_response(record)
+
+
+def _joined(identity: IdentityRow, token: TokenRow | None) -> IdentityRow:
+    """The identity after it joined with this token. None: with the one that it has joined with before."""
+    if token is None:
+        return identity
+    return replace(
+        identity,
+        is_local=identity.is_local or token.is_local,
+        token_id=token.id,
+        labels=token.labels,
+        max_devices=token.max_devices,
+    )
 
 
 def _own_worker(call: Call) -> WorkerId:
@@ -272,7 +294,7 @@ def _own_worker(call: Call) -> WorkerId:
     return call.client.worker
 
 
-async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
+async def lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
     """The attempt that the path names, if this worker holds (that node of) it. Raises StaleAttempt.
 
     A yes needs no commit to wait for: bytes of a job that is lent here are welcome whatever becomes of a change that
@@ -395,12 +417,18 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "exclusive": spec.exclusive,
         "limits": limits_to_wire(spec.limits),
         "split_streams": spec.split_streams,
+        "has_credentials": spec.has_credentials,
     }
 
 
-async def _find_id(call: Call) -> WorkerId:
+async def _find_id(call: Call) -> tuple[WorkerId, str]:
     ref = call.path("ref")
-    return await call.plane.driver.read(lambda state: _find(state, ref).id)
+    worker = await call.plane.driver.read(lambda state: _find(state, ref))
+    return worker.id, worker.name
+
+
+def _told(call: Call, action: str, worker_id: WorkerId, name: str) -> AuditEntry:
+    return entry(call.plane.clock.wall_ms(), call.client, action, worker_id, name=name)
 
 
 def _find(state: State, ref: str) -> Worker:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from gpulayer.engine.records import AttemptImage
 from gpulayer.errors import NotFound
-from gpulayer.ids import ID_LENGTH, JobId, WorkerId
+from gpulayer.ids import ID_LENGTH, Digest, JobId, WorkerId
 from gpulayer.server.store.codec import attempt_from_text
 from gpulayer.server.store.rows import (
     AuditEntry,
@@ -34,6 +34,8 @@ __all__ = [
     "find_idempotency",
     "find_job",
     "job_events",
+    "maker_of",
+    "output_trees",
     "page_of_jobs",
     "read_audit",
     "read_identities",
@@ -42,6 +44,7 @@ __all__ = [
     "read_submissions",
     "read_tokens",
     "resolve_job",
+    "secrets_ended_before",
 ]
 
 _COLUMNS: Final = (
@@ -112,15 +115,39 @@ def read_job(connection: Connection, job_id: JobId) -> StoredJob:
     return _job(row, attempts_of(connection, [job_id]).get(job_id, ()))
 
 
+def maker_of(connection: Connection, job_id: JobId) -> tuple[str, str] | None:
+    """Its owner, and by what name it was submitted; None for an unknown job."""
+    row = connection.execute(select(jobs.c.owner, jobs.c.submitter).where(jobs.c.id == job_id)).one_or_none()
+    return None if row is None else (row.owner, row.submitter)
+
+
+def output_trees(connection: Connection, job_id: JobId, *, owner: str, submitter: str | None) -> list[Digest]:
+    """What this job brought home, and what those jobs did that this owner submitted after it under this name."""
+    made = jobs.c.id == job_id
+    if submitter is not None:
+        later = jobs.c.seq > select(jobs.c.seq).where(jobs.c.id == job_id).scalar_subquery()
+        made |= later & (jobs.c.owner == owner) & (jobs.c.submitter == submitter)
+    found = connection.execute(select(jobs.c.outputs).where(made, jobs.c.outputs.is_not(None)).distinct())
+    return [Digest(tree) for tree in found.scalars()]
+
+
 def page_of_jobs(
-    connection: Connection, *, states: tuple[JobState, ...], name: str, before_seq: int | None, limit: int
+    connection: Connection,
+    *,
+    states: tuple[JobState, ...],
+    name: str,
+    before_seq: int | None,
+    limit: int,
+    owner: str | None = None,
 ) -> tuple[list[StoredJob], int | None]:
-    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page."""
+    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page. owner: None for everybody's."""
     query = select(*_COLUMNS).order_by(jobs.c.seq.desc()).limit(limit + 1)
     if states:
         query = query.where(jobs.c.state.in_([str(state) for state in states]))
     if name:
         query = query.where(jobs.c.name == name)
+    if owner is not None:
+        query = query.where(jobs.c.owner == owner)
     if before_seq is not None:
         query = query.where(jobs.c.seq < before_seq)
     rows = connection.execute(query).all()
@@ -211,6 +238,7 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
             labels=_pairs(row.labels),
             max_devices=row.max_devices,
             used_wall_ms=row.used_wall_ms,
+            replaces=row.replaces,
         )
         for row in connection.execute(select(tokens))
     ]
@@ -247,6 +275,13 @@ def read_secrets(connection: Connection, job_id: JobId) -> dict[str, bytes]:
     return {row.name: row.sealed for row in rows}
 
 
+def secrets_ended_before(connection: Connection, wall_ms: int, *, limit: int) -> list[JobId]:
+    """At most ``limit`` jobs that have secrets and ended before ``wall_ms``."""
+    query = select(secrets.c.job_id).distinct().join(jobs, jobs.c.id == secrets.c.job_id)
+    query = query.where(~jobs.c.is_live, jobs.c.ended_wall_ms < wall_ms).limit(limit)
+    return [JobId(job_id) for job_id in connection.execute(query).scalars()]
+
+
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(json.loads(text).items()))
 
@@ -266,5 +301,5 @@ def _job(row: Any, tries: tuple[AttemptImage, ...]) -> StoredJob:  # Any: a row 
         image=job_image(row.id, row.seq, tuple(row)[_IMAGE_AT:]),
         verdicts=row.verdicts,
         attempts=tries,
-        token_id=row.token_id or row.owner,  # before there were owners, the token's id stood for one
+        token_id=row.token_id,
     )

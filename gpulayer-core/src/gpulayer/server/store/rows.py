@@ -86,7 +86,8 @@ class TokenRow:
 
     role, owner: of a client token: what it may do, and whose jobs are its own. max_uses, uses: of a join token.
     labels, max_devices: what its workers are labelled with, and how many devices each may offer (None: all).
-    used_wall_ms: when it was last used, to the minute; None: never.
+    used_wall_ms: when it was last used, to the minute; None: never. replaces: the id of the token that was rotated into
+    this one.
     """
 
     id: str
@@ -104,6 +105,7 @@ class TokenRow:
     labels: tuple[tuple[str, str], ...] = ()
     max_devices: int | None = None
     used_wall_ms: int | None = None
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)

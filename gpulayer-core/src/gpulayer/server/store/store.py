@@ -44,10 +44,11 @@ from gpulayer.server.store.rows import (
     TokenRow,
 )
 from gpulayer.server.store.schema import ensure_schema
-from gpulayer.server.store.trail import FIRST_HASH, chained
+from gpulayer.server.store.trail import chained
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.worker import WorkerState
+from gpulayer.wire.trail import FIRST_HASH
 
 __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
@@ -107,7 +108,8 @@ class Store:
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
         rows = _split(batch)
-        audit = _chain(rows.audit, self._audited)
+        seq, after = self._audited
+        audit = chained(rows.audit, seq=seq, after=after)
         with _mapped(), self._engine.begin() as connection:
             for statement, parameters in rows.statements():
                 if parameters:
@@ -130,7 +132,9 @@ class Store:
             connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
 
     def load_live(self) -> Live:
-        """All that is not final, for ``engine.rebuild``."""
+        """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
+        that failed nobody knows whether it is there after all."""
+        self._audited = self._last_audit()
         reader = EntryReader()
         jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
         with self.reading() as connection:
@@ -339,6 +343,7 @@ class _Split:
                     dump(dict(row.labels)),
                     row.max_devices,
                     row.used_wall_ms,
+                    row.replaces,
                 )
                 for row in self.tokens.values()
             ],
@@ -407,16 +412,6 @@ def _split(batch: Batch) -> _Split:
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
     return split
-
-
-def _chain(entries: Sequence[AuditEntry], last: tuple[int, str]) -> list[AuditRow]:
-    rows: list[AuditRow] = []
-    seq, after = last
-    for entry in entries:
-        row = chained(entry, seq=seq + 1, after=after)
-        rows.append(row)
-        seq, after = row.seq, row.hash
-    return rows
 
 
 def _audit_columns(row: AuditRow) -> Row:

@@ -174,6 +174,7 @@ tokens: Final = Table(
     Column("labels", Text, nullable=False, server_default="{}"),
     Column("max_devices", Integer),
     Column("used_wall_ms", BigInteger),
+    Column("replaces", String(12), nullable=False, server_default=""),
 )
 
 identities: Final = Table(
@@ -189,7 +190,7 @@ identities: Final = Table(
     Index("ix_identities_key", "public_key", unique=True),
 )
 
-# Hashes are chained: see ``trail``.
+# Hashes are chained: see ``wire.trail``.
 audit: Final = Table(
     "audit",
     metadata,
@@ -214,8 +215,11 @@ secrets: Final = Table(
 APPEND_ONLY: Final = (
     "CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END",
     "CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END",
+    # INSERT OR REPLACE takes a row out without asking the trigger above.
+    "CREATE TRIGGER audit_no_insert BEFORE INSERT ON audit WHEN EXISTS (SELECT 1 FROM audit WHERE seq >= NEW.seq)"
+    " BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END",
 )
-"""The database itself refuses to change or take out an entry."""
+"""The database itself refuses to change an entry, to take one out and to slip one in."""
 
 for _statement in APPEND_ONLY:
     event.listen(audit, "after_create", DDL(_statement))  # type: ignore[no-untyped-call] # SQLAlchemy's

@@ -1,22 +1,26 @@
-"""The audit trail's chain: each entry's hash covers the entry and the hash before it. Pure.
+"""Entries of the audit trail in their places of the chain that ``wire.trail`` defines. Pure."""
 
-So whoever keeps the newest hash elsewhere can tell later that nothing before it was changed, taken out or slipped in.
-"""
-
-import hashlib
-import json
-from typing import Final
+from collections.abc import Iterable
 
 from gpulayer.server.store.rows import AuditEntry, AuditRow
+from gpulayer.wire.trail import entry_hash
 
-__all__ = ["FIRST_HASH", "chained"]
-
-FIRST_HASH: Final = "0" * 64
-"""What the first entry builds on."""
+__all__ = ["chained"]
 
 
-def chained(entry: AuditEntry, *, seq: int, after: str) -> AuditRow:
-    """The row of this entry as number ``seq``; after: the hash of the row before it."""
-    fields = [seq, entry.wall_ms, entry.actor, entry.action, entry.subject, entry.details]
-    text = json.dumps([after, *fields], separators=(",", ":"), ensure_ascii=True)
-    return AuditRow(seq, entry, hashlib.sha256(text.encode("ascii")).hexdigest())
+def chained(entries: Iterable[AuditEntry], *, seq: int, after: str) -> list[AuditRow]:
+    """The rows that follow number ``seq``, whose hash is ``after``."""
+    rows: list[AuditRow] = []
+    for entry in entries:
+        seq += 1
+        after = entry_hash(
+            after=after,
+            seq=seq,
+            wall_ms=entry.wall_ms,
+            actor=entry.actor,
+            action=entry.action,
+            subject=entry.subject,
+            details=entry.details,
+        )
+        rows.append(AuditRow(seq, entry, after))
+    return rows

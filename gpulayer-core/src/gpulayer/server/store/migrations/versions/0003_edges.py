@@ -13,7 +13,7 @@ depends_on = None
 
 def upgrade() -> None:
     """A token that was used stays used, and is good for its worker alone. Client tokens of before could do everything;
-    they were this machine's own, which a start makes anew."""
+    they were this machine's own, which a start makes anew, and so are the jobs that were submitted with them."""
     op.add_column("jobs", sa.Column("token_id", sa.String(12), nullable=False, server_default=""))
     op.add_column("tokens", sa.Column("role", sa.String(16), nullable=False, server_default=""))
     op.add_column("tokens", sa.Column("owner", sa.Text, nullable=False, server_default=""))
@@ -22,9 +22,11 @@ def upgrade() -> None:
     op.add_column("tokens", sa.Column("labels", sa.Text, nullable=False, server_default="{}"))
     op.add_column("tokens", sa.Column("max_devices", sa.Integer))
     op.add_column("tokens", sa.Column("used_wall_ms", sa.BigInteger))
+    op.add_column("tokens", sa.Column("replaces", sa.String(12), nullable=False, server_default=""))
     op.add_column("identities", sa.Column("token_id", sa.String(12), nullable=False, server_default=""))
     op.add_column("identities", sa.Column("labels", sa.Text, nullable=False, server_default="{}"))
     op.add_column("identities", sa.Column("max_devices", sa.Integer))
+    op.execute("UPDATE jobs SET token_id = owner, owner = 'local'")
     op.execute("UPDATE tokens SET uses = 1 WHERE used_by IS NOT NULL")
     op.execute(
         "UPDATE identities SET token_id = COALESCE("

@@ -1,6 +1,6 @@
-"""What a worker itself runs with, of the variables of whoever starts it."""
+"""What a worker or a control plane itself runs with, of the variables of whoever starts it."""
 
-from gpulayer.worker.variables import worker_variables
+from gpulayer.variables import background_variables
 
 
 def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
@@ -24,4 +24,4 @@ def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
         "CUDA_VISIBLE_DEVICES": "2,3",
         "GPULAYER_STATE_DIR": "/s",
     }
-    assert worker_variables({**secrets, **kept}) == kept
+    assert background_variables({**secrets, **kept}) == kept

@@ -1,0 +1,164 @@
+"""``gpulayer token``: who may use a control plane, and what joins it. A token is shown once, when it is made."""
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gpulayer.cli.console import print_json, print_line, print_table, say
+from gpulayer.cli.handover import PLACEHOLDER, handover_lines
+from gpulayer.cli.needs import pairs
+from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.records import age, when
+from gpulayer.client import calls
+from gpulayer.errors import UsageError
+from gpulayer.spec.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from gpulayer.sdk.client import Client
+    from gpulayer.wire.tokens import TokenRecord
+
+app = command_app(help="Make, list, revoke and rotate tokens.", no_args_is_help=True)
+
+_ROLES: Final = ("admin", "submitter", "reader", "join")
+_LONGEST_S: Final = 10 * 365 * 86_400
+
+
+@app.command()
+def create(
+    *,
+    role: Annotated[
+        str, typer.Option("--role", metavar="ROLE", help="admin, submitter, reader; join to add workers.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Whose it is: tokens of one name manage the same jobs.")
+    ] = "",
+    expires: Annotated[
+        str,
+        typer.Option(
+            "--expires", metavar="TIME", help="30d. Default: admin 30d, others 90d; join 15m, with --uses 24h."
+        ),
+    ] = "",
+    uses: Annotated[
+        int | None, typer.Option("--uses", min=1, metavar="N", help="With join: for so many workers (default 1).")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="K=V", help="With join: a label of its workers.")
+    ] = None,
+    max_devices: Annotated[
+        int | None,
+        typer.Option("--max-devices", min=0, metavar="N", help="With join: each worker offers at most so many."),
+    ] = None,
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> None:
+    """Make a token, and print it alone on stdout; what to do with it goes to stderr."""
+    if role not in _ROLES:
+        raise UsageError(f"--role {role}: not a role" if role else "--role is missing", hint=f"one of {_words(_ROLES)}")
+    for flag, value in (("--uses", uses), ("--label", label), ("--max-devices", max_devices)):
+        if role != "join" and value not in (None, []):
+            raise UsageError(f"{flag} goes with --role join alone", hint=f"leave it out for --role {role}")
+    life_s = None if not expires else parse_duration_ms(expires, what="--expires") // 1000
+    if life_s is not None and not 1 <= life_s <= _LONGEST_S:
+        raise UsageError(f"--expires {expires}: a token lives for 1s to 3650d")
+    call = calls.create_token(
+        role,
+        name=name,
+        expires_in_s=life_s,
+        max_uses=uses,
+        labels=pairs(label or (), "--label"),
+        max_devices=max_devices,
+    )
+    with open_client(target) as client:
+        plane = client.plane()
+        reply = client.transport.send(call)
+    if json:
+        print_json(reply)
+        return
+    print_line(reply["token"])
+    # The whole line only where a person looks: stderr is what ends up in logs.
+    shown = reply["token"] if sys.stderr.isatty() else PLACEHOLDER
+    for line in handover_lines(reply, plane, token=shown, max_uses=uses or 1):
+        say(line)
+
+
+@app.command("list")
+def list_tokens(*, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """All tokens, newest first: whose, what for, and whether they are still good."""
+    with open_client(target) as client:
+        tokens = client.transport.send(calls.list_tokens())["tokens"]
+    if json:
+        print_json({"tokens": tokens})
+        return
+    now = datetime.now(UTC)
+    rows = [
+        [
+            token["id"],
+            token["role"],
+            token["name"],
+            token["state"],
+            age(token["created_at"], now),
+            when(token["expires_at"]) or "never",
+            age(token["last_used_at"], now) or ("" if token["role"] == "join" else "never"),
+            "" if token["max_uses"] is None else f"{token['uses']}/{token['max_uses']}",
+        ]
+        for token in tokens
+    ]
+    headers = ["token", "role", "name", "state", "created", "expires", "last used", "uses"]
+    print_table(headers, rows, empty="no tokens")
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, or the name of its owner.")],
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All tokens of that name.")] = False,
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> None:
+    """Make it useless, from the next request on. Workers that joined with it stay; `worker remove` ends them."""
+    with open_client(target) as client:
+        revoked = client.transport.send(calls.revoke_token(token, all_of_name=every))["tokens"]
+        others = [] if json else _still_good(client, revoked)
+    if json:
+        print_json({"tokens": revoked})
+        return
+    for record in revoked:
+        print_line(f"token {record['id']} ({_whose(record)}) {record['state']}")
+    for name in dict.fromkeys(record["name"] for record in others):
+        ids = _words([record["id"] for record in others if record["name"] == name])
+        say(f"note: {name} has other tokens that are good: {ids}; --all revokes all of a name")
+
+
+@app.command()
+def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """Replace the token that this command is sent with by a new one; the old one is good for 10 more minutes."""
+    with open_client(target) as client:
+        reply = client.transport.send(calls.rotate_token())
+    if json:
+        print_json(reply)
+        return
+    print_line(reply["token"])
+    say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
+
+
+def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRecord]":
+    """Client tokens that do the same as those that were revoked: of the same name, hence of the same person."""
+    names = {record["name"] for record in revoked if record["kind"] == "client"}
+    if not names:
+        return []
+    tokens = client.transport.send(calls.list_tokens())["tokens"]
+    return [
+        record
+        for record in tokens
+        if record["name"] in names and record["kind"] == "client" and record["state"] == "valid"
+    ]
+
+
+def _whose(record: "TokenRecord") -> str:
+    return f"{record['role']} {record['name']}".rstrip()
+
+
+def _words(texts: "tuple[str, ...] | list[str]") -> str:
+    return ", ".join(texts)

@@ -1,0 +1,91 @@
+"""The state folder of a plane that serves: whose it is, and the file that tells commands where the plane is.
+
+One plane a folder, by a lock that goes with the process, however it ends. ``endpoint.json`` appears when requests are
+answered, never before, and only the plane whose folder it is writes or removes it.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from gpulayer.errors import Conflict
+from gpulayer.server.settings import Layout
+
+__all__ = ["EndpointKeeper", "is_ours", "locked", "write_private"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked(layout: Layout) -> Iterator[int]:
+    """Hold the folder's lock; gives its descriptor. Raises Conflict where another process has it."""
+    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            raise Conflict(
+                f"a control plane is already running on {layout.root} (pid {pid})",
+                hint="end it with `gpulayer down`, or use another --state folder",
+                details={"pid": pid},
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_ours(layout: Layout, lock: int) -> bool:
+    """Whether the folder is still the one that was locked."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.stat(layout.lock))
+    except OSError:
+        return False
+
+
+class EndpointKeeper:
+    """Writes ``endpoint.json``, mends it, and takes it away at the end."""
+
+    def __init__(self, layout: Layout, lock: int) -> None:
+        self._layout = layout
+        self._lock = lock
+        self._content = b""
+
+    def write(self, content: bytes) -> None:
+        """Raises OSError."""
+        self._content = content
+        write_private(self._layout.endpoint, content)
+
+    def mend(self) -> None:
+        """Whoever lost or damaged the file could neither use this plane nor end it, nor start another."""
+        try:
+            if self._layout.endpoint.read_bytes() == self._content:
+                return
+        except OSError:
+            pass
+        try:
+            write_private(self._layout.endpoint, self._content)
+        except OSError as error:
+            _log.warning("%s can't be written: %s", self._layout.endpoint, error.strerror)
+
+    def remove(self) -> None:
+        """May be repeated; leaves the file of a plane alone that has the folder now."""
+        if is_ours(self._layout, self._lock):
+            self._layout.endpoint.unlink(missing_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Mode 0600, whole or not there."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)

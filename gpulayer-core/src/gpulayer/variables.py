@@ -1,0 +1,67 @@
+"""Which environment variables a process of ours inherits: an allow-list, for jobs and for what runs in the background.
+
+Jobs of the user that runs a worker or a control plane may read /proc/PID/environ of it where nothing hides that, and
+what a process was started with stays there however its variables change later. So tokens and credentials of whoever
+starts one are left out at its start.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["HANDED_ON", "background_variables"]
+
+HANDED_ON: Final = frozenset(
+    {
+        "CURL_CA_BUNDLE",
+        "HOME",
+        "LANG",
+        "LANGUAGE",
+        "LOGNAME",
+        "PATH",
+        "REQUESTS_CA_BUNDLE",
+        "SHELL",
+        "SSL_CERT_DIR",
+        "SSL_CERT_FILE",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    }
+)
+"""Names of the worker's variables that jobs get; ``LC_*`` too."""
+
+# What a Python, the probes and the programs themselves need to find their way about the machine.
+_KEPT: Final = frozenset(
+    {
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "DYLD_LIBRARY_PATH",
+        "GPULAYER_DEBUG",
+        "GPULAYER_FAULTS",
+        "GPULAYER_LEASE_TTL",
+        "GPULAYER_STATE_DIR",
+        "GPU_DEVICE_ORDINAL",
+        "HIP_VISIBLE_DEVICES",
+        "LD_LIBRARY_PATH",
+        "NO_COLOR",
+        "NVIDIA_VISIBLE_DEVICES",
+        "ROCM_PATH",
+        "ROCR_VISIBLE_DEVICES",
+        "SYSTEMROOT",  # Windows: no socket without it
+        "TERM",
+        "VIRTUAL_ENV",
+        "XDG_RUNTIME_DIR",
+        "XDG_STATE_HOME",
+        "ZE_AFFINITY_MASK",
+    }
+)
+_KEPT_PREFIXES: Final = ("LC_", "PYTHON")
+
+
+def background_variables(given: Mapping[str, str]) -> dict[str, str]:
+    """What a worker or a control plane is to be started with, of the variables of whoever starts it. Pure."""
+    return {name: value for name, value in given.items() if _is_kept(name)}
+
+
+def _is_kept(name: str) -> bool:
+    return name in HANDED_ON or name in _KEPT or name.startswith(_KEPT_PREFIXES)
