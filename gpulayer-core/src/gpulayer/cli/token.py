@@ -12,10 +12,12 @@ from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.records import age, when
 from gpulayer.client import calls
+from gpulayer.client.location import Configured
 from gpulayer.errors import UsageError
 from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
+    from gpulayer.client.connect import Settings
     from gpulayer.sdk.client import Client
     from gpulayer.wire.tokens import TokenRecord
 
@@ -133,14 +135,36 @@ def revoke(
 
 @app.command()
 def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """Replace the token that this command is sent with by a new one; the old one is good for 10 more minutes."""
+    """Replace the token that this command is sent with by a new one; the old one is good for 10 more minutes.
+
+    The context it came from gets the new one; where it came from elsewhere, it is printed.
+    """
     with open_client(target) as client:
         reply = client.transport.send(calls.rotate_token())
+        context = _keep(client.settings, reply["token"])
     if json:
         print_json(reply)
         return
+    if context:
+        print_line(f"context {context} has the new token; the old one is good for 10 more minutes")
+        return
     print_line(reply["token"])
     say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
+
+
+def _keep(settings: "Settings", token: str) -> str:
+    """The name of the context that has it now; empty where the old one did not come from one."""
+    if not isinstance(settings.where, Configured) or not settings.where.context or settings.contexts is None:
+        return ""
+    from gpulayer.client.contexts import change_contexts  # noqa: PLC0415 - most tokens come from elsewhere
+
+    name = settings.where.context
+    try:
+        change_contexts(settings.contexts, lambda contexts: contexts.with_token(name, token))
+    except UsageError as error:
+        say(f"note: context {name} still has the old token: {error.message}")
+        return ""  # so that it is printed: the server has made it, and shows it this once
+    return name
 
 
 def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRecord]":
