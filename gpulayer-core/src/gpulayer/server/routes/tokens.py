@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.server.audit import entry
-from gpulayer.server.auth import LOCAL_OWNER
+from gpulayer.server.auth import CLIENT_LIFE_S, LOCAL_OWNER
 from gpulayer.server.store import AuditRow, Side, TokenRow, reads
 from gpulayer.server.tokens import Role, TokenKind
 from gpulayer.server.web import ADMIN, READ, Call, Query, Route, json_response
@@ -21,9 +21,7 @@ from gpulayer.wire.tokens import AuditPage, AuditRecord, TokenBody, TokenPage, T
 
 __all__ = ["ROUTES", "audit_record"]
 
-_DAY_S: Final = 86_400
-_LIFE_S: Final = {Role.ADMIN: 30 * _DAY_S, Role.SUBMITTER: 90 * _DAY_S, Role.READER: 90 * _DAY_S}
-_POOL_LIFE_S: Final = _DAY_S
+_POOL_LIFE_S: Final = 86_400
 _GRACE_MS: Final = 10 * 60_000  # how long a rotated token is still good, for whoever holds it in a running program
 _OF_JOIN_ALONE: Final = ("max_uses", "labels", "max_devices")
 
@@ -166,7 +164,7 @@ def _wish(body: TokenBody, *, join_life_s: int) -> _Wish:
     for field in _OF_JOIN_ALONE:
         if field in body:
             raise BadRequest(f"{field}: only tokens with the role join have it, not {role}")
-    return _Wish(Role(role), name, body.get("expires_in_s", _LIFE_S[Role(role)]))
+    return _Wish(Role(role), name, body.get("expires_in_s", CLIENT_LIFE_S[Role(role)]))
 
 
 def _labels(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
