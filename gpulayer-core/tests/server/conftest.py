@@ -1,10 +1,10 @@
 """``plane``: a real control plane on loopback (uvicorn, SQLite), in a thread; and what tests need to talk to it."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gpulayer.clock import Clock
 from gpulayer.server import PlaneSettings
 from gpulayer.server.app import create_app
+from gpulayer.server.gate import Gate, GatedServer, GateLimits
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import Side
 from gpulayer.server.tokens import Role, TokenKind, parse_token
@@ -33,6 +34,8 @@ class LivePlane:
         self.clock = clock
         self.wrap_store: Callable[[Any], Any] = lambda store: store
         self.token = ""
+        self.limits = GateLimits()
+        self.tls: ssl.SSLContext | None = None
 
     def start(self) -> "LivePlane":
         self.loop = asyncio.new_event_loop()
@@ -77,16 +80,15 @@ class LivePlane:
             config = uvicorn.Config(
                 create_app(self.plane),
                 loop="asyncio",
-                http="h11",
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 timeout_graceful_shutdown=3,
             )
-            self.server = uvicorn.Server(config)
-            self.server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+            self.gate = Gate(self.limits)
+            self.server = GatedServer(config, self.gate, {self.listener: self.tls})
             self._ready.set()
-            await self.server.serve(sockets=[self.listener])
+            await self.server.serve()
         finally:
             await self.plane.close()
 
