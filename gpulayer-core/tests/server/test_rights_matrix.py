@@ -60,6 +60,7 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/v1/workers/{id}/commands"): frozenset({"worker"}),
     ("PUT", "/v1/workers/{id}/attempts/{epoch}/logs"): frozenset({"worker"}),
     ("POST", "/v1/workers/{id}/attempts/{epoch}/outputs"): frozenset({"worker"}),
+    ("GET", "/v1/workers/{id}/attempts/{epoch}/credentials"): frozenset({"worker"}),
     ("GET", "/v1/workers"): CLIENTS,
     ("GET", "/v1/workers/{ref}"): CLIENTS,
     ("POST", "/v1/workers/{ref}:drain"): frozenset({"admin"}),
