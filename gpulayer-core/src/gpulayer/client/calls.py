@@ -6,7 +6,7 @@ by the caller, so that sending the same ``Call`` again can never create a second
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -77,11 +77,11 @@ class FileBody:
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Reply_co]):
     """One request. target: path with its query, encoded. hold_s: how long the answer may be held back on purpose;
-    None where it may take for ever (following a log)."""
+    None where it may take for ever (following a log). A body does not show itself: it may hold secrets."""
 
     endpoint: Endpoint
     target: str
-    body: bytes | FileBody | None = None
+    body: bytes | FileBody | None = field(default=None, repr=False)
     content_type: str = ""
     key: str = ""
     hold_s: float | None = 0.0

@@ -67,14 +67,19 @@ class AsyncClient:
         **options: Unpack[JobOptions],
     ) -> "AsyncJob":
         """See ``Client.submit``. ``progress`` is called in another thread."""
-        plan = plan_job(command, options, base_env=local_job_env(self._settings))
+        plan = plan_job(
+            command,
+            options,
+            base_env=local_job_env(self._settings),
+            environment=self._settings.environment,
+        )
         transport = await self.transport
         submission = (await self._ship([plan], progress))[0]
         return AsyncJob(transport, await transport.send(calls.submit_job(submission, key=plan.key)), self._settings)
 
     async def submit_batch(self, jobs: "Iterable[BatchItem | Sequence[str]]") -> "list[AsyncJob]":
         """As ``Client.submit_batch``: all accepted or none, in one round trip."""
-        plans = plan_batch(jobs, base_env=local_job_env(self._settings))
+        plans = plan_batch(jobs, base_env=local_job_env(self._settings), environment=self._settings.environment)
         if not plans:
             return []
         transport = await self.transport

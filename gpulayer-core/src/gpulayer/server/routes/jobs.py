@@ -133,6 +133,7 @@ async def retry(call: Call) -> Response:
         client=_client_of(call),
         key=_key_of(call),
         body=f"retry {job_id}".encode(),
+        secrets_of=job_id,
     )
     return await _submitted(plane, ids[0], rows)
 

@@ -44,6 +44,7 @@ __all__ = [
     "read_submissions",
     "read_tokens",
     "resolve_job",
+    "secrets_ended_before",
 ]
 
 _COLUMNS: Final = (
@@ -272,6 +273,13 @@ def read_secrets(connection: Connection, job_id: JobId) -> dict[str, bytes]:
     """What is sealed for this job, by name; empty for a job without secrets."""
     rows = connection.execute(select(secrets.c.name, secrets.c.sealed).where(secrets.c.job_id == job_id))
     return {row.name: row.sealed for row in rows}
+
+
+def secrets_ended_before(connection: Connection, wall_ms: int, *, limit: int) -> list[JobId]:
+    """At most ``limit`` jobs that have secrets and ended before ``wall_ms``."""
+    query = select(secrets.c.job_id).distinct().join(jobs, jobs.c.id == secrets.c.job_id)
+    query = query.where(~jobs.c.is_live, jobs.c.ended_wall_ms < wall_ms).limit(limit)
+    return [JobId(job_id) for job_id in connection.execute(query).scalars()]
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
