@@ -1,7 +1,6 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,6 +12,7 @@ from gpulayer.engine.events import CancelRequested
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
     event_record,
@@ -320,9 +320,9 @@ def _told_if_anothers(call: Call, job: StoredJob) -> tuple[AuditEntry, ...]:
     caller = call.client
     if not is_anothers(caller, job):
         return ()
-    details = json.dumps({"owner": job.owner, "name": job.submission.get("name", "")})
-    actor = f"{caller.owner} ({caller.token_id})"
-    return (AuditEntry(call.plane.clock.wall_ms(), actor, "job.cancel_other", job.image.id, details),)
+    name = job.submission.get("name") or None
+    now_ms = call.plane.clock.wall_ms()
+    return (entry(now_ms, caller, "job.cancel_other", job.image.id, owner=job.owner, name=name),)
 
 
 def _client_of(call: Call) -> str:
