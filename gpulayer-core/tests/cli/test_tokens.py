@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import subprocess
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +163,11 @@ def test_the_list_is_plain_columns(cli, plane):
     assert lines[1].endswith("never")
     assert lines[2].endswith("3/20")
     assert "never" in lines[3]
+    assert lines[3].endswith(" ago")
+    used = record(last_used_at=datetime.now(UTC).isoformat())
+    plane.on("GET", "/v1/tokens", {"tokens": [used], "next": None})
+    assert cli("token", "list", plane=plane).out.decode().splitlines()[1].endswith("  just now")
+    plane.on("GET", "/v1/tokens", {"tokens": [record(), pool, local], "next": None})
     assert json.loads(cli("token", "list", "--json", plane=plane).out) == {"tokens": [record(), pool, local]}
     plane.on("GET", "/v1/tokens", {"tokens": [], "next": None})
     assert cli("token", "list", plane=plane).err == "no tokens\n"

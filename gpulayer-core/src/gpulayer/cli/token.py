@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -106,7 +106,7 @@ def list_tokens(*, target: TargetOption = "", json: JsonFlag = False) -> None:
             token["state"],
             age(token["created_at"], now),
             when(token["expires_at"]) or "never",
-            age(token["last_used_at"], now) or ("" if token["role"] == "join" else "never"),
+            _used(token, now),
             "" if token["max_uses"] is None else f"{token['uses']}/{token['max_uses']}",
         ]
         for token in tokens
@@ -204,6 +204,14 @@ def _still_good(client: Client, revoked: "list[TokenRecord]") -> "list[TokenReco
         for record in tokens
         if record["name"] in names and record["kind"] == "client" and record["state"] == "valid"
     ]
+
+
+def _used(record: "TokenRecord", now: datetime) -> str:
+    """Kept is the minute that it was in, not the second."""
+    at = record["last_used_at"]
+    if at is None:
+        return "" if record["role"] == "join" else "never"
+    return "just now" if now - datetime.fromisoformat(at) < timedelta(minutes=2) else age(at, now)
 
 
 def _whose(record: "TokenRecord") -> str:
