@@ -321,7 +321,8 @@ def _told_if_anothers(call: Call, job: StoredJob) -> tuple[AuditEntry, ...]:
     if not is_anothers(caller, job):
         return ()
     name = job.submission.get("name") or None
-    return (entry(call.plane.clock.wall_ms(), caller, "job.cancel_other", job.image.id, owner=job.owner, name=name),)
+    now_ms = call.plane.clock.wall_ms()
+    return (entry(now_ms, caller, "job.cancel_other", job.image.id, owner=job.owner, name=name),)
 
 
 def _client_of(call: Call) -> str:
