@@ -1,1 +1,1 @@
-"""Other machines over networks: what it costs, how fast all are back. Run with ``python -m benchmarks.edges.NAME``."""
+"""What it costs to be reached from other machines: connections, tokens, and coming back all at once."""

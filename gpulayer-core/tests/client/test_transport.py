@@ -23,7 +23,11 @@ def example_calls(tmp_path):
     return {
         "get_plane": calls.get_plane(),
         "shutdown_plane": calls.shutdown_plane(keep_worker=True),
-        "create_token": calls.create_token(name="box"),
+        "create_token": calls.create_token(name="box", max_uses=2, labels={"a": "b"}, max_devices=0, expires_in_s=60),
+        "list_tokens": calls.list_tokens(),
+        "revoke_token": calls.revoke_token("a/b", all_of_name=True),
+        "rotate_token": calls.rotate_token(),
+        "list_audit": calls.list_audit(after=3, limit=9),
         "submit_job": calls.submit_job({"schema": 1, "command": ["true"]}, key="k1"),
         "submit_batch": calls.submit_batch([{"schema": 1, "command": ["é"]}], key="k2"),
         "list_jobs": calls.list_jobs(state="running", name="a b&c", limit=5, cursor="x"),

@@ -102,6 +102,7 @@ class ScriptedPlane:
         self.blobs = {}
         self.trees = []
         self.void = set()
+        self.credentials = {}  # epoch → (status, answer)
         self.reports = []
         self.requests = []
         self.enrolled = {}  # public key → (id, name)
@@ -213,6 +214,8 @@ class ScriptedPlane:
             case "PUT", ["workers", _, "attempts", epoch, "logs"]:
                 log = int(epoch) if query.get("stream", "stdout") == "stdout" else (int(epoch), query["stream"])
                 return self._log(log, int(query["offset"]), "final" in query, body)
+            case "GET", ["workers", _, "attempts", epoch, "credentials"]:
+                return self.credentials[int(epoch)]
             case "POST", ["workers", _, "attempts", epoch, "outputs"]:
                 self.trees.append((int(epoch), json.loads(body)["tree"]))
                 return 200, {"files": 0, "size_bytes": 0}

@@ -98,10 +98,7 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run work on GPUs that are somewhere else.
-
-    gpulayer submit -- nvidia-smi      run a command where it fits
-    """
+    """Run work on GPUs that are somewhere else: gpulayer submit -- nvidia-smi"""
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -141,6 +141,11 @@ class Plane:
         return self._endpoints.shown()
 
     @property
+    def reached_by(self) -> Mapping[str, str]:
+        """How a program on this machine reaches the control plane, as variables. Raises Unreachable."""
+        return {"GPULAYER_URL": str(self._endpoints.current())}
+
+    @property
     def address_count(self) -> int:
         """How many addresses there are to try."""
         return self._endpoints.count
