@@ -48,6 +48,8 @@ GOAL_S = 15.0
 PROCESSES = 4
 DEADLINE_S = 120.0
 HOLD_S = 25
+# Identities are synced to disk, of which each machine has its own: here they must not queue for one.
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class Agent:
@@ -138,9 +140,10 @@ def agents(url: str, pin: str, token: str, first: int, count: int) -> None:
         def listen() -> None:
             for _ in sys.stdin:
                 loop.call_soon_threadsafe(asked.set)
+            os._exit(1)  # whoever measures is gone
 
         threading.Thread(target=listen, daemon=True).start()
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=MEMORY) as folder:
             parts = [Agent(Path(folder) / str(number), url, pin) for number in range(count)]
             running = [
                 asyncio.create_task(part.run(token, f"bench-{first + number}")) for number, part in enumerate(parts)
@@ -179,8 +182,8 @@ class Program:
         os.kill(pid, signal.SIGKILL)
 
 
-def measure(workers: int) -> float:
-    """Seconds from the kill until all are back."""
+def measure(workers: int) -> tuple[float, float]:
+    """Seconds from the kill until it serves again, and until all are back."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         program = Program(Path(name))
         started: list[subprocess.Popen[bytes]] = []
@@ -201,8 +204,9 @@ def measure(workers: int) -> float:
                 process.stdin.write(b"\n")
                 process.stdin.flush()
             program.up(url.rsplit(":", 1)[1])
+            serves_s = time.monotonic() - begun
             _await_all(started)
-            return time.monotonic() - begun
+            return serves_s, time.monotonic() - begun
         finally:
             for process in started:
                 process.kill()
@@ -232,10 +236,10 @@ def main() -> int:
         url, pin, first, count = chosen.agents
         agents(url, pin, os.environ["BENCH_JOIN_TOKEN"], int(first), int(count))
         return 0
-    taken_s = measure(chosen.workers)
+    serves_s, taken_s = measure(chosen.workers)
     goal = "met" if taken_s <= GOAL_S else "MISSED"
     what = f"{chosen.workers} workers back after kill -9 of their control plane"
-    print(f"{what}: {taken_s:.1f} s (goal {GOAL_S:g} s: {goal})")
+    print(f"{what}: {taken_s:.1f} s, of which it was away {serves_s:.1f} s (goal {GOAL_S:g} s: {goal})")
     return 0 if taken_s <= GOAL_S else 1
 
 
