@@ -26,7 +26,6 @@ LATER_COMMANDS: Final = frozenset(
     {
         "backup",
         "cache",
-        "context",
         "dashboard",
         "mcp",
         "plugins",

@@ -151,9 +151,13 @@ def submit_batch(submissions: "Sequence[JobSubmission]", *, key: str) -> "Call[B
     return _call("submit_batch", json_body={"schema": _SCHEMA, "jobs": list(submissions)}, key=key)
 
 
-def list_jobs(*, state: str = "", name: str = "", limit: int | None = None, cursor: str = "") -> "Call[JobPage]":
-    """One page, newest first. state: names, comma-separated. cursor: ``next`` of the page before."""
-    return _call("list_jobs", query={"state": state, "name": name, "limit": limit, "cursor": cursor})
+def list_jobs(
+    *, state: str = "", name: str = "", mine: bool = False, limit: int | None = None, cursor: str = ""
+) -> "Call[JobPage]":
+    """One page, newest first. state: names, comma-separated. mine: the caller's own. cursor: ``next`` of the page
+    before."""
+    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": limit, "cursor": cursor}
+    return _call("list_jobs", query=query)
 
 
 def get_job(ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":

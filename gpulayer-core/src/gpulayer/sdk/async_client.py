@@ -96,13 +96,15 @@ class AsyncClient:
         transport = await self.transport
         return AsyncJob(transport, await transport.send(calls.get_job(ref)), self._settings)
 
-    async def jobs(self, *, state: str = "", name: str = "", limit: int = 100) -> "list[JobRecord]":
-        """The newest ``limit`` jobs, newest first; in several pages where need be."""
+    async def jobs(self, *, state: str = "", name: str = "", mine: bool = False, limit: int = 100) -> "list[JobRecord]":
+        """The newest ``limit`` jobs, newest first; in several pages where need be. mine: only those of this token's
+        owner."""
         transport = await self.transport
         found: list[JobRecord] = []
         cursor = ""
         while len(found) < limit:
-            call = calls.list_jobs(state=state, name=name, limit=limit - len(found), cursor=cursor)
+            left = limit - len(found)
+            call = calls.list_jobs(state=state, name=name, mine=mine, limit=left, cursor=cursor)
             page = await transport.send(call)
             found += page["jobs"]
             cursor = page["next"] or ""

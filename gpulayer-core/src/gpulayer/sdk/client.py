@@ -105,12 +105,14 @@ class Client:
         """By id, a unique beginning of one, or a unique name. Raises NotFound, Conflict (several match)."""
         return Job(self.transport, self.transport.send(calls.get_job(ref)))
 
-    def jobs(self, *, state: str = "", name: str = "", limit: int = 100) -> "list[JobRecord]":
-        """The newest ``limit`` jobs, newest first."""
+    def jobs(self, *, state: str = "", name: str = "", mine: bool = False, limit: int = 100) -> "list[JobRecord]":
+        """The newest ``limit`` jobs, newest first. mine: only those of this token's owner."""
         found: list[JobRecord] = []
         cursor = ""
         while len(found) < limit:
-            page = self.transport.send(calls.list_jobs(state=state, name=name, limit=limit - len(found), cursor=cursor))
+            left = limit - len(found)
+            call = calls.list_jobs(state=state, name=name, mine=mine, limit=left, cursor=cursor)
+            page = self.transport.send(call)
             found += page["jobs"]
             cursor = page["next"] or ""
             if not cursor or not page["jobs"]:

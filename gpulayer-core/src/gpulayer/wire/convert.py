@@ -4,7 +4,7 @@
 is checked here is meaning (an unknown accelerator, a specifier that does not parse, ``cpu`` with devices).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -120,6 +120,11 @@ def request_from_wire(fields: RequestFields) -> Request:
     capability = fields.get("compute_capability", "")
     if capability:
         _check_specifier(capability, "request.compute_capability")
+    for key in ("worker", "zone", "region", "network_group"):
+        _check_text(str(fields.get(key, "")), f"request.{key}")
+    for model in fields.get("device_models", ()):
+        _check_text(model, "request.device_models")
+    _check_pairs(fields.get("labels", {}), "request.labels")
     return Request(
         accelerators=accelerators,
         devices=devices,
@@ -219,7 +224,10 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         if not key or "=" in key or "\0" in key:
             raise BadRequest(f"env: {key!r} can't name a variable")
         _check_text(value, f"env.{key}")
+    _check_text(submission.get("name", ""), "name")
+    _check_pairs(submission.get("tags", {}), "tags")
     for pattern in submission.get("outputs", ()):
+        _check_text(pattern, "outputs")
         _check_glob(pattern)  # now: a worker finds out when the work is done and its results are to be fetched
     return JobSpec(
         command=command,
@@ -552,7 +560,13 @@ def _check_glob(pattern: str) -> None:
 
 def _check_text(text: str, where: str) -> None:
     if "\0" in text:
-        raise BadRequest(f"{where}: a NUL character can't be passed to a program")
+        raise BadRequest(f"{where}: a NUL character can't be passed to a program, nor stand in a name")
+
+
+def _check_pairs(pairs: Mapping[str, str], where: str) -> None:
+    for key, value in pairs.items():
+        _check_text(key, where)
+        _check_text(value, f"{where}.{key}")
 
 
 def _check_unique(values: Iterable[str], where: str) -> None:

@@ -423,7 +423,7 @@ class Agent:
             path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
             asked_ms = self._clock.monotonic_ms()
             try:
-                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_LIMIT_S, is_held=True)
+                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_LIMIT_S, asks_again=True)
                 heard = [command_from_wire(fields) for fields in reply["commands"]]
                 commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:

@@ -27,6 +27,8 @@ __all__ = ["AttemptLogs", "LogUploader"]
 
 PIECE: Final = 1 << 20  # what the control plane takes at most; a request costs it more than the bytes in it
 
+_PIECE_S: Final = 10.0  # counted from when it last moved, so a slow line has its time and a dead one has not
+
 
 class AttemptLogs:
     """The log of one node, or its two where streams are split. ``run`` it once; the rest at any time. ``is_started``:
@@ -216,7 +218,9 @@ class LogUploader:
 
         async def put() -> int:
             try:
-                reply: LogReply = await self._plane.call("PUT", path, content=piece)
+                reply: LogReply = await self._plane.call(
+                    "PUT", path, content=piece, timeout_s=_PIECE_S, asks_again=True
+                )
             except Conflict as error:
                 held = error.details.get("offset")
                 if not isinstance(held, int):

@@ -204,21 +204,21 @@ class Plane:
         document: object = None,
         content: bytes = b"",
         timeout_s: float = 30.0,
-        is_held: bool = False,
+        asks_again: bool = False,
     ) -> Any:  # Any: a JSON document, as the route says
         """One exchange under this worker's session. Raises the error that the answer describes, NotKnown,
-        UntrustedServer, or Unreachable. is_held: as of ``HttpClient.request``."""
+        UntrustedServer, or Unreachable. asks_again: as of ``HttpClient.request``."""
         body = content if document is None else json.dumps(document).encode()
         is_json = document is not None
         token = await self._session()
         try:
             return await self._exchange(
-                method, path, token, body, is_json=is_json, timeout_s=timeout_s, is_held=is_held
+                method, path, token, body, is_json=is_json, timeout_s=timeout_s, asks_again=asks_again
             )
         except Unauthenticated:
             await self._mint(token)
         return await self._exchange(
-            method, path, self._token, body, is_json=is_json, timeout_s=timeout_s, is_held=is_held
+            method, path, self._token, body, is_json=is_json, timeout_s=timeout_s, asks_again=asks_again
         )
 
     @asynccontextmanager
@@ -294,7 +294,8 @@ class Plane:
         *,
         is_json: bool = True,
         timeout_s: float = 30.0,
-        is_held: bool = False,
+        asks_again: bool = False,
+        is_once: bool = False,
     ) -> Any:  # Any: see call
         headers = {"User-Agent": _USER_AGENT}
         if token:
@@ -304,7 +305,14 @@ class Plane:
         address = self._endpoints.current()
         try:
             answer = await self._http.request(
-                address, method, path, headers=headers, body=body, timeout_s=timeout_s, is_held=is_held
+                address,
+                method,
+                path,
+                headers=headers,
+                body=body,
+                timeout_s=timeout_s,
+                asks_again=asks_again,
+                is_once=is_once,
             )
         except (Unreachable, UntrustedServer):
             self._endpoints.failed(address)

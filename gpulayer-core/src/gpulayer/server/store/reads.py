@@ -132,14 +132,22 @@ def output_trees(connection: Connection, job_id: JobId, *, owner: str, submitter
 
 
 def page_of_jobs(
-    connection: Connection, *, states: tuple[JobState, ...], name: str, before_seq: int | None, limit: int
+    connection: Connection,
+    *,
+    states: tuple[JobState, ...],
+    name: str,
+    before_seq: int | None,
+    limit: int,
+    owner: str | None = None,
 ) -> tuple[list[StoredJob], int | None]:
-    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page."""
+    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page. owner: None for everybody's."""
     query = select(*_COLUMNS).order_by(jobs.c.seq.desc()).limit(limit + 1)
     if states:
         query = query.where(jobs.c.state.in_([str(state) for state in states]))
     if name:
         query = query.where(jobs.c.name == name)
+    if owner is not None:
+        query = query.where(jobs.c.owner == owner)
     if before_seq is not None:
         query = query.where(jobs.c.seq < before_seq)
     rows = connection.execute(query).all()
