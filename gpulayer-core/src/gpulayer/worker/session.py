@@ -143,7 +143,12 @@ class Plane:
     @property
     def reached_by(self) -> Mapping[str, str]:
         """How a program on this machine reaches the control plane, as variables. Raises Unreachable."""
-        return {"GPULAYER_URL": str(self._endpoints.current())}
+        variables = {"GPULAYER_URL": str(self._endpoints.current())}
+        if self._http.pins:
+            variables["GPULAYER_FINGERPRINT"] = ",".join(self._http.pins)
+        if self._http.proxy is not None:
+            variables["GPULAYER_PROXY"] = str(self._http.proxy)
+        return variables
 
     @property
     def address_count(self) -> int:
