@@ -287,6 +287,14 @@ def plane(tmp_path: Path) -> Iterator[LivePlane]:
     live.stop()
 
 
+@pytest.fixture(scope="module")
+def shared_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
+    """One for all tests of a module, for those that only add to it."""
+    live = LivePlane(tmp_path_factory.mktemp("shared") / "state").start()
+    yield live
+    live.stop()
+
+
 @pytest.fixture
 def make_plane(tmp_path: Path) -> Iterator[Callable[..., LivePlane]]:
     """Planes with other settings; started, and stopped at the end."""

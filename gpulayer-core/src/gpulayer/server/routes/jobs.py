@@ -345,7 +345,17 @@ def _state(text: str) -> JobState:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/jobs", submit, SUBMIT, "Submit a job", body=JobSubmission, reply=JobRecord, status=201),
+    Route(
+        "POST",
+        "/v1/jobs",
+        submit,
+        SUBMIT,
+        "Submit a job",
+        body=JobSubmission,
+        reply=JobRecord,
+        status=201,
+        repeated=200,
+    ),
     Route(
         "POST",
         "/v1/jobs:batch",
@@ -355,6 +365,7 @@ ROUTES: Final = (
         body=BatchSubmission,
         reply=BatchReply,
         status=201,
+        repeated=200,
     ),
     Route(
         "GET",
@@ -366,7 +377,7 @@ ROUTES: Final = (
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
-            Query("limit", "jobs on the page, 1 to 500"),
+            Query("limit", "jobs on the page, 1 to 500", least=1, most=500),
             Query("cursor", "the previous page's next"),
         ),
     ),
@@ -377,7 +388,7 @@ ROUTES: Final = (
         READ_OR_JOB,
         "A job by id, unique prefix of an id, or unique name",
         reply=JobRecord,
-        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number"),),
+        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number", most=60),),
     ),
     Route(
         "POST",
@@ -396,6 +407,7 @@ ROUTES: Final = (
         "A new job from the spec of one that has ended",
         reply=JobRecord,
         status=201,
+        repeated=200,
     ),
     Route(
         "GET",
@@ -404,7 +416,10 @@ ROUTES: Final = (
         READ_OR_JOB,
         "What happened to a job, oldest first",
         reply=EventPage,
-        query=(Query("after", "only events after this number"), Query("limit", "events on the page, 1 to 1000")),
+        query=(
+            Query("after", "only events after this number"),
+            Query("limit", "events on the page, 1 to 1000", least=1, most=1000),
+        ),
     ),
     Route(
         "GET", "/v1/jobs/{ref}/outputs", outputs, READ_OR_JOB, "The files that a job brought home", reply=OutputsReply
