@@ -45,7 +45,7 @@ def test_addresses_follow_the_machine(town):
     desk, _router = town.desk()
     town.joined(desk, *invitation.join)
     assert town.worker("desk")["addresses"] == ["192.168.7.2"]
-    desk.machine.add("eth0", "192.168.7.3/24")
     desk.machine.remove("eth0", "192.168.7.2/24")
+    desk.machine.add("eth0", "192.168.7.3/24")
     desk.machine.via("192.168.7.1")
     until(lambda: town.worker("desk")["addresses"] == ["192.168.7.3"], "the record has the new one")
