@@ -3,9 +3,12 @@
 It keeps no promises of its own: a test says what each route answers, and reads what was asked.
 """
 
+import datetime as dt
+import ipaddress
 import json
 import re
 import socket
+import ssl
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from gpulayer.client.location import Location
 
 TOKEN = "glc_" + "a" * 12 + "_secret"
 JOB_ID = "7f3a000000000001"
@@ -51,7 +60,11 @@ def error_answer(status, code, message, hint="", details=None):
 
 
 class ScriptedPlane:
-    def __init__(self):
+    """certificate: speaks TLS with it. ``broken``: connections that ended in a failed handshake."""
+
+    def __init__(self, certificate=None):
+        self.certificate = certificate
+        self.broken = []
         self.asked = []
         self.routes = []
         self.drops = Counter()
@@ -88,6 +101,19 @@ class ScriptedPlane:
                 self.connections.add(request)
                 super().process_request(request, client_address)
 
+            def finish_request(self, request, client_address):
+                if plane.certificate is None:
+                    super().finish_request(request, client_address)
+                    return
+                try:
+                    secured = plane.certificate.context.wrap_socket(request, server_side=True)
+                except OSError as error:
+                    plane.broken.append(error)
+                    return
+                self.connections.add(secured)
+                with secured:
+                    super().finish_request(secured, client_address)
+
         self.server = Server(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
@@ -98,7 +124,11 @@ class ScriptedPlane:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+
+    @property
+    def location(self):
+        return Location.of(self.url, self.token, fingerprint=self.certificate.pin if self.certificate else "")
 
     @property
     def environment(self):
@@ -237,7 +267,12 @@ def plane_record(**changes):
         "pid": 1,
         "state_dir": "/state",
         "started_at": "2026-11-30T05:00:00.000Z",
+        "now": "2026-11-30T05:10:00.000Z",
         "read_only": False,
+        "urls": [],
+        "fingerprints": [],
+        "disk_free_bytes": 1_000_000_000_000,
+        "you": {"token_id": "a" * 12, "name": "local", "role": "admin", "expires_at": None},
         "workers": {"ready": 1},
         "jobs": {},
     }
@@ -265,34 +300,7 @@ def worker_record(**changes):
     return {**record, **changes}
 
 
-class Parts:
-    """What tests build answers from; a fixture, so that no test module has to be importable."""
-
-    Answer = Answer
-    JOB_ID = JOB_ID
-    TOKEN = TOKEN
-    error = staticmethod(error_answer)
-    job = staticmethod(job_record)
-    attempt = staticmethod(attempt_record)
-    plane = staticmethod(plane_record)
-    worker = staticmethod(worker_record)
-
-
-@pytest.fixture
-def parts():
-    return Parts
-
-
-@pytest.fixture
-def plane():
-    scripted = ScriptedPlane()
-    yield scripted
-    scripted.close()
-
-
-@pytest.fixture
-def job_plane(plane):
-    """Answers for one job: what ``plane.record`` and ``plane.log`` say."""
+def script_job(plane):
     plane.record = job_record()
     plane.log = b""
     by_key = {}
@@ -317,3 +325,107 @@ def job_plane(plane):
     plane.on("GET", "/v1/jobs/{ref}", lambda asked: plane.record)
     plane.on("GET", "/v1/jobs/{ref}/logs", logs)
     return plane
+
+
+@dataclass
+class Certificate:
+    """pem: certificate and key. context: a server's."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    pem: object
+    pin: str
+
+    @property
+    def context(self):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.pem)
+        return context
+
+
+@pytest.fixture
+def certify(tmp_path):
+    """``certify(name, hosts=…, signer=…, days=(from, until))``: a certificate, self-signed without a signer."""
+    made = []
+
+    def make(name="plane", *, hosts=("127.0.0.1", "localhost"), signer=None, days=(-1, 30), is_ca=False):
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        now = dt.datetime.now(dt.UTC)
+        numeric = [host for host in hosts if host[0].isdigit() or ":" in host]
+        names = [
+            x509.IPAddress(ipaddress.ip_address(host)) if host in numeric else x509.DNSName(host) for host in hosts
+        ]
+        ours = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        theirs = (key if signer is None else signer.key).public_key()
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject if signer is None else signer.certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + dt.timedelta(days=days[0]))
+            .not_valid_after(now + dt.timedelta(days=days[1]))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(ours, critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(theirs), critical=False)
+            .sign(key if signer is None else signer.key, hashes.SHA256())
+        )
+        made.append(name)
+        pem = tmp_path / f"{name}-{len(made)}.pem"
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+        pin = f"sha256:{certificate.fingerprint(hashes.SHA256()).hex()}"
+        return Certificate(certificate, key, pem, pin)
+
+    return make
+
+
+class Parts:
+    """What tests build answers from; a fixture, so that no test module has to be importable."""
+
+    Answer = Answer
+    JOB_ID = JOB_ID
+    TOKEN = TOKEN
+    error = staticmethod(error_answer)
+    job = staticmethod(job_record)
+    attempt = staticmethod(attempt_record)
+    plane = staticmethod(plane_record)
+    worker = staticmethod(worker_record)
+    script_job = staticmethod(script_job)
+
+
+@pytest.fixture
+def parts():
+    return Parts
+
+
+@pytest.fixture
+def plane():
+    scripted = ScriptedPlane()
+    yield scripted
+    scripted.close()
+
+
+@pytest.fixture
+def tls_plane():
+    """``tls_plane(certificate)``: a scripted plane that speaks TLS."""
+    opened = []
+
+    def start(certificate):
+        opened.append(ScriptedPlane(certificate))
+        opened[-1].on("GET", "/v1/plane", plane_record())
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def job_plane(plane):
+    """Answers for one job: what ``plane.record`` and ``plane.log`` say."""
+    return script_job(plane)

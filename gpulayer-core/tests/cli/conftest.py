@@ -23,6 +23,7 @@ def away(tmp_path, monkeypatch):
         if name.startswith("GPULAYER_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("GPULAYER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("GPULAYER_CONFIG_DIR", str(tmp_path / "config"))
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     return tmp_path / "cwd"

@@ -93,8 +93,8 @@ def test_a_list_of_jobs_is_plain_columns_where_nobody_looks(cli, plane, parts):
     jobs = [parts.job(name="first", command=["echo", "a b"]), parts.job(id="b" * 16, state="running")]
     plane.on("GET", "/v1/jobs", [{"jobs": jobs[:1], "next": "c"}, {"jobs": jobs[1:], "next": None}])
     lines = cli("job", "list", plane=plane).out.decode().splitlines()
-    assert lines[0].split() == ["JOB", "STATE", "NAME", "WORKER", "SUBMITTED", "COMMAND"]
-    assert lines[1].startswith("7f3a000000000001  succeeded  first  laptop  ")
+    assert lines[0].split() == ["JOB", "STATE", "NAME", "WORKER", "WHO", "SUBMITTED", "COMMAND"]
+    assert lines[1].startswith("7f3a000000000001  succeeded  first  laptop  owner  ")
     assert lines[1].endswith("echo 'a b'")
     assert len(lines) == 3
 

@@ -18,6 +18,7 @@ import pytest
 from gpulayer.cli import service_install
 from gpulayer.cli.service import MARKER, Command, Host, plan_service
 from gpulayer.errors import NotSupported, UsageError
+from gpulayer.server.tokens import TokenKind, make_token
 
 ROOT = Host("linux", True, 0, "root", Path("/root"), Path("/root/.config"))
 USER = replace(ROOT, uid=1000, user="ada", home=Path("/home/ada"), config=Path("/home/ada/.config"))
@@ -166,7 +167,7 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def up(program, away, tmp_path):
-    """A real control plane without a worker: its state folder, its URL, a join token."""
+    """A real control plane without a worker: how `join` is told where it is and whom to trust, and a join token."""
     state = tmp_path / "state"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -175,7 +176,8 @@ def up(program, away, tmp_path):
     out, err = started.communicate(timeout=90)
     assert started.returncode == 0, err
     words = shlex.split(out.decode().splitlines()[0])
-    yield words[2], words[4]
+    assert words[5] == "--fingerprint"
+    yield (words[2], *words[5:7]), words[4]
     down = program("down", "--state", str(state), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     _, err = down.communicate(timeout=90)
     assert down.returncode == 0, err
@@ -184,9 +186,9 @@ def up(program, away, tmp_path):
 def test_join_installs_a_service_that_works_again_changes_nothing_and_can_be_taken_back(
     cli, program, machine, up, tmp_path
 ):
-    url, token = up
+    where, token = up
     work = tmp_path / "work"
-    argv = ("join", url, "--name", "box", "--work-dir", work, "--install-service")
+    argv = ("join", *where, "--name", "box", "--work-dir", work, "--install-service")
     said = cli(*argv, "--token", token)
     assert said.code == 0, said.err
     assert "joined as box\n" in said.err
@@ -196,6 +198,7 @@ def test_join_installs_a_service_that_works_again_changes_nothing_and_can_be_tak
     assert not list(machine.unit.parent.glob(".*"))
     text = machine.unit.read_text()
     assert token not in text
+    assert f'"--fingerprint" "{where[2]}"' in text
     assert token.encode() not in b"".join(path.read_bytes() for path in work.rglob("*") if path.is_file())
     assert (work / "identity.json").stat().st_mode & 0o777 == 0o600
 
@@ -235,17 +238,19 @@ def _workers(cli):
 
 
 def test_a_token_that_is_not_good_is_told_now_and_nothing_is_installed(cli, machine, up, tmp_path):
-    url, token = up
-    said = cli("join", url, "--name", "box", "--work-dir", tmp_path / "w", "--install-service", "--token", token + "x")
+    where, token = up
+    said = cli(
+        "join", *where, "--name", "box", "--work-dir", tmp_path / "w", "--install-service", "--token", token + "x"
+    )
     assert said.code == 4, said.err
     assert not machine.unit.exists()
     assert machine.calls() == []
-    said = cli("join", url, "--name", "box", "--work-dir", tmp_path / "w", "--install-service")
+    said = cli("join", *where, "--name", "box", "--work-dir", tmp_path / "w", "--install-service")
     assert (said.code, "no join token" in said.err) == (2, True)
 
 
 def test_a_control_plane_that_does_not_answer_is_told_now(cli, machine, tmp_path):
-    argv = ("--name", "box", "--work-dir", tmp_path / "w", "--install-service", "--token", "gle_x")
+    argv = ("--name", "box", "--work-dir", tmp_path / "w", "--install-service", "--token", make_token(TokenKind.JOIN))
     said = cli("join", "http://127.0.0.1:9", *argv)
     assert said.code == 5, said.err
     assert not machine.unit.exists()
@@ -254,7 +259,7 @@ def test_a_control_plane_that_does_not_answer_is_told_now(cli, machine, tmp_path
 def test_a_file_of_somebody_else_is_left_alone_and_no_token_is_used_for_it(cli, machine, tmp_path):
     machine.unit.parent.mkdir(parents=True)
     machine.unit.write_text("[Service]\nExecStart=/bin/true\n")
-    argv = ("--name", "box", "--work-dir", tmp_path / "w", "--install-service", "--token", "gle_x")
+    argv = ("--name", "box", "--work-dir", tmp_path / "w", "--install-service", "--token", make_token(TokenKind.JOIN))
     said = cli("join", "http://127.0.0.1:9", *argv)
     assert (said.code, "gpulayer did not write it" in said.err) == (2, True)
     assert cli("join", "--uninstall-service", "--name", "box").code == 2
@@ -264,7 +269,7 @@ def test_a_file_of_somebody_else_is_left_alone_and_no_token_is_used_for_it(cli, 
 
 def test_without_systemd_or_launchd_it_is_refused_before_anything_else(cli, machine, monkeypatch, tmp_path):
     monkeypatch.setattr(service_install, "SYSTEMD_RUNS", str(tmp_path / "nowhere"))
-    said = cli("join", "http://127.0.0.1:9", "--install-service", "--token", "gle_x")
+    said = cli("join", "http://127.0.0.1:9", "--install-service", "--token", make_token(TokenKind.JOIN))
     assert said.code == 2
     assert "no systemd or launchd runs here" in said.err
     assert not (tmp_path / "state").exists()

@@ -34,7 +34,7 @@ def settings(tmp_path):
     yield made
     found = find_plane(made.state_dir)
     if found is not None:
-        with Transport(found.url, found.token) as transport:
+        with Transport(found.location) as transport:
             transport.send(calls.shutdown_plane())
         assert wait_until_gone(found, made.state_dir, deadline_s=30)
 
@@ -60,10 +60,11 @@ def test_the_command_line_is_a_plan():
 
 
 def test_a_standing_control_plane_that_died_is_started_again_as_it_was():
-    died = EndpointFound("http://127.0.0.1:9", "127.0.0.1", 9, "t", 1, "0.1.0", False, False, 5000)
+    restart = ("plane", "--state", "/s", "--mode", "standing", "--host", "127.0.0.1", "--port", "9", "--no-worker")
+    died = EndpointFound("http://127.0.0.1:9", "127.0.0.1", 9, "t", 1, "0.1.0", embedded=False, restart=restart)
     assert plane_argv(EmbeddedPlane(Path("/s"), "0.1.0", {}, python="py", idle_exit_s=0.5), died=died) == (
         *("py", "-P", "-m", "gpulayer.cli.background", "plane", "--state", "/s", "--mode", "standing"),
-        *("--host", "127.0.0.1", "--port", "9", "--no-worker", "--keep-logs-ms", "5000"),
+        *("--host", "127.0.0.1", "--port", "9", "--no-worker"),
     )
 
 

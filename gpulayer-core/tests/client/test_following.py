@@ -10,7 +10,7 @@ from gpulayer.errors import Unreachable
 
 
 def follow(plane, **options):
-    with Transport(plane.url, plane.token, sleep=lambda _: None) as transport:
+    with Transport(plane.location, sleep=lambda _: None) as transport:
         parts = list(follow_logs(transport, "7f3a", **options))
     return b"".join(part for part in parts if isinstance(part, bytes)), parts[-1]
 
@@ -107,7 +107,7 @@ def test_a_gap_stands_in_the_bytes_on_a_line_of_its_own(plane, parts, last):
     expected = b"begun" + last + middle + b"[gpulayer: %d bytes of the log are missing here]\nthe end" % missing
     assert follow(plane)[0] == expected
     plane.asked.clear()
-    with Transport(plane.url, plane.token, sleep=lambda _: None) as transport:
+    with Transport(plane.location, sleep=lambda _: None) as transport:
         assert b"".join(read_logs(transport, "7f3a")) == expected
 
 
@@ -155,7 +155,7 @@ def test_a_read_goes_on_in_the_attempt_that_it_began(plane, parts):
         return parts.Answer(body=b"not of the third", headers={"X-Gpulayer-Log-Start": asked.query["offset"]})
 
     plane.on("GET", "/v1/jobs/{ref}/logs", logs)
-    with Transport(plane.url, plane.token, sleep=lambda _: None) as transport:
+    with Transport(plane.location, sleep=lambda _: None) as transport:
         assert b"".join(read_logs(transport, "7f3a")) == b"of the second, not of the third"
     assert plane.asked[-1].query == {"attempt": "2", "offset": "15"}
 

@@ -48,7 +48,7 @@ def test_a_scan_that_began_within_the_log_finds_the_same_or_asks_for_more(conten
 
 def test_a_tail_reads_more_until_it_has_its_lines(job_plane):
     job_plane.log = b"first\n" + b"".join(b"%d " % n * 2000 + b"\n" for n in range(30))
-    with Transport(job_plane.url, job_plane.token) as transport:
+    with Transport(job_plane.location) as transport:
         for lines in (1, 20, 31, 99):
             start = find_tail(transport, "7f3a", LogCursor(1), lines=lines)
             assert job_plane.log[start:] == b"".join(job_plane.log.splitlines(keepends=True)[-lines:])
@@ -57,7 +57,7 @@ def test_a_tail_reads_more_until_it_has_its_lines(job_plane):
 
 def test_a_tail_counts_only_lines_that_match_where_asked(job_plane):
     job_plane.log = b"".join(b"line %d\n" % n for n in range(5000))
-    with Transport(job_plane.url, job_plane.token) as transport:
+    with Transport(job_plane.location) as transport:
         start = find_tail(transport, "7f3a", LogCursor(1), lines=3, only=LineFilter(re.compile("7$")))
         assert job_plane.log[start:].startswith(b"line 4977\n")
         assert find_tail(transport, "7f3a", LogCursor(1), lines=3, only=LineFilter(re.compile("none"))) == len(

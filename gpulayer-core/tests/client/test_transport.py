@@ -1,6 +1,5 @@
 """Both shells against a real socket: the same requests, the same errors, the same patience."""
 
-import asyncio
 import importlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,10 +7,9 @@ import pytest
 from typing_extensions import is_typeddict
 
 from gpulayer.client import calls, connect
-from gpulayer.client.async_transport import AsyncTransport
 from gpulayer.client.connect import Settings
 from gpulayer.client.endpoints import ENDPOINTS
-from gpulayer.client.location import Local
+from gpulayer.client.location import Local, Location
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.errors import GpulayerError, NotFound, ProtocolError, StorageUnavailable, Unauthenticated, Unreachable
 from gpulayer.protocol.retry import Repeatable
@@ -25,7 +23,11 @@ def example_calls(tmp_path):
     return {
         "get_plane": calls.get_plane(),
         "shutdown_plane": calls.shutdown_plane(keep_worker=True),
-        "create_token": calls.create_token(name="box"),
+        "create_token": calls.create_token(name="box", max_uses=2, labels={"a": "b"}, max_devices=0, expires_in_s=60),
+        "list_tokens": calls.list_tokens(),
+        "revoke_token": calls.revoke_token("a/b", all_of_name=True),
+        "rotate_token": calls.rotate_token(),
+        "list_audit": calls.list_audit(after=3, limit=9),
         "submit_job": calls.submit_job({"schema": 1, "command": ["true"]}, key="k1"),
         "submit_batch": calls.submit_batch([{"schema": 1, "command": ["é"]}], key="k2"),
         "list_jobs": calls.list_jobs(state="running", name="a b&c", limit=5, cursor="x"),
@@ -49,58 +51,6 @@ def example_calls(tmp_path):
     }
 
 
-class Sync:
-    def __init__(self, url, token="glc_" + "a" * 12 + "_secret", **options):
-        self._shell = Transport(url, token, sleep=lambda _: None, random01=lambda: 0.5, **options)
-
-    def send(self, call):
-        return self._shell.send(call)
-
-    def read(self, call):
-        with self._shell.stream(call) as stream:
-            return b"".join(stream.chunks), stream.start, stream.attempt
-
-    def close(self):
-        self._shell.close()
-
-
-class Async:
-    def __init__(self, url, token="glc_" + "a" * 12 + "_secret", **options):
-        self._loop = asyncio.Runner()
-
-        async def sleep(_):
-            pass
-
-        self._shell = AsyncTransport(url, token, sleep=sleep, random01=lambda: 0.5, **options)
-
-    def send(self, call):
-        return self._loop.run(self._shell.send(call))
-
-    def read(self, call):
-        async def read():
-            async with self._shell.stream(call) as stream:
-                return b"".join([chunk async for chunk in stream.chunks]), stream.start, stream.attempt
-
-        return self._loop.run(read())
-
-    def close(self):
-        self._loop.run(self._shell.close())
-        self._loop.close()
-
-
-@pytest.fixture(params=[Sync, Async], ids=["sync", "async"])
-def shell(request):
-    opened = []
-
-    def make(url, **options):
-        opened.append(request.param(url, **options))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
-
-
 def test_every_endpoint_has_a_call_and_its_schemas_exist(tmp_path):
     assert set(example_calls(tmp_path)) == set(ENDPOINTS)
     for name, endpoint in ENDPOINTS.items():
@@ -111,11 +61,11 @@ def test_every_endpoint_has_a_call_and_its_schemas_exist(tmp_path):
                 assert is_typeddict(getattr(importlib.import_module(f"gpulayer.wire.{module}"), kind))
 
 
-def test_both_shells_put_every_call_on_the_wire_in_the_same_way(plane, tmp_path):
+def test_both_shells_put_every_call_on_the_wire_in_the_same_way(plane, shells, tmp_path):
     for method in ("GET", "POST", "PUT"):
         plane.on(method, "/v1/.*", lambda asked: {"ok": 1})
     seen = []
-    for kind in (Sync, Async):
+    for kind in shells:
         shell = kind(plane.url)
         for name, call in example_calls(tmp_path).items():
             if ENDPOINTS[name].form == "json":
@@ -214,7 +164,7 @@ def test_a_dropped_answer_is_not_asked_for_again_where_that_would_do_it_twice(pl
 
 def test_two_hundred_submits_with_dropped_answers_make_one_job_a_key(job_plane):
     job_plane.drop("POST", "/v1/jobs", 60)
-    with Transport(job_plane.url, job_plane.token, sleep=lambda _: None, retry_for_s=30) as transport:
+    with Transport(job_plane.location, sleep=lambda _: None, retry_for_s=30) as transport:
         call = [calls.submit_job({"schema": 1, "command": ["true"]}, key=f"k{n % 10}") for n in range(200)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(transport.send, call))
@@ -241,14 +191,14 @@ def test_a_stream_cut_short_says_so(plane, parts, shell, body):
 
 def test_a_control_plane_that_moved_is_found_at_its_new_address(plane, parts, shell):
     plane.on("GET", "/v1/plane", parts.plane())
-    moved = shell("http://127.0.0.1:9", token="old", relocate=lambda: (plane.url, plane.token))
+    moved = shell("http://127.0.0.1:9", token="old", relocate=lambda: plane.location)
     assert moved.send(calls.get_plane())["version"] == "0.1.0"
 
 
 def test_who_waits_for_an_answer_is_told_after_a_second_that_none_comes():
     now, told = [0.0], []
     with Transport(
-        "http://127.0.0.1:9", "t", retry_for_s=5.0, random01=lambda: 0.9, monotonic=lambda: now[0],
+        Location.of("http://127.0.0.1:9", "t"), retry_for_s=5.0, random01=lambda: 0.9, monotonic=lambda: now[0],
         sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
     ) as transport:  # fmt: skip
         transport.waiting = lambda error: told.append((now[0], error.message))
@@ -274,15 +224,15 @@ def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_mom
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("https://box.example:8470", "later version"),
-        ("http://box.example:8470", "later version"),
+        ("http://box.example:8470", "plain http would show your token"),
         ("ftp://127.0.0.1", "not a control plane's address"),
         ("127.0.0.1:8470", "not a control plane's address"),
-        ("http://127.0.0.1:notaport", "not a control plane's address"),
-        ("http://127.0.0.1:1/path", "not a control plane's address"),
-        ("", "not a control plane's address"),
+        ("http://127.0.0.1:notaport", "is not a URL"),
+        ("http://127.0.0.1:1/?a=b", "not a control plane's address"),
+        ("https://name:word@box.example", "not a control plane's address"),
+        ("", "no control plane's address was given"),
     ],
 )
 def test_an_address_that_can_not_be_used_is_refused_before_anything_is_sent(url, words):
     with pytest.raises(GpulayerError, match=words):
-        Transport(url, "t")
+        Location.of(url, "t")

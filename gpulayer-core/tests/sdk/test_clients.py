@@ -50,7 +50,7 @@ def test_what_comes_later_is_named(name):
 
 
 def settings_of(plane):
-    return Settings(Configured(plane.url, plane.token), {}, "0.1.0", "gpulayer/test")
+    return Settings(Configured(plane.location), {}, "0.1.0", "gpulayer/test")
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -20,7 +20,7 @@ def settings(tmp_path_factory):
     yield Settings(Local(state), dict(os.environ), gl.__version__, "gpulayer/test", idle_exit_s=120)
     found = find_plane(state)
     if found is not None:
-        with Transport(found.url, found.token) as transport:
+        with Transport(found.location) as transport:
             transport.send(calls.shutdown_plane())
         assert wait_until_gone(found, state, deadline_s=30)
 

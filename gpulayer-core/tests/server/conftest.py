@@ -1,10 +1,10 @@
 """``plane``: a real control plane on loopback (uvicorn, SQLite), in a thread; and what tests need to talk to it."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gpulayer.clock import Clock
 from gpulayer.server import PlaneSettings
 from gpulayer.server.app import create_app
+from gpulayer.server.gate import Gate, GatedServer, GateLimits
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import Side
-from gpulayer.server.tokens import Role, TokenKind
+from gpulayer.server.tokens import Role, TokenKind, parse_token
 
 
 class LivePlane:
@@ -33,6 +34,8 @@ class LivePlane:
         self.clock = clock
         self.wrap_store: Callable[[Any], Any] = lambda store: store
         self.token = ""
+        self.limits = GateLimits()
+        self.tls: ssl.SSLContext | None = None
 
     def start(self) -> "LivePlane":
         self.loop = asyncio.new_event_loop()
@@ -77,16 +80,15 @@ class LivePlane:
             config = uvicorn.Config(
                 create_app(self.plane),
                 loop="asyncio",
-                http="h11",
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 timeout_graceful_shutdown=3,
             )
-            self.server = uvicorn.Server(config)
-            self.server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+            self.gate = Gate(self.limits)
+            self.server = GatedServer(config, self.gate, {self.listener: self.tls})
             self._ready.set()
-            await self.server.serve(sockets=[self.listener])
+            await self.server.serve()
         finally:
             await self.plane.close()
 
@@ -97,7 +99,9 @@ class LivePlane:
     def new_token(self, kind: TokenKind, **options: Any) -> str:
         async def make() -> str:
             role = Role.ADMIN if kind is TokenKind.CLIENT else None
+            of_row = {name: options.pop(name) for name in ("max_uses", "labels", "max_devices") if name in options}
             token, row = self.plane.auth.new_token(kind, **{"name": "test", "life_s": 900, "role": role, **options})
+            row = replace(row, **of_row)
             await self.plane.driver.submit(side=Side(tokens=(row,)))
             self.plane.auth.keep_token(row)
             return token
@@ -143,6 +147,20 @@ class LivePlane:
         digest = hashlib.sha256(content).hexdigest()
         assert self.http.put(f"/v1/blobs/{digest}", content=content).status_code == 201
         return digest
+
+    def client_token(self, name: str, role: Role) -> str:
+        """Of a person of this name."""
+        return self.new_token(TokenKind.CLIENT, name=name, owner=name, role=role)
+
+    def revoke(self, token: str) -> None:
+        async def change() -> None:
+            row = self.plane.auth.token(parse_token(token)[1])
+            assert row is not None
+            async with self.plane.enrolling:
+                await self.plane.driver.submit(side=Side(tokens=(replace(row, is_revoked=True),)))
+                self.plane.auth.keep_token(replace(row, is_revoked=True))
+
+        self.call(change)
 
     def worker(self, name: str = "box", **facts: Any) -> "FakeWorker":
         return FakeWorker(self, name, **facts)
@@ -281,6 +299,14 @@ def until(check: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[LivePlane]:
     live = LivePlane(tmp_path / "state").start()
+    yield live
+    live.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
+    """One for all tests of a module, which must not mind what the others left there."""
+    live = LivePlane(tmp_path_factory.mktemp("shared") / "state").start()
     yield live
     live.stop()
 

@@ -370,3 +370,17 @@ def test_the_trail_is_read_in_pages(people):
     assert people.plane.http.get("/v1/audit", params={"after": 5}).json() == {"entries": [], "next": 5}
     for query in ({"limit": 0}, {"limit": 1001}, {"after": "x"}):
         people.refused(people.plane.http.get("/v1/audit", params=query), 400)
+
+
+def test_jobs_can_be_listed_by_whose_they_are_whatever_token_they_came_with(people):
+    alice, again, bob = (people.create("submitter", name=name).token for name in ("alice", "alice", "bob"))
+    body = {"schema": 1, "command": ["true"]}
+    made = [people.ask(token, "POST", "/v1/jobs", json=body).json()["id"] for token in (alice, bob, again)]
+    mine = people.ask(again, path="/v1/jobs", params={"mine": 1}).json()["jobs"]
+    assert [job["id"] for job in mine] == [made[2], made[0]]
+    assert {job["submitted_by"]["name"] for job in mine} == {"alice"}
+    assert len({job["submitted_by"]["token_id"] for job in mine}) == 2
+    assert [job["id"] for job in people.ask(again, path="/v1/jobs").json()["jobs"]] == made[::-1]
+    first = people.ask(alice, path="/v1/jobs", params={"mine": 1, "limit": 1}).json()
+    rest = people.ask(alice, path="/v1/jobs", params={"mine": 1, "limit": 1, "cursor": first["next"]}).json()
+    assert ([job["id"] for job in first["jobs"] + rest["jobs"]], rest["next"]) == ([made[2], made[0]], None)

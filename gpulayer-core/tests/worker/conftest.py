@@ -6,14 +6,23 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from gpulayer.net import pin_of
 from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.state import StateDir
 from gpulayer.wire.packs import frame, read_frames
@@ -36,6 +45,50 @@ sys.exit(code)
 """
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """Self-signed, as files. pin: as ``gpulayer up`` prints it."""
+
+    cert: Path
+    key: Path
+    pin: str
+
+    def server_context(self):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
+
+@pytest.fixture
+def certify(tmp_path):
+    """``certify()``: another certificate. days: until it ends; a negative number: it has ended."""
+
+    def make(*, days=30):
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpulayer")])
+        now = datetime.now(UTC)
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=60))
+            .not_valid_after(now + timedelta(days=days))
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        (folder / "cert.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
+        plain = serialization.NoEncryption()
+        key_bytes = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        (folder / "key.pem").write_bytes(key_bytes)
+        pin = pin_of(built.public_bytes(serialization.Encoding.DER))
+        return Certificate(folder / "cert.pem", folder / "key.pem", pin)
+
+    return make
+
+
 class ScriptedPlane:
     """What a test wants of a control plane: routes as CONTRACT has them, kept in dictionaries."""
 
@@ -49,6 +102,7 @@ class ScriptedPlane:
         self.blobs = {}
         self.trees = []
         self.void = set()
+        self.credentials = {}  # epoch → (status, answer)
         self.reports = []
         self.requests = []
         self.enrolled = {}  # public key → (id, name)
@@ -60,11 +114,14 @@ class ScriptedPlane:
         self.is_removed = False
         self.changed = asyncio.Event()
         self.port = 0
+        self.lease_ttl_ms = 30_000
+        self.certificate = None
         self._server = None
         self._connections = set()
 
     async def up(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20)
+        context = None if self.certificate is None else self.certificate.server_context()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20, ssl=context)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def down(self):
@@ -76,7 +133,7 @@ class ScriptedPlane:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.certificate is None else 'https'}://127.0.0.1:{self.port}"
 
     def assign(self, epoch, *command, **fields):
         self.jobs[epoch] = {
@@ -157,6 +214,8 @@ class ScriptedPlane:
             case "PUT", ["workers", _, "attempts", epoch, "logs"]:
                 log = int(epoch) if query.get("stream", "stdout") == "stdout" else (int(epoch), query["stream"])
                 return self._log(log, int(query["offset"]), "final" in query, body)
+            case "GET", ["workers", _, "attempts", epoch, "credentials"]:
+                return self.credentials[int(epoch)]
             case "POST", ["workers", _, "attempts", epoch, "outputs"]:
                 self.trees.append((int(epoch), json.loads(body)["tree"]))
                 return 200, {"files": 0, "size_bytes": 0}
@@ -196,8 +255,8 @@ class ScriptedPlane:
         self.counters[worker] = body["counter"]
         token = f"glw_{worker}_{body['counter']}"
         self.tokens.add(token)
-        reply = {"token": token, "expires_in_s": 86400, "incarnation": "i", "lease_ttl_ms": 30000, "heartbeat_ms": 500}
-        return 201, reply
+        terms = {"lease_ttl_ms": self.lease_ttl_ms, "heartbeat_ms": 500}
+        return 201, {"token": token, "expires_in_s": 86400, "incarnation": "i", **terms}
 
     def _report(self, body):
         self.reports.append(body)

@@ -9,6 +9,7 @@ import stat
 import pytest
 
 from gpulayer.ids import Digest
+from gpulayer.plugins.builtin.addresses import interface_addresses
 from gpulayer.spawner.state import StateDir
 from gpulayer.spec.tree import Entry, EntryKind, decode_tree, digest_of, encode_tree
 
@@ -451,5 +452,17 @@ def test_the_end_of_a_job_that_left_nothing_is_one_line_of_its_journal(scene, sc
         (path,) = worker.folder.glob("spare/*/phase")
         phases = [json.loads(line)["phase"] for line in path.read_text().splitlines()]
         assert phases == ["staging", "spawning", "running", *end]
+
+    scene(main)
+
+
+def test_a_report_carries_numeric_addresses_for_others_alone(scene):
+    async def main(plane, worker):
+        worker.start()
+        await plane.until(lambda: any(report.get("facts") for report in plane.reports))
+        facts = next(report["facts"] for report in plane.reports if report.get("facts"))
+        assert facts["addresses"] == list(interface_addresses())
+        assert "127.0.0.1" not in facts["addresses"]
+        await worker.stop()
 
     scene(main)

@@ -5,7 +5,7 @@ import asyncio
 from gpulayer.plugins.contracts import Findings, ProbeSite
 from gpulayer.spec.machine import Device, Locality
 from gpulayer.spec.request import Accelerator
-from gpulayer.worker.facts import combine, gather_facts
+from gpulayer.worker.facts import KnownFacts, combine, gather_facts
 
 
 def test_the_first_that_knows_is_believed_and_devices_add_up():
@@ -43,3 +43,26 @@ def test_a_broken_probe_costs_its_own_findings_alone(tmp_path, caplog):
     facts = asyncio.run(gather_facts([Broken(), Works()], ProbeSite(tmp_path, {}), version="1", labels=()))
     assert (facts.platform, facts.cpus) == ("p", 3)
     assert "probe broken failed" in caplog.text
+
+
+class Reaches:
+    name = "reaches"
+
+    def look(self, site):
+        return Findings(addresses=("10.0.0.5", "192.168.1.7"))
+
+
+def test_the_address_that_reached_the_control_plane_stays_first_and_a_change_is_news_once(tmp_path):
+    async def main():
+        site = ProbeSite(tmp_path, {})
+        facts = await gather_facts([Reaches()], site, version="1", labels=())
+        known = KnownFacts(facts, [Reaches()], site, version="1", labels=())
+        assert known.facts.addresses == ("10.0.0.5", "192.168.1.7")
+        assert known.set_addresses(("10.0.0.5", "192.168.1.7"), own="192.168.1.7")
+        assert known.facts.addresses == ("192.168.1.7", "10.0.0.5")
+        assert not await known.look_again()
+        assert not known.set_addresses(("10.0.0.5", "192.168.1.7"), own="")
+        assert known.set_addresses(("10.0.0.6",), own="10.0.0.6")
+        assert known.facts.addresses == ("10.0.0.6",)
+
+    asyncio.run(main())

@@ -1,6 +1,7 @@
 """The worker's HTTP client against a tiny server that does what real ones do, and what they must not."""
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +12,7 @@ from gpulayer.worker.http import Body, HttpClient
 
 
 @asynccontextmanager
-async def serving(*scripts, repeat=False):
+async def serving(*scripts, repeat=False, receive_buffer=None):
     """A server whose nth connection is handled by the nth script (the last one again when ``repeat``)."""
     seen = []
     tasks = []
@@ -29,6 +30,9 @@ async def serving(*scripts, repeat=False):
             writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    if receive_buffer is not None:
+        for listener in server.sockets:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     try:
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1]), seen
     finally:
@@ -311,5 +315,103 @@ def test_a_header_cannot_smuggle_another():
         async with serving(answering(ok())) as (address, _), HttpClient() as client:
             with pytest.raises(ValueError, match="line break"):
                 await client.request(address, "GET", "/", headers={"A": "b\r\nC: d"})
+
+    run(main())
+
+
+async def silent(reader, writer, seen):
+    while True:
+        seen.append(await read_request(reader))
+
+
+def test_after_silence_a_request_is_repeated_on_a_new_connection():
+    async def falls_silent(reader, writer, seen):
+        seen.append(await read_request(reader))
+        writer.write(ok(b"one"))
+        await silent(reader, writer, seen)
+
+    async def main():
+        async with serving(falls_silent, answering(ok(b"two"))) as (address, seen), HttpClient() as client:
+            await client.request(address, "GET", "/")
+            with pytest.raises(Unreachable):
+                await client.request(address, "POST", "/", body=b"x", timeout_s=0.05)
+            assert (await client.request(address, "POST", "/", body=b"x")).body == b"two"
+            assert [len(requests) for requests in seen] == [2, 1]
+
+    run(main())
+
+
+def test_silence_on_one_connection_makes_what_is_held_on_another_be_asked_again():
+    async def main():
+        async with serving(silent, silent, answering(ok(b"held"))) as (address, seen), HttpClient() as client:
+            holding = asyncio.create_task(client.request(address, "GET", "/held", asks_again=True))
+            while not seen or not seen[0]:
+                await asyncio.sleep(0.005)
+            with pytest.raises(Unreachable):
+                await client.request(address, "POST", "/", timeout_s=1.1)
+            assert (await holding).body == b"held"
+            assert [len(requests) for requests in seen] == [1, 1, 1]
+
+    run(main())
+
+
+def test_what_was_idle_or_held_before_a_suspend_is_left():
+    slept_ms = 0
+
+    async def main():
+        nonlocal slept_ms
+        scripts = (answering(ok(b"a"), ok(b"b")), silent, answering(ok(b"held")), answering(ok(b"new")))
+        async with serving(*scripts) as (address, seen), HttpClient(suspended_ms=lambda: slept_ms) as client:
+            await client.request(address, "GET", "/")
+            slept_ms += 3  # the noise of two clocks
+            await client.request(address, "GET", "/")
+            assert [len(requests) for requests in seen] == [2]
+            idle = client._idle.pop(address)
+            holding = asyncio.create_task(client.request(address, "GET", "/held", asks_again=True))
+            while len(seen) < 2 or not seen[1]:
+                await asyncio.sleep(0.005)
+            client._idle[address] = idle
+            slept_ms += 60_000
+            client.forget_connections()
+            assert (await holding).body == b"held"
+            slept_ms += 60_000
+            assert (await client.request(address, "GET", "/")).body == b"new"
+
+    run(main())
+
+
+def test_a_large_body_on_a_slow_line_gets_through_while_it_moves():
+    size, step = 6_000_000, 50_000
+
+    async def slow(reader, writer, seen):
+        await reader.readuntil(b"\r\n\r\n")
+        left = size
+        while left:
+            left -= len(await reader.read(step))
+            await asyncio.sleep(0.01)
+        writer.write(ok(b"all"))
+        await writer.drain()
+
+    async def main():
+        async with serving(slow, receive_buffer=step) as (address, _), HttpClient() as client:
+            # As a whole it takes longer than the limit, and it never stands still for as long.
+            assert (await client.request(address, "PUT", "/", body=b"x" * size, timeout_s=1.0)).body == b"all"
+
+    run(main())
+
+
+def test_what_is_good_once_is_never_sent_twice():
+    async def hangs_up_on_the_second(reader, writer, seen):
+        seen.append(await read_request(reader))
+        writer.write(ok(b"one"))
+        await writer.drain()
+        seen.append(await read_request(reader))
+
+    async def main():
+        async with serving(hangs_up_on_the_second) as (address, seen), HttpClient() as client:
+            await client.request(address, "GET", "/")
+            with pytest.raises(Unreachable, match="closed before an answer came"):
+                await client.request(address, "POST", "/", body=b"signature", is_once=True)
+            assert [len(requests) for requests in seen] == [2]
 
     run(main())

@@ -218,7 +218,7 @@ class Scene:
             found = find_plane(self.state)
             try:
                 if found is not None:
-                    where = Configured(found.url, found.token)
+                    where = Configured(found.location)
                     with Client(settings=Settings(where, {}, "0", "kills", retry_for_s=0.1)) as client:
                         return question(client)
                 why = "nobody serves the state folder"

@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "up": ("gpulayer.cli.up", "Start a control plane with a worker on this machine."),
     "join": ("gpulayer.cli.join", "Make this machine a worker of a control plane."),
     "down": ("gpulayer.cli.down", "End the control plane of this machine and its own worker."),
+    "context": ("gpulayer.cli.context", "Add, list, use and remove control planes by name."),
     "status": ("gpulayer.cli.status", "Which control plane is used, and how it is."),
     "doctor": ("gpulayer.cli.doctor", "Find out why a control plane can't be used from here."),
     "token": ("gpulayer.cli.token", "Make, list, revoke and rotate tokens."),
@@ -97,10 +98,7 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run work on GPUs that are somewhere else.
-
-    gpulayer submit -- nvidia-smi      run a command where it fits
-    """
+    """Run work on GPUs that are somewhere else: gpulayer submit -- nvidia-smi"""
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -53,6 +53,7 @@ def audit(
         [str(each["seq"]), when(each["at"]), each["actor"], each["action"], each["subject"], _details(each)]
         for each in entries
     ]
+    rows = [[" ".join(cell.split()) for cell in row] for row in rows]  # one line an entry, whatever a name holds
     print_table(["n", "at", "who", "what", "to", "details"], rows, empty="no entries")
     return 0
 

@@ -37,13 +37,14 @@ def list_jobs(
     *,
     state: Annotated[str, typer.Option("--state", metavar="STATE", help="queued, running, failed, …")] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME")] = "",
+    mine: Annotated[bool, typer.Option("--mine", help="Only those of whoever asks.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N")] = 50,
     target: TargetOption = "",
     json: JsonFlag = False,
 ) -> None:
     """The newest jobs, newest first."""
     with open_client(target) as client:
-        jobs = client.jobs(state=state, name=name, limit=limit)
+        jobs = client.jobs(state=state, name=name, mine=mine, limit=limit)
     if json:
         print_json({"jobs": jobs})
         return
@@ -54,12 +55,13 @@ def list_jobs(
             job["state"],
             job["name"],
             workers_of(job),
+            job["submitted_by"]["name"],
             age(job["submitted_at"], now),
             command_text(job["command"], limit=48),
         ]
         for job in jobs
     ]
-    print_table(["job", "state", "name", "worker", "submitted", "command"], rows, empty="no jobs")
+    print_table(["job", "state", "name", "worker", "who", "submitted", "command"], rows, empty="no jobs")
 
 
 @app.command()

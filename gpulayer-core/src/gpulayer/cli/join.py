@@ -182,7 +182,7 @@ def _join_token(given: str) -> str:
     try:
         kind = parse_token(text)[0]
     except Unauthenticated as error:
-        raise UsageError(f"--token: {error.message}", hint=error.hint) from None
+        raise Unauthenticated(f"--token: {error.message}", hint=error.hint) from None
     if kind is not TokenKind.JOIN:
         raise UsageError(
             f"--token: that is a {kind} token ({text[:4]}…), and a worker joins with a join token (gle_…)",

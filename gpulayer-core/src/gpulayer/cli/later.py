@@ -11,7 +11,7 @@ _NEEDS: Final = (
     "--nodes --min-nodes --ranks-per-node --launcher --device-share --preemptible --volume --provider --max-cost"
     " --spot --on-demand"
 )
-_BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python --secret"
+_BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python"
 _RUNS: Final = "--after --array --service --replicas --port-name --health"
 
 LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
@@ -26,7 +26,6 @@ LATER_COMMANDS: Final = frozenset(
     {
         "backup",
         "cache",
-        "context",
         "dashboard",
         "mcp",
         "plugins",

@@ -9,7 +9,7 @@ from gpulayer.cli.console import say
 from gpulayer.cli.later import later_command
 from gpulayer.cli.quick import QuickGroup, QuickTyper
 from gpulayer.client.connect import Settings
-from gpulayer.client.location import Target, parse_target
+from gpulayer.client.location import LOCAL, REMOTE
 from gpulayer.errors import UsageError
 from gpulayer.sdk.client import Client
 from gpulayer.sdk.settings import resolve_settings
@@ -17,8 +17,22 @@ from gpulayer.sdk.settings import resolve_settings
 __all__ = ["JsonFlag", "StateOption", "TargetOption", "command_app", "open_client", "settings_for"]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def _complete_target(incomplete: str) -> list[str]:
+    from gpulayer.cli.context import context_names  # noqa: PLC0415 - only when a shell asks
+
+    return [name for name in (LOCAL, REMOTE, *context_names()) if name.startswith(incomplete)]
+
+
 TargetOption = Annotated[
-    str, typer.Option("--target", metavar="local|remote", help="This machine's control plane, or the configured one.")
+    str,
+    typer.Option(
+        "--target",
+        metavar="local|remote|CONTEXT",
+        help="This machine's control plane, the configured one, or that of a context.",
+        autocompletion=_complete_target,
+    ),
 ]
 
 StateOption = Annotated[
@@ -48,10 +62,9 @@ RETRY_FOR_S = 3.0  # a command that somebody waits for says soon that nothing an
 
 def settings_for(target: str = "", *, state: str = "") -> Settings:
     """``state``: a state folder of this machine, which is meant then whatever is configured."""
-    where = parse_target(target)
-    if state and where is Target.REMOTE:
-        raise UsageError("--state names a folder of this machine, --target remote does not", hint="give one of them")
-    return resolve_settings(target=Target.LOCAL if state else where, state_dir=state, retry_for_s=RETRY_FOR_S)
+    if state and target not in ("", LOCAL):
+        raise UsageError(f"--state names a folder of this machine, --target {target} does not", hint="give one of them")
+    return resolve_settings(target=LOCAL if state else target, state_dir=state, retry_for_s=RETRY_FOR_S)
 
 
 def open_client(target: str = "") -> Client:

@@ -81,6 +81,7 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("command", command_text(record["command"])),
         ("needs", _settings(record["request"]) or "nothing in particular"),
         ("runs with", _settings(record.get("options", {}))),
+        ("secrets", ", ".join(record.get("secrets", []))),
         ("source", _source(record) if source else ""),
         ("tags", ", ".join(f"{key}={value}" for key, value in record["tags"].items())),
         ("priority", str(record["priority"] or "")),

@@ -1,12 +1,15 @@
 """``gpulayer status``: which control plane commands go to, and how it is. Starts nothing."""
 
+from dataclasses import replace
+from typing import Final
+
 from gpulayer.cli.console import print_fields, print_json, print_line
 from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.records import when
 from gpulayer.client import calls
+from gpulayer.client.connect import open_transport
 from gpulayer.client.embedded import find_plane
-from gpulayer.client.location import Configured, Local
-from gpulayer.client.transport import Transport
+from gpulayer.client.location import Configured, Local, Location
 
 app = command_app()
 
@@ -16,6 +19,7 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
     """Which control plane commands go to, and how it is. Exits with 5 when a configured one does not answer."""
     settings = settings_for(target, state=state)
     where = settings.where
+    context = where.context if isinstance(where, Configured) else ""
     if isinstance(where, Local):
         endpoint = find_plane(where.state_dir)
         if endpoint is None:
@@ -25,17 +29,26 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
                 print_line(f"no control plane runs here; the next submit starts one (state in {where.state_dir})")
             return
         where = Configured(endpoint.location)
-    with Transport(where.location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+    with open_transport(replace(settings, where=where)) as transport:
         plane = transport.send(calls.get_plane())
+        address = transport.url
+    trust = _trust(where.location, address)
     if json:
-        print_json({"running": True, **plane})
+        print_json({"running": True, **plane, "context": context, "address": address, "trust": trust})
         return
     mode = "background (ends when idle)" if plane["mode"] == "embedded" else "standing (ended by gpulayer down)"
+    others = [url for url in plane["urls"] if url != address]
+    you = plane["you"]
     print_fields(
         [
-            ("control plane", plane["url"]),
+            ("control plane", address),
+            ("context", context),
+            ("trusted by", _TRUSTED_BY[trust]),
+            ("proxy", str(where.location.proxy or "")),
+            ("you are", f"{you['name']} ({you['role']}, token {you['token_id']})"),
+            ("token is good", f"until {when(you['expires_at'])}" if you["expires_at"] else "as long as it runs"),
             ("mode", mode),
-            ("reached from", "this machine; others through a forwarded port only (ssh -L, ssh -R)"),
+            ("others reach it", "\n".join(others) or ("" if plane["urls"] else "not: it listens on its machine alone")),
             ("version", plane["version"]),
             ("process", str(plane["pid"])),
             ("state", plane["state_dir"]),
@@ -45,6 +58,19 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
             ("jobs", _counts(plane["jobs"])),
         ]
     )
+
+
+_TRUSTED_BY: Final = {
+    "pin": "the pinned fingerprint",
+    "ca": "a certificate authority that this machine trusts",
+    "loopback": "being on this machine (plain http on loopback)",
+}
+
+
+def _trust(location: Location, address: str) -> str:
+    if not address.startswith("https://"):
+        return "loopback"
+    return "pin" if location.pins else "ca"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -12,6 +12,7 @@ from gpulayer.cli.exits import Exit
 from gpulayer.cli.foreground import Foreground
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import transfer_progress
+from gpulayer.cli.secret_flags import read_secrets
 from gpulayer.client import calls
 from gpulayer.client.connect import has_ended
 from gpulayer.errors import UsageError
@@ -62,6 +63,17 @@ def submit(
     ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="A variable of the job.")] = None,
     env_file: Annotated[str, typer.Option("--env-file", metavar="FILE", help="Variables, K=V a line.")] = "",
+    secret: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="NAME", help="A variable of yours that is masked in logs and shown nowhere."),
+    ] = None,
+    secret_file: Annotated[
+        list[str] | None,
+        typer.Option("--secret-file", metavar="NAME=FILE", help="The same from a file; NAME=-: standard input."),
+    ] = None,
+    grant: Annotated[
+        str, typer.Option("--grant", metavar="own|submit", help="A token for the job: to read itself; to submit.")
+    ] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME")] = "",
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V")] = None,
     priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 0,
@@ -113,6 +125,8 @@ def submit(
         "exclude": exclude or (),
         "outputs": output or (),
         "env": read_env(env or (), _read(env_file), environment=os.environ, file_name=env_file),
+        "secrets": read_secrets(secret or (), secret_file or (), environment=os.environ),
+        "grant": grant,
         "tags": needs.pairs(tag or (), "--tag"),
         **({} if idempotency_key is None else {"idempotency_key": idempotency_key}),
     }

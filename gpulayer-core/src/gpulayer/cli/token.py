@@ -140,9 +140,7 @@ def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
         print_json(reply)
         return
     print_line(reply["token"])
-    say(
-        "the old token is good for 10 more minutes; put this one where that is: GPULAYER_TOKEN, or the program's secrets"
-    )
+    say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
 
 
 def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRecord]":

@@ -198,8 +198,9 @@ def _unreachable(endpoint: "EndpointFound") -> Sequence[str]:
     port = endpoint.port
     if _is_alone(endpoint):
         return [
-            "no other machine reaches it there: start it without --host for that, or forward the port, and these lines",
-            f"hold there: ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there",
+            "no other machine reaches it there. Start it without --host for that; or forward the port, and these lines"
+            " hold there:",
+            f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there",
         ]
     return ["no address is known that others could use: say it with --public-url URL"]
 

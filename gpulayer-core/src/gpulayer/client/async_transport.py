@@ -4,7 +4,7 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,7 +23,7 @@ from gpulayer.client.answers import (
     request_headers,
     unreachable,
 )
-from gpulayer.client.async_tunnel import PlaneTransport
+from gpulayer.client.async_tunnel import NoTunnel, PlaneTransport
 from gpulayer.client.calls import Call, FileBody
 from gpulayer.client.location import Location
 from gpulayer.client.reach import Reach, Route, Tries, Way
@@ -62,14 +62,12 @@ class AsyncTransport:
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        trust: Callable[[Collection[Pin]], ssl.SSLContext] = tls_context,
     ) -> None:
         self._reach = Reach(location)
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
-        self._trust = trust
         # A pool for each trust, so that a connection is used again only by those who would have made the same.
         self._pools: dict[tuple[tuple[Pin, ...], Address | None, bool], httpx.AsyncClient] = {}
 
@@ -180,7 +178,7 @@ class AsyncTransport:
         if key not in self._pools:
             # For plain http no certificates are loaded: that takes 57 ms.
             context = (
-                await asyncio.to_thread(self._trust, route.pins)
+                await asyncio.to_thread(tls_context, route.pins)
                 if route.address.is_secure
                 else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             )
@@ -214,13 +212,15 @@ def _unreachable(route: Route, error: httpx.TransportError) -> GpulayerError:
 
 def _reason(error: BaseException) -> str:
     """As the sync shell says it: httpx wraps what the socket said."""
+    # The pool raises "from None", so what is behind an error stands in its context alone.
     seen: BaseException | None = error
-    innermost: OSError | None = None  # also what TLS says
     while seen is not None:
-        innermost = seen if isinstance(seen, OSError) else innermost
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-    if innermost is not None:
-        return plain_reason(innermost)
+        if isinstance(seen, NoTunnel):
+            return str(seen)
+        if isinstance(seen, OSError):  # also what TLS says
+            several = seen.__cause__  # a host of several addresses
+            return plain_reason(several.exceptions[0] if isinstance(several, ExceptionGroup) else several or seen)
+        seen = seen.__cause__ or seen.__context__
     match error:
         case httpx.TimeoutException():
             return "no answer in time"

@@ -13,11 +13,15 @@ import httpx
 
 from gpulayer.net import Address, connect_request, head_is_whole, socket_options, tunnel_refusal
 
-__all__ = ["PlaneTransport"]
+__all__ = ["NoTunnel", "PlaneTransport"]
 
 _PIECE: Final = 4096
 # Kept for less than usual servers keep them (uvicorn: 5 s), so that reuse seldom fails.
 _LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0)
+
+
+class NoTunnel(httpcore.ConnectError):
+    """Its text is for people."""
 
 
 class PlaneTransport(httpx.AsyncHTTPTransport):
@@ -57,7 +61,7 @@ class _Tunnels(httpcore.AsyncNetworkBackend):
             stream = await self._backend.connect_tcp(proxy.host, proxy.port, timeout, local_address, socket_options)
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
             why = "no answer in time" if isinstance(error, httpcore.ConnectTimeout) else "no connection"
-            raise httpcore.ConnectError(f"the proxy {proxy}: {why}") from None
+            raise NoTunnel(f"the proxy {proxy}: {why}") from None
         try:
             await stream.write(connect_request(address), timeout)
             received = b""
@@ -68,14 +72,14 @@ class _Tunnels(httpcore.AsyncNetworkBackend):
                 received += piece
         except (httpcore.NetworkError, httpcore.TimeoutException):
             await stream.aclose()
-            raise httpcore.ConnectError(f"the proxy {proxy} opened no tunnel in time") from None
+            raise NoTunnel(f"the proxy {proxy} opened no tunnel in time") from None
         except BaseException:
             await stream.aclose()
             raise
         refused = tunnel_refusal(received, proxy=proxy, address=address)
         if refused is not None:
             await stream.aclose()
-            raise httpcore.ConnectError(refused)
+            raise NoTunnel(refused)
         return stream
 
     async def sleep(self, seconds: float) -> None:

@@ -6,7 +6,7 @@ by the caller, so that sending the same ``Call`` again can never create a second
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -77,11 +77,11 @@ class FileBody:
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Reply_co]):
     """One request. target: path with its query, encoded. hold_s: how long the answer may be held back on purpose;
-    None where it may take for ever (following a log)."""
+    None where it may take for ever (following a log). A body does not show itself: it may hold secrets."""
 
     endpoint: Endpoint
     target: str
-    body: bytes | FileBody | None = None
+    body: bytes | FileBody | None = field(default=None, repr=False)
     content_type: str = ""
     key: str = ""
     hold_s: float | None = 0.0
@@ -151,9 +151,13 @@ def submit_batch(submissions: "Sequence[JobSubmission]", *, key: str) -> "Call[B
     return _call("submit_batch", json_body={"schema": _SCHEMA, "jobs": list(submissions)}, key=key)
 
 
-def list_jobs(*, state: str = "", name: str = "", limit: int | None = None, cursor: str = "") -> "Call[JobPage]":
-    """One page, newest first. state: names, comma-separated. cursor: ``next`` of the page before."""
-    return _call("list_jobs", query={"state": state, "name": name, "limit": limit, "cursor": cursor})
+def list_jobs(
+    *, state: str = "", name: str = "", mine: bool = False, limit: int | None = None, cursor: str = ""
+) -> "Call[JobPage]":
+    """One page, newest first. state: names, comma-separated. mine: the caller's own. cursor: ``next`` of the page
+    before."""
+    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": limit, "cursor": cursor}
+    return _call("list_jobs", query=query)
 
 
 def get_job(ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpulayer.client.location import LOCAL, REMOTE, Location
+from gpulayer.client.location import LOCAL, REMOTE, Location, check_token
 from gpulayer.errors import UsageError
 from gpulayer.net import parse_pins, parse_proxy, parse_urls
 
@@ -47,7 +47,7 @@ class Context:
     def location(self, *, proxy: str = "") -> Location:
         """proxy: where the context has none of its own. Raises UsageError."""
         urls, pins = parse_urls(" ".join(self.urls)), parse_pins(self.fingerprints)
-        return Location(urls, self.token, pins, parse_proxy(self.proxy or proxy))
+        return Location(urls, check_token(self.token), pins, parse_proxy(self.proxy or proxy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Contexts:
 
     def with_context(self, name: str, context: Context, *, is_current: bool | None = None) -> "Contexts":
         """Added or replaced. is_current: None makes the first one current, and leaves that as it is else."""
-        current = name if is_current or (is_current is None and not self.current) else self.current
+        is_first = not self.current and name not in self.named
+        current = name if is_current or (is_current is None and is_first) else self.current
         if is_current is False and current == name:
             current = ""
         return Contexts(current, {**self.named, name: context})
@@ -208,7 +209,13 @@ def _replace(path: Path, content: bytes) -> None:
 def _context(path: str, name: str, entry: object) -> Context:
     match entry:
         case {"urls": list(urls), "token": str(token), "fingerprints": list(pins), "proxy": str(proxy), **more} if urls:
-            context = Context(tuple(map(str, urls)), token, tuple(map(str, pins)), proxy, more)
+            context = Context(
+                tuple(map(str, urls)),
+                token,
+                tuple(map(str, pins)),
+                proxy,
+                {str(key): value for key, value in more.items()},
+            )
         case _:
             raise _damaged(path, f"its context {name!r} is not whole")
     try:

@@ -25,6 +25,7 @@ __all__ = [
     "EndpointFound",
     "Local",
     "Location",
+    "check_token",
     "is_context_wanted",
     "locate",
     "parse_endpoint",
@@ -51,7 +52,7 @@ class Location:
     @classmethod
     def of(cls, url: str, token: str, *, fingerprint: str = "", proxy: str = "") -> "Location":
         """From the texts that people give; ``url`` may name several. Raises UsageError."""
-        return cls(parse_urls(url), token, parse_pins([fingerprint]), parse_proxy(proxy))
+        return cls(parse_urls(url), check_token(token), parse_pins([fingerprint]), parse_proxy(proxy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,18 @@ class EndpointFound:
     def location(self) -> Location:
         """For this user's own commands, on this machine."""
         return Location((Address(self.host, self.port),), self.token)
+
+
+def check_token(token: str) -> str:
+    """Raises UsageError, without showing it, for a token that can't stand in a header, or is not a client's."""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise UsageError("the token is not one: it holds spaces or other signs", hint="copy it once more, as a whole")
+    if token.startswith(("gle_", "glw_")):
+        raise UsageError(
+            "that token is for workers, not for clients",
+            hint="`gpulayer up` prints a client's (glc_…); gpulayer token create makes more",
+        )
+    return token
 
 
 def is_context_wanted(*, environment: Mapping[str, str], url: str = "", target: str = "") -> bool:

@@ -10,7 +10,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -88,14 +88,12 @@ class Transport:
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        trust: Callable[[Collection[Pin]], ssl.SSLContext] = tls_context,
     ) -> None:
         self._reach = Reach(location)
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
-        self._trust = trust
         self.waiting: Callable[[GpulayerError], None] = lambda _: None
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
@@ -179,10 +177,14 @@ class Transport:
     def _exchange(self, call: Call[Any], way: Way, *, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
         connection = (None if fresh else self._take(way.route)) or open_connection(way, lambda: self._context(way))
         try:
-            connection.sock.settimeout(QUIET_S if call.hold_s is None else ANSWER_S + call.hold_s)
+            sock = connection.sock  # which an answer that ends the connection takes over
+            sock.settimeout(ANSWER_S + (call.hold_s or 0.0))
             self._send(connection, call, way)
             here("client.after_send")
-            return connection, connection.getresponse()
+            response = connection.getresponse()
+            if call.hold_s is None:
+                sock.settimeout(QUIET_S)
+            return connection, response
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(way.route, error)) from None
@@ -222,7 +224,7 @@ class Transport:
         pins = way.route.pins
         with self._lock:
             if pins not in self._contexts:
-                self._contexts[pins] = self._trust(pins)
+                self._contexts[pins] = tls_context(pins)
             return self._contexts[pins]
 
     def _take(self, route: Route) -> Connection | None:

@@ -1,6 +1,6 @@
-"""A tunnel through an HTTP proxy: what is sent to it, and what its answer means. Pure. RFC 9110, section 9.3.6: CONNECT.
+"""A tunnel through an HTTP proxy (CONNECT): what is sent to it, and what its answer means. Pure.
 
-TLS begins inside the tunnel, so a proxy sees an address and no more.
+Form: RFC 9110, section 9.3.6. TLS begins inside the tunnel, so a proxy sees an address and no more.
 """
 
 import re

@@ -239,8 +239,8 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
 
 
 def _stage(held: Held, actions: list[Action]) -> None:
-    """What brings nothing is ready; it may still have to wait for room."""
-    if held.assignment.source is None:
+    """What needs nothing brought is ready; it may still have to wait for room."""
+    if held.assignment.source is None and not held.assignment.has_credentials:
         held.is_staged = True
     else:
         actions.append(Stage(held.assignment))

@@ -196,7 +196,7 @@ class CommandsReceived:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The source lies in the work folder."""
+    """The source lies in the work folder, and the credentials are at hand."""
 
     key: NodeKey
 
@@ -365,7 +365,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring the source; answered by Staged or StagingFailed. An outage is waited out, not a failure."""
+    """Bring source and credentials, as far as there are such; answered by Staged or StagingFailed. An outage is waited
+    out, not a failure."""
 
     assignment: Assignment
 

@@ -67,14 +67,19 @@ class AsyncClient:
         **options: Unpack[JobOptions],
     ) -> "AsyncJob":
         """See ``Client.submit``. ``progress`` is called in another thread."""
-        plan = plan_job(command, options, base_env=local_job_env(self._settings))
+        plan = plan_job(
+            command,
+            options,
+            base_env=local_job_env(self._settings),
+            environment=self._settings.environment,
+        )
         transport = await self.transport
         submission = (await self._ship([plan], progress))[0]
         return AsyncJob(transport, await transport.send(calls.submit_job(submission, key=plan.key)), self._settings)
 
     async def submit_batch(self, jobs: "Iterable[BatchItem | Sequence[str]]") -> "list[AsyncJob]":
         """As ``Client.submit_batch``: all accepted or none, in one round trip."""
-        plans = plan_batch(jobs, base_env=local_job_env(self._settings))
+        plans = plan_batch(jobs, base_env=local_job_env(self._settings), environment=self._settings.environment)
         if not plans:
             return []
         transport = await self.transport
@@ -91,13 +96,15 @@ class AsyncClient:
         transport = await self.transport
         return AsyncJob(transport, await transport.send(calls.get_job(ref)), self._settings)
 
-    async def jobs(self, *, state: str = "", name: str = "", limit: int = 100) -> "list[JobRecord]":
-        """The newest ``limit`` jobs, newest first; in several pages where need be."""
+    async def jobs(self, *, state: str = "", name: str = "", mine: bool = False, limit: int = 100) -> "list[JobRecord]":
+        """The newest ``limit`` jobs, newest first; in several pages where need be. mine: only those of this token's
+        owner."""
         transport = await self.transport
         found: list[JobRecord] = []
         cursor = ""
         while len(found) < limit:
-            call = calls.list_jobs(state=state, name=name, limit=limit - len(found), cursor=cursor)
+            left = limit - len(found)
+            call = calls.list_jobs(state=state, name=name, mine=mine, limit=left, cursor=cursor)
             page = await transport.send(call)
             found += page["jobs"]
             cursor = page["next"] or ""

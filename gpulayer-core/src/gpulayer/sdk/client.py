@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from gpulayer.client import calls
@@ -77,14 +77,19 @@ class Client:
         A lost answer is asked for again under the same key, so there is one job. Raises UsageError and its kin before
         anything is sent where that can be known, NoWorkerFits never: a job that fits nowhere ends ``rejected``.
         """
-        plan = plan_job(command, options, base_env=local_job_env(self._settings))
+        plan = plan_job(
+            command,
+            options,
+            base_env=local_job_env(self._settings),
+            environment=self._settings.environment,
+        )
         submission = ship_plan(self.transport, plan, self._settings.environment, {}, progress=progress)
         return Job(self.transport, self.transport.send(calls.submit_job(submission, key=plan.key)))
 
     def submit_batch(self, jobs: "Iterable[BatchItem | Sequence[str]]") -> list[Job]:
         """Send many jobs in one round trip, all accepted or none. An item is a command, or a dictionary of a command
         and the keywords of ``submit``. Equal sources are sent once."""
-        plans = plan_batch(jobs, base_env=local_job_env(self._settings))
+        plans = plan_batch(jobs, base_env=local_job_env(self._settings), environment=self._settings.environment)
         shipped: dict[tuple[object, ...], SourceFields] = {}
         submissions = [ship_plan(self.transport, plan, self._settings.environment, shipped) for plan in plans]
         if not submissions:
@@ -100,12 +105,14 @@ class Client:
         """By id, a unique beginning of one, or a unique name. Raises NotFound, Conflict (several match)."""
         return Job(self.transport, self.transport.send(calls.get_job(ref)))
 
-    def jobs(self, *, state: str = "", name: str = "", limit: int = 100) -> "list[JobRecord]":
-        """The newest ``limit`` jobs, newest first."""
+    def jobs(self, *, state: str = "", name: str = "", mine: bool = False, limit: int = 100) -> "list[JobRecord]":
+        """The newest ``limit`` jobs, newest first. mine: only those of this token's owner."""
         found: list[JobRecord] = []
         cursor = ""
         while len(found) < limit:
-            page = self.transport.send(calls.list_jobs(state=state, name=name, limit=limit - len(found), cursor=cursor))
+            left = limit - len(found)
+            call = calls.list_jobs(state=state, name=name, mine=mine, limit=left, cursor=cursor)
+            page = self.transport.send(call)
             found += page["jobs"]
             cursor = page["next"] or ""
             if not cursor or not page["jobs"]:
@@ -163,7 +170,12 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def plan_batch(jobs: "Iterable[BatchItem | Sequence[str]]", *, base_env: Mapping[str, str]) -> list[JobPlan]:
+def plan_batch(
+    jobs: "Iterable[BatchItem | Sequence[str]]",
+    *,
+    base_env: Mapping[str, str],
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> list[JobPlan]:
     """A plan an item. Neighbours mostly differ in their command alone: then the former's plan is taken over."""
     plans: list[JobPlan] = []
     known: dict[str, object] | None = None
@@ -173,7 +185,7 @@ def plan_batch(jobs: "Iterable[BatchItem | Sequence[str]]", *, base_env: Mapping
         if options == known:
             plans.append(plans[-1].with_command(command))
             continue
-        plans.append(plan_job(command, cast("JobOptions", options), base_env=base_env))
+        plans.append(plan_job(command, cast("JobOptions", options), base_env=base_env, environment=environment))
         known = options
     return plans
 

@@ -7,9 +7,11 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
+from gpulayer.spec.secrets import Secret, check_grant, check_secrets, shown_name
 from gpulayer.spec.units import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -51,8 +53,6 @@ LATER_OPTIONS: Final = frozenset(
         "environment",
         "image",
         "python",
-        "secret",
-        "secrets",
         "after",
         "array",
         "service",
@@ -83,7 +83,10 @@ class RequestOptions(TypedDict, total=False):
 
 
 class JobOptions(RequestOptions, total=False):
-    """What it needs, what it brings and how it runs."""
+    """What it needs, what it brings and how it runs.
+
+    secrets: values by name of variable, or names alone, whose values are those of this process's environment.
+    """
 
     source: str | os.PathLike[str] | None
     include: Sequence[str]
@@ -91,6 +94,8 @@ class JobOptions(RequestOptions, total=False):
     outputs: Sequence[str]
     keep_outputs: bool
     env: Mapping[str, str]
+    secrets: Mapping[str, str] | Sequence[str]
+    grant: str
     name: str
     tags: Mapping[str, str]
     priority: int
@@ -138,10 +143,15 @@ _REQUEST_NAMES: Final = frozenset(RequestOptions.__annotations__)
 
 
 def plan_job(
-    command: Sequence[str | os.PathLike[str]] | str, options: JobOptions, *, base_env: Mapping[str, str]
+    command: Sequence[str | os.PathLike[str]] | str,
+    options: JobOptions,
+    *,
+    base_env: Mapping[str, str],
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> JobPlan:
     """Raises UsageError for a value that can't be meant, NotSupported for a keyword of a later version, TypeError for
-    an unknown one. base_env: what every job of this client gets; ``env`` wins over it."""
+    an unknown one. base_env: what every job of this client gets; ``env`` wins over it. environment: where the values of
+    secrets are that are given by name alone."""
     _check_names(options, _JOB_NAMES, "submit")
     submission: JobSubmission = {"schema": _SCHEMA, "command": _command(command)}
     request = plan_request(cast("RequestOptions", {k: v for k, v in options.items() if k in _REQUEST_NAMES}))
@@ -185,7 +195,13 @@ def plan_job(
         submission["log_limit_bytes"] = _enough(_size(options["log_limit"], "log_limit"), _LEAST_LOG, "log_limit")
     if options.get("split_streams"):
         submission["split_streams"] = True
+    if options.get("grant"):
+        check_grant(options["grant"])
+        submission["grant"] = options["grant"]
     _check_text(submission)
+    secrets = _secrets(options.get("secrets", ()), env, environment)
+    if secrets:
+        submission["secrets"] = secrets
     source = options.get("source")
     return JobPlan(
         submission,
@@ -263,6 +279,25 @@ def _check_text(value: object, where: str = "") -> None:
                 f"{where}: {value[:60]!a} is not UTF-8 text",
                 hint="rename what it names; or ship it with --source, and let a script there say it",
             )
+
+
+def _secrets(
+    given: Mapping[str, str] | Sequence[str], env: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    if isinstance(given, str):
+        raise UsageError("secrets: give a list of names, or a dictionary of values by name")
+    if not isinstance(given, Mapping):
+        for name in given:
+            if name not in environment:
+                raise UsageError(
+                    f"secrets: {shown_name(name)!r} is not set here", hint="set the variable, or give its value"
+                )
+        given = {name: environment[name] for name in given}
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise UsageError(f"secrets: {shown_name(name)} must be text, not {type(value).__name__}")
+    check_secrets(given, env=env)
+    return {name: Secret(value) for name, value in given.items()}
 
 
 def _key(text: str | None) -> str:

@@ -13,11 +13,11 @@ from gpulayer.errors import UsageError
 if TYPE_CHECKING:
     from gpulayer.client.contexts import Contexts
 
-__all__ = ["CONTEXTS_FILE", "config_folder", "resolve_settings", "state_folder"]
+__all__ = ["CONTEXTS_FILE", "USER_AGENT", "config_folder", "resolve_settings", "state_folder"]
 
 CONTEXTS_FILE: Final = "contexts.json"
 
-_USER_AGENT: Final = f"gpulayer/{gpulayer.__version__}"
+USER_AGENT: Final = f"gpulayer/{gpulayer.__version__}"
 
 
 def resolve_settings(
@@ -53,7 +53,7 @@ def resolve_settings(
         ),
         environment=env,
         version=gpulayer.__version__,
-        client=_USER_AGENT,
+        client=USER_AGENT,
         idle_exit_s=_seconds(env, "GPULAYER_IDLE_EXIT_S"),
         retry_for_s=retry_for_s,
         contexts=file,

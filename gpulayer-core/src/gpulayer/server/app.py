@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from gpulayer.errors import BadRequest, GpulayerError, InternalError, NotFound
 from gpulayer.ids import new_id
 from gpulayer.server.guard import Guard
+from gpulayer.server.onewrite import KNOWN
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes import ROUTES
 from gpulayer.server.tokens import TokenKind
@@ -70,6 +71,7 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             caller = None
             if not access.is_open:
                 caller = await plane.auth.authenticate(request.headers.get("authorization"))
+                request.scope.get("state", {}).get(KNOWN, _nobody_asks)()
                 access.check(caller)
             call = Call(plane, request, caller)
             if caller is None or caller.kind is not TokenKind.CLIENT:
@@ -86,6 +88,10 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             return _internal(request, error)
 
     return endpoint
+
+
+def _nobody_asks() -> None:
+    """Served by something that counts no strangers."""
 
 
 @contextmanager

@@ -102,8 +102,8 @@ def is_own_host(host: str, names: Collection[str]) -> bool:
     name = found["name"].lower().removesuffix(".")
     if name == "localhost" or name in names or _is_address(name, IPv4Address):
         return True
-    _, dot, above = name.partition(".")
-    return bool(dot) and f"*.{above}" in names
+    label, _, above = name.partition(".")
+    return bool(label) and f"*.{above}" in names
 
 
 def _is_address(text: str, kind: type[IPv4Address] | type[IPv6Address]) -> bool:

@@ -5,9 +5,9 @@ may come, those for them, on the port that was asked for. All belong to one serv
 go together, whatever they came in by.
 """
 
-import asyncio
 import errno
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,6 @@ EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what people wri
 _LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 _BACKLOG: Final = 1024
 _PORT_TRIES: Final = 20
-_HANDSHAKE_S: Final = 10.0
-_GOODBYE_S: Final = 1.0
 _MISSING: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 
 
@@ -89,39 +87,12 @@ def http_server(
     answer."""
     import uvicorn  # noqa: PLC0415 - heavy: see ``serve``
 
-    from gpulayer.server.onewrite import OneWriteProtocol  # noqa: PLC0415
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # the plane's are set already: they end the worker first
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            # uvicorn gives all its sockets TLS, or none.
-            loop = asyncio.get_running_loop()
-
-            def protocol() -> OneWriteProtocol:
-                return OneWriteProtocol(self.config, self.server_state, {}, loop)
-
-            self.servers = []
-            for each in dict.fromkeys((listeners.own, *listeners.others)):
-                context = tls if each in listeners.others else None
-                handshake_s, goodbye_s = (None, None) if context is None else (_HANDSHAKE_S, _GOODBYE_S)
-                server = await loop.create_server(
-                    protocol,
-                    sock=each,
-                    backlog=_BACKLOG,
-                    ssl=context,
-                    ssl_handshake_timeout=handshake_s,
-                    ssl_shutdown_timeout=goodbye_s,
-                )
-                self.servers.append(server)
-            self.started = True
+    from gpulayer.server.gate import Gate, GatedServer, GateLimits  # noqa: PLC0415
 
     config = uvicorn.Config(
         app,  # type: ignore[arg-type] # an ASGI application
         loop="asyncio",
-        http=OneWriteProtocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -132,7 +103,9 @@ def http_server(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(graceful_s)),
     )
-    return Server(config)
+    gate = Gate(GateLimits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    own: dict[socket.socket, ssl.SSLContext | None] = {listeners.own: None}
+    return GatedServer(config, gate, own | dict.fromkeys(listeners.others, tls))
 
 
 def _own(stack: ExitStack) -> socket.socket:

@@ -44,7 +44,7 @@ __all__ = [
 
 _OPTIONS: Final = (
     *("timeout_ms", "grace_ms", "keep_for_ms", "retries", "retry_on", "exclusive"),
-    *("pids", "nice", "pin_cores", "log_limit_bytes"),
+    *("pids", "nice", "pin_cores", "log_limit_bytes", "grant"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Logs do not stay for ever: a slow sweep removes those of jobs that ended long ago, and their records stay.
+"""Logs and secrets do not stay for ever: a slow sweep removes those of jobs that ended long ago; their records stay.
 
 It looks at what lies in the folder, some jobs at a time and in threads, so that the loop never waits for it and a
 sweep that was cut short is finished by the next. A job's time counts from its end, by the wall clock.
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.errors import GpulayerError
-from gpulayer.server.store import reads
+from gpulayer.server.store import Side, reads
 
 if TYPE_CHECKING:
     from gpulayer.server.plane import Plane
@@ -50,4 +50,13 @@ async def sweep(plane: "Plane") -> int:
             await plane.in_thread(plane.logs.remove, job_id, wall_ms=now_ms)
             removed += 1
         await asyncio.sleep(_PAUSE_S if removed else 0)
+    await _sweep_secrets(plane)
     return removed
+
+
+async def _sweep_secrets(plane: "Plane") -> None:
+    """A job that printed nothing has no log, but may have secrets: they are looked for by themselves."""
+    before_ms = plane.clock.wall_ms() - plane.settings.keep_logs_ms
+    while ended := await plane.query(reads.secrets_ended_before, before_ms, limit=_AT_A_TIME):
+        await plane.driver.submit(side=Side(forget_secrets=tuple(ended)))
+        await asyncio.sleep(_PAUSE_S)

@@ -15,8 +15,9 @@ from gpulayer.errors import BadRequest, IdempotencyMismatch, NotFound, TooLarge
 from gpulayer.ids import ID_LENGTH, Digest, JobId, RandomBytes, new_job_id
 from gpulayer.server.auth import Caller
 from gpulayer.server.driver import Make
+from gpulayer.server.job_secrets import Withheld, open_secrets, seal_all, withhold
 from gpulayer.server.plane import Plane
-from gpulayer.server.store import IdempotencyRow, JobRow, Side, reads
+from gpulayer.server.store import IdempotencyRow, JobRow, SecretRow, Side, reads
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.staging.limits import DEFAULT_LIMITS
 from gpulayer.staging.trees import TreeTotals, check_tree
@@ -37,17 +38,21 @@ async def submit_jobs(
     client: str,
     key: str = "",
     body: bytes = b"",
+    secrets_of: JobId | None = None,
 ) -> tuple[list[JobId], Sequence[JobRow]]:
     """Submit all of these in one transaction. Returns their ids, and their rows if they are new.
+
+    secrets_of: a job of which these are repetitions, and whose secrets they get; its submission is as it was kept.
 
     Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here,
     IdempotencyMismatch for a key that came before with another body.
     """
     if len(key) > _KEY_LIMIT:
         raise BadRequest(f"Idempotency-Key: {len(key)} characters; the limit is {_KEY_LIMIT}")
+    withheld = withhold(submissions) if secrets_of is None else Withheld(submissions, {})
     if not key:
-        return await _submit(plane, caller, submissions, client, ())
-    digest = hashlib.sha256(body).hexdigest()
+        return await _submit(plane, caller, submissions, withheld, client=client, secrets_of=secrets_of)
+    digest = plane.auth.body_digest(body) if withheld.taken else hashlib.sha256(body).hexdigest()
     async with _one_at_a_time(plane, caller.key_owner, key):
         known = await plane.query(reads.find_idempotency, caller.key_owner, key)
         if known is not None:
@@ -58,7 +63,9 @@ async def submit_jobs(
                     details={"job_ids": list(known.job_ids[:20])},
                 )
             return list(known.job_ids), ()
-        return await _submit(plane, caller, submissions, client, (key, digest))
+        return await _submit(
+            plane, caller, submissions, withheld, client=client, secrets_of=secrets_of, idempotency=(key, digest)
+        )
 
 
 async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list[JobSpec]:
@@ -121,8 +128,11 @@ async def _submit(
     plane: Plane,
     caller: Caller,
     submissions: Sequence[JobSubmission],
+    withheld: Withheld,
+    *,
     client: str,
-    idempotency: tuple[()] | tuple[str, str],
+    secrets_of: JobId | None,
+    idempotency: tuple[()] | tuple[str, str] = (),
 ) -> tuple[list[JobId], Sequence[JobRow]]:
     specs = await specs_of(submissions, batch=len(submissions) > 1)
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
@@ -133,7 +143,7 @@ async def _submit(
     rows: list[JobRow] = []
     makes: list[Make] = []
     job_ids = _job_ids(plane, len(specs))
-    for place, (job_id, spec, submission) in enumerate(zip(job_ids, specs, submissions, strict=True)):
+    for place, (job_id, spec, submission) in enumerate(zip(job_ids, specs, withheld.submissions, strict=True)):
         rows.append(JobRow(job_id, caller.owner, caller.name, client, wall_ms, spec, submission, caller.token_id))
         makes.append(_submitted(JobEntry.of(job_id, caller.owner, spec)))
         if place % 500 == 499:
@@ -143,10 +153,22 @@ async def _submit(
     if idempotency:
         key, digest = idempotency
         keys = (IdempotencyRow(caller.key_owner, key, digest, tuple(ids), wall_ms),)
+    sealed: tuple[SecretRow, ...] = ()
+    taken = withheld.taken if secrets_of is None else await _secrets_again(plane, secrets_of, submissions)
+    if taken:
+        sealed = await seal_all(plane, {ids[place]: values for place, values in taken.items()})
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
-    await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys)))
+    await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys), secrets=sealed))
     return ids, rows
+
+
+async def _secrets_again(
+    plane: Plane, job_id: JobId, submissions: Sequence[JobSubmission]
+) -> dict[int, dict[str, str]]:
+    names = submissions[0].get("secret_names", ())
+    values = await open_secrets(plane, job_id, names)
+    return dict.fromkeys(range(len(submissions)), values) if values else {}
 
 
 def _job_ids(plane: Plane, count: int) -> list[JobId]:

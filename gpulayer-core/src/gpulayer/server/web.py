@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge
+from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge, TooSlow
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
 from gpulayer.server.tokens import Grant, Role, TokenKind
@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_OPEN_BODY: Final = 64 * 1024  # of a route that anybody may call
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,6 @@ class Call:
     plane: "Plane"
     request: Request
     caller: Caller | None
-    started_ms: int = field(default=0)
 
     @property
     def client(self) -> Caller:
@@ -181,25 +182,51 @@ class Call:
         return text in ("1", "true")
 
     async def content(self, limit: int | None = None) -> bytes:
-        """The whole body. Raises TooLarge that names the limit."""
-        limit = self.plane.settings.max_body_bytes if limit is None else limit
+        """The whole body. Raises TooLarge that names the limit, and TooSlow."""
+        if limit is None:
+            limit = _OPEN_BODY if self.caller is None else self.plane.settings.max_body_bytes
         pieces = [piece async for piece in self.pieces(limit, "the body")]
         return b"".join(pieces)
 
     async def pieces(self, limit: int, what: str) -> AsyncIterator[bytes]:
-        """The body as it comes, at most ``limit`` bytes, whatever its headers claim. Raises TooLarge."""
+        """The body as it comes, at most ``limit`` bytes, whatever its headers claim. Raises TooLarge, and TooSlow for
+        a sender that stands still or drips. What the taker of a piece needs is not counted."""
         said = self.request.headers.get("content-length", "")
         if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > limit):
             await self._drain(limit)
             raise _too_large(what, limit, format_bytes(int(said[:18])))
-        total = 0
-        async for piece in self.request.stream():
+        total, waited_s, is_more = 0, 0.0, True
+        settings, clock = self.plane.settings, asyncio.get_running_loop().time
+        while is_more:
+            began = clock()
+            piece, is_more = await self._piece(what, total)
+            waited_s += clock() - began
             total += len(piece)
             if total > limit:
                 await self._drain(limit)
                 raise _too_large(what, limit, "more")
+            if waited_s > settings.body_piece_s + total / settings.body_bytes_a_second:
+                raise TooSlow(
+                    f"{what}: {format_bytes(total)} came in {waited_s:.0f} s; at least "
+                    f"{format_bytes(settings.body_bytes_a_second)} a second must",
+                    hint="send it again over a better connection",
+                )
             if piece:
                 yield piece
+
+    async def _piece(self, what: str, came: int) -> tuple[bytes, bool]:
+        """What came since the last one, and whether there is more."""
+        patience_s = self.plane.settings.body_piece_s
+        try:
+            async with asyncio.timeout(patience_s):
+                message = await self.request.receive()
+        except TimeoutError:
+            raise TooSlow(
+                f"{what}: nothing came for {patience_s:g} s, after {format_bytes(came)}", hint="send it again"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        return message.get("body", b""), message.get("more_body", False)
 
     async def json(self, schema: type[T], *, optional: bool = False) -> T:
         """The body as this wire schema. Raises BadRequest that names the field; an absent body is ``{}`` where it is
@@ -326,6 +353,8 @@ def error_response(error: GpulayerError, status: int | None = None) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 503:
         headers["Retry-After"] = "1"
+    if status == 408:
+        headers["Connection"] = "close"  # the rest of that body may never come
     return json_response(envelope(error), status, headers)
 
 

@@ -129,7 +129,8 @@ class SpawnLimits:
 class Spawn:
     """Start a job; repeated with a known key it answers with what is known and starts nothing.
 
-    key: 1–120 of ``A–Z a–z 0–9 . _ -``, not starting with a dot. env: complete; nothing is added or inherited.
+    key: 1–120 of ``A–Z a–z 0–9 . _ -``, not starting with a dot. env: complete; nothing is added or inherited;
+    it may hold secrets, so nothing of it is written down or told.
     argv[0] without a slash is looked up on the PATH in ``env``. log_path: spool file, created or appended to.
     exit_path: where the exit record is written, whole or not at all. These two and cwd are absolute.
     marker: a number below 2^59 by which the tree is recognised; unique on the host; None: the spawner draws one.
@@ -143,7 +144,7 @@ class Spawn:
     key: str
     argv: tuple[str, ...]
     cwd: str
-    env: dict[str, str]
+    env: dict[str, str] = field(repr=False)
     log_path: str
     exit_path: str
     marker: int | None = None

@@ -21,7 +21,10 @@ class NodeKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Everything needed to run it; see the fields of the same names in ``JobSpec``. ``devices``: their UUIDs."""
+    """Everything needed to run it; see the fields of the same names in ``JobSpec``. ``devices``: their UUIDs.
+
+    has_credentials: secrets or a token are to be fetched for it, which are kept in memory alone.
+    """
 
     key: NodeKey
     job_id: JobId
@@ -40,3 +43,4 @@ class Assignment:
     exclusive: bool = False
     limits: Limits = field(default_factory=Limits)
     split_streams: bool = False
+    has_credentials: bool = False

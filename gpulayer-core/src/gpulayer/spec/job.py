@@ -119,7 +119,8 @@ class JobSpec:
 
     env: the job's own additions to a worker's allow-list. outputs: glob patterns; empty means "every file that
     is new or changed". keep_for_ms: how long a worker out of contact goes on by itself. split_streams: stdout and
-    stderr are two logs; else they share one pipe, in order.
+    stderr are two logs; else they share one pipe, in order. secret_names: of variables whose values are kept elsewhere.
+    grant: what the job's own token may do (``own`` or ``submit``); empty: it has none.
     """
 
     command: tuple[str, ...]
@@ -144,6 +145,11 @@ class JobSpec:
     split_streams: bool = False
     secret_names: tuple[str, ...] = ()
     grant: str = ""
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether its worker has to fetch something for it that is in no assignment."""
+        return bool(self.secret_names or self.grant)
 
     def with_command(self, command: tuple[str, ...]) -> "JobSpec":
         """The same for another command; half the time of ``dataclasses.replace``, for batches."""

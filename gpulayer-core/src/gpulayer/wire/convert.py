@@ -4,7 +4,7 @@
 is checked here is meaning (an unknown accelerator, a specifier that does not parse, ``cpu`` with devices).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -26,6 +26,7 @@ from gpulayer.spec.limits import DEFAULT_LOG_BYTES, Limits
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.secrets import check_grant, check_secrets
 from gpulayer.spec.tree import SourceRef
 from gpulayer.spec.verdict import Verdict
 from gpulayer.wire import SCHEMA_VERSION
@@ -119,6 +120,11 @@ def request_from_wire(fields: RequestFields) -> Request:
     capability = fields.get("compute_capability", "")
     if capability:
         _check_specifier(capability, "request.compute_capability")
+    for key in ("worker", "zone", "region", "network_group"):
+        _check_text(str(fields.get(key, "")), f"request.{key}")
+    for model in fields.get("device_models", ()):
+        _check_text(model, "request.device_models")
+    _check_pairs(fields.get("labels", {}), "request.labels")
     return Request(
         accelerators=accelerators,
         devices=devices,
@@ -218,7 +224,10 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         if not key or "=" in key or "\0" in key:
             raise BadRequest(f"env: {key!r} can't name a variable")
         _check_text(value, f"env.{key}")
+    _check_text(submission.get("name", ""), "name")
+    _check_pairs(submission.get("tags", {}), "tags")
     for pattern in submission.get("outputs", ()):
+        _check_text(pattern, "outputs")
         _check_glob(pattern)  # now: a worker finds out when the work is done and its results are to be fetched
     return JobSpec(
         command=command,
@@ -240,9 +249,29 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         wait=submission.get("wait", True),
         limits=_limits_from_wire(submission),
         split_streams=submission.get("split_streams", False),
-        secret_names=tuple(submission.get("secret_names", ())),
-        grant=submission.get("grant", ""),
+        secret_names=_secret_names(submission),
+        grant=_grant(submission.get("grant", "")),
     )
+
+
+def _secret_names(submission: JobSubmission) -> tuple[str, ...]:
+    """Of the values that were sent, or of those that are kept elsewhere."""
+    secrets = submission.get("secrets")
+    if not secrets:
+        return tuple(submission.get("secret_names", ()))
+    try:
+        check_secrets(secrets, env=submission.get("env", {}))
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+    return tuple(sorted(secrets))
+
+
+def _grant(grant: str) -> str:
+    try:
+        check_grant(grant)
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+    return grant
 
 
 def _limits_from_wire(submission: JobSubmission) -> Limits:
@@ -437,6 +466,7 @@ def assignment_to_wire(assignment: Assignment) -> AssignCommand:
         "exclusive": assignment.exclusive,
         "limits": limits_to_wire(assignment.limits),
         "split_streams": assignment.split_streams,
+        "has_credentials": assignment.has_credentials,
     }
 
 
@@ -463,6 +493,7 @@ def assignment_from_wire(command: AssignCommand) -> Assignment:
         exclusive=command["exclusive"],
         limits=Limits(**command["limits"]) if "limits" in command else Limits(),
         split_streams=command.get("split_streams", False),
+        has_credentials=command.get("has_credentials", False),
     )
 
 
@@ -529,7 +560,13 @@ def _check_glob(pattern: str) -> None:
 
 def _check_text(text: str, where: str) -> None:
     if "\0" in text:
-        raise BadRequest(f"{where}: a NUL character can't be passed to a program")
+        raise BadRequest(f"{where}: a NUL character can't be passed to a program, nor stand in a name")
+
+
+def _check_pairs(pairs: Mapping[str, str], where: str) -> None:
+    for key, value in pairs.items():
+        _check_text(key, where)
+        _check_text(value, f"{where}.{key}")
 
 
 def _check_unique(values: Iterable[str], where: str) -> None:

@@ -35,6 +35,8 @@ MAX_COMMAND_ITEMS = 10_000
 _MS_LIMIT = 10 * 365 * 86_400_000
 
 Text = Annotated[str, MaxLen(4096)]
+Word = Annotated[str, MaxLen(64)]
+Schema = Annotated[int, Ge(0), Le(1_000_000)]
 Count = Annotated[int, Ge(0), Le(1_000_000)]
 Bytes = Annotated[int, Ge(0), Le(2**60)]
 Milliseconds = Annotated[int, Ge(0), Le(_MS_LIMIT)]
@@ -43,7 +45,7 @@ Milliseconds = Annotated[int, Ge(0), Le(_MS_LIMIT)]
 class RequestFields(TypedDict, total=False):
     """What it needs; an absent field means the default of ``spec.Request``."""
 
-    accelerators: Annotated[list[str], MinLen(1), MaxLen(8)]
+    accelerators: Annotated[list[Word], MinLen(1), MaxLen(8)]
     devices: Count
     device_models: Annotated[list[Text], MaxLen(32)]
     device_memory_bytes: Bytes
@@ -77,9 +79,9 @@ class JobSubmission(TypedDict, total=False):
     (also submit jobs of the same owner); empty: it gets none.
     """
 
-    schema: Required[int]
+    schema: Required[Schema]
     command: Required[Annotated[list[Annotated[str, MaxLen(1_000_000)]], MinLen(1), MaxLen(MAX_COMMAND_ITEMS)]]
-    kind: str
+    kind: Word
     request: RequestFields
     name: Annotated[str, MaxLen(200)]
     tags: Annotated[dict[Text, Text], MaxLen(64)]
@@ -89,7 +91,7 @@ class JobSubmission(TypedDict, total=False):
     outputs: Annotated[list[Text], MaxLen(256)]
     keep_outputs: bool
     retries: Annotated[int, Ge(0), Le(1000)]
-    retry_on: str
+    retry_on: Word
     timeout_ms: Annotated[int, Ge(1), Le(_MS_LIMIT)] | None
     grace_ms: Milliseconds
     keep_for_ms: Milliseconds
@@ -102,13 +104,13 @@ class JobSubmission(TypedDict, total=False):
     split_streams: bool
     secrets: Annotated[dict[Text, Annotated[str, MinLen(1), MaxLen(65_536)]], MaxLen(64)]
     secret_names: Annotated[list[Text], MaxLen(64)]
-    grant: str
+    grant: Word
 
 
 class BatchSubmission(TypedDict):
     """Accepted all together or not at all."""
 
-    schema: int
+    schema: Schema
     jobs: Annotated[list[JobSubmission], MinLen(1), MaxLen(MAX_BATCH)]
 
 

@@ -17,6 +17,7 @@ __all__ = [
 ]
 
 MAX_DIGESTS = 200_000
+Hash = Annotated[str, MaxLen(64)]
 
 
 class EndpointFile(TypedDict):
@@ -76,7 +77,7 @@ class ShutdownBody(TypedDict, total=False):
 class MissingBody(TypedDict):
     """Digests that the caller could send."""
 
-    digests: Annotated[list[str], MaxLen(MAX_DIGESTS)]
+    digests: Annotated[list[Hash], MaxLen(MAX_DIGESTS)]
 
 
 class MissingReply(TypedDict):
@@ -88,7 +89,7 @@ class MissingReply(TypedDict):
 class FetchBody(TypedDict):
     """Blobs wanted in one body of frames; each must be small enough to be packed."""
 
-    digests: Annotated[list[str], MaxLen(MAX_DIGESTS)]
+    digests: Annotated[list[Hash], MaxLen(MAX_DIGESTS)]
 
 
 class PackReply(TypedDict):

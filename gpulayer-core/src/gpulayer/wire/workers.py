@@ -34,21 +34,25 @@ __all__ = [
 
 Text = Annotated[str, MaxLen(4096)]
 Counter = Annotated[int, Ge(0), Le(2**62)]
+Word = Annotated[str, MaxLen(64)]
+Bytes = Annotated[int, Ge(0), Le(2**60)]
+Schema = Annotated[int, Ge(0), Le(1_000_000)]
+Status = Annotated[int, Ge(-(2**31)), Le(2**32 - 1)]
 
 
 class DeviceFields(TypedDict):
     """See ``spec.machine.Device``. None: not known. ``links``: link name by the peer's uuid."""
 
     uuid: Text
-    index: int
-    kind: str
+    index: Annotated[int, Ge(0), Le(100_000)]
+    kind: Word
     model: Text
-    memory_bytes: int | None
-    memory_free_bytes: int | None
+    memory_bytes: Bytes | None
+    memory_free_bytes: Bytes | None
     compute_capability: Text
-    state: str
+    state: Word
     reason: Text
-    links: dict[str, str]
+    links: Annotated[dict[Text, Text], MaxLen(1024)]
 
 
 class FrameworkFields(TypedDict):
@@ -56,7 +60,7 @@ class FrameworkFields(TypedDict):
 
     name: Text
     version: Text
-    accelerator: str
+    accelerator: Word
     usable: bool
     reason: Text
 
@@ -75,8 +79,8 @@ class WorkerFactsFields(TypedDict):
     platform: Text
     version: Text
     cpus: Annotated[int, Ge(1), Le(100_000)]
-    memory_bytes: Annotated[int, Ge(0), Le(2**60)]
-    disk_bytes: int | None
+    memory_bytes: Bytes
+    disk_bytes: Bytes | None
     devices: Annotated[list[DeviceFields], MaxLen(1024)]
     frameworks: Annotated[list[FrameworkFields], MaxLen(256)]
     labels: Annotated[dict[Text, Text], MaxLen(64)]
@@ -88,7 +92,7 @@ class WorkerFactsFields(TypedDict):
 class EnrolBody(TypedDict):
     """Exchanges a join token (in the Authorization header) for an identity. ``public_key``: Ed25519, 64 hex."""
 
-    schema: int
+    schema: Schema
     name: Annotated[str, MinLen(1), MaxLen(100)]
     public_key: Annotated[str, MinLen(64), MaxLen(64)]
     facts: WorkerFactsFields
@@ -107,7 +111,7 @@ class SessionBody(TypedDict):
     ``counter`` grows with every request of this identity, so that a signature can't be used twice.
     """
 
-    schema: int
+    schema: Schema
     counter: Counter
     signature: Annotated[str, MinLen(128), MaxLen(128)]
 
@@ -125,11 +129,11 @@ class SessionReply(TypedDict):
 class OutcomeFields(TypedDict):
     """How one node ended; see ``spec.outcome``. ``evidence`` is for people; ``ran_ms``: absent where nobody knows."""
 
-    ended_by: str
-    exit_code: int | None
-    signal: int | None
+    ended_by: Word
+    exit_code: Status | None
+    signal: Status | None
     evidence: Annotated[str, MaxLen(65_536)]
-    blame: str
+    blame: Word
     ran_ms: NotRequired[Counter | None]
 
 
@@ -143,7 +147,7 @@ class ReportItem(TypedDict):
     node: Annotated[int, Ge(0), Le(100_000)]
     state: Literal["staging", "running", "ending", "ended"]
     outcome: NotRequired[OutcomeFields | None]
-    outputs: NotRequired[str | None]
+    outputs: NotRequired[Annotated[str, MaxLen(64)] | None]
     started_ago_ms: NotRequired[Counter | None]
 
 
@@ -158,12 +162,12 @@ class ReportBody(TypedDict):
     ``leaving``: it holds nothing and goes.
     """
 
-    schema: int
+    schema: Schema
     boot: Counter
     seq: Counter
-    sent_ms: int
+    sent_ms: Counter
     holding: Annotated[list[Counter], MaxLen(20_000)]
-    recovered: NotRequired[list[Counter] | None]
+    recovered: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
     facts: NotRequired[WorkerFactsFields | None]
     stopping: NotRequired[bool]
     leaving: NotRequired[bool]

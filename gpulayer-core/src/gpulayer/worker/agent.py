@@ -423,7 +423,7 @@ class Agent:
             path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
             asked_ms = self._clock.monotonic_ms()
             try:
-                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_LIMIT_S, is_held=True)
+                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_LIMIT_S, asks_again=True)
                 heard = [command_from_wire(fields) for fields in reply["commands"]]
                 commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:
@@ -503,7 +503,14 @@ class Agent:
     def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
         key = assignment.key
         if key not in self._logs:
-            self._logs[key] = AttemptLogs(self._plane, key, self._work.site(assignment), is_resumed=is_resumed)
+            self._logs[key] = AttemptLogs(
+                self._plane,
+                key,
+                self._work.site(assignment),
+                is_resumed=is_resumed,
+                masks=self._work.masks_for(assignment),
+                limit_bytes=assignment.limits.log_bytes,
+            )
             if is_resumed:
                 self._send_logs(key)
 
@@ -516,7 +523,7 @@ class Agent:
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)
         self._keeper.forget(key)
-        self._work.unwritten.pop(key, None)
+        self._work.forget(key)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
         current = asyncio.current_task()

@@ -33,7 +33,7 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, suspended_ms: int = 0) -> None:
         self._reader = reader
         self._writer = writer
-        self.idle_since = 0.0
+        self.idle_since = self.moved_at = 0.0
         self.suspended_ms = suspended_ms
         self._is_keepable = False
         self._is_body_read = True

@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from gpulayer.net import Address, Pin, tls_context
+from gpulayer.net.tunnel import HEAD_LIMIT, connect_request, head_is_whole, tunnel_refusal
 
 __all__ = ["Dialer", "Streams"]
 
@@ -22,7 +23,6 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Candidate = tuple[int, Any]  # family and socket address. Any: the form of the address differs by family
 
 _STAGGER_S: Final = 0.25
-_ANSWER_LIMIT: Final = 16 * 1024  # of a proxy
 
 # Silence on an open connection: the first question after 10 s, which also keeps a NAT's memory of it fresh, and the
 # end 20 s after the last sign of life. Both are below what a held request waits, so a dead connection is noticed there.
@@ -184,23 +184,18 @@ def _watch_silence(sock: socket.socket) -> None:
 
 
 async def _tunnel(sock: socket.socket, proxy: Address, address: Address) -> socket.socket:
-    """Through an HTTP proxy to the address (RFC 9110, 9.3.6), on the bare socket: what follows the proxy's answer is
-    the handshake's. Raises OSError where the proxy refuses; closes the socket then."""
+    """Through an HTTP proxy to the address, on the bare socket: what follows the proxy's answer is the handshake's.
+    Raises OSError where the proxy refuses; closes the socket then."""
     loop = asyncio.get_running_loop()
     try:
-        await loop.sock_sendall(sock, f"CONNECT {address.netloc} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            piece = await loop.sock_recv(sock, 4096)
+        await loop.sock_sendall(sock, connect_request(address))
+        answer = piece = await loop.sock_recv(sock, HEAD_LIMIT)
+        while piece and not head_is_whole(answer):
+            piece = await loop.sock_recv(sock, HEAD_LIMIT)
             answer += piece
-            if not piece or len(answer) > _ANSWER_LIMIT:
-                raise ConnectionAbortedError(f"the proxy at {proxy} hung up")
-        line, rest = answer.split(b"\r\n", 1)[0].decode("latin-1"), answer.split(b"\r\n\r\n", 1)[1]
-        words = line.split(" ", 2)
-        if not words[0].startswith("HTTP/1.") or not words[1:] or not words[1].startswith("2"):
-            raise ConnectionRefusedError(f"the proxy at {proxy} refuses to go there: {line[:100]}")
-        if rest:
-            raise ConnectionAbortedError(f"the proxy at {proxy} said more than it may")
+        refusal = tunnel_refusal(answer, proxy=proxy, address=address)
+        if refusal is not None:
+            raise ConnectionRefusedError(refusal)
     except BaseException:
         sock.close()
         raise

@@ -6,8 +6,8 @@ limit. No redirects, cookies or content codings: both ends are ours. ``dialing``
 trust, ``connection`` speaks on one.
 
 Networks lose connections without a word: a NAT forgets, an address changes, a machine sleeps. So silence on one
-connection makes all others to that address suspect: what is idle is dropped, what is only held by the other side
-(``is_held``) is ended and asked again, and the repetition goes over a new one. So does everything after a suspend.
+connection makes all others to that address suspect: what is idle is dropped, what stands still and may be repeated
+(``asks_again``) is ended and asked again, on a new connection. So does everything after a suspend.
 
 Errors: ``Unreachable`` (no connection, cut short, too slow), ``UntrustedServer`` (nothing was sent) and
 ``ProtocolError`` (an answer that is no HTTP). ``is_sent`` in the details tells whether the other side may have seen the
@@ -36,6 +36,7 @@ MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of an answer that is read whole
 IDLE_LIMIT_S: Final = 25.0
 FRESH_S: Final = 4.0
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
+_STILL_S: Final = 1.0  # what moved since then is as alive as can be
 _SUSPEND_MS: Final = 1_000  # a jump of the clocks that is no noise
 
 
@@ -108,16 +109,18 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | Body = b"",
         timeout_s: float = 30.0,
-        is_held: bool = False,
+        asks_again: bool = False,
+        is_once: bool = False,
     ) -> Response:
         """One whole exchange within ``timeout_s``, counted from when the body last moved. Raises Unreachable,
         UntrustedServer, ProtocolError, TooLarge.
 
-        is_held: the other side may keep it waiting; harmless to break off and ask again, which is done as soon as
-        another request finds the way there dead.
+        asks_again: broken off and asked again where it stands still while another request finds the way there dead;
+        for what is held by the other side, and for what may be sent twice. is_once: never sent twice, not even where a
+        kept connection was closed before a word came.
         """
         head = request_head(address, method, path, headers or {}, body)
-        asked = _Asked(address, f"{method} {path}", head, body, timeout_s, is_held)
+        asked = _Asked(address, f"{method} {path}", head, body, timeout_s, asks_again, is_once)
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -164,7 +167,7 @@ class HttpClient:
     def forget_connections(self) -> None:
         """After something that no connection survives: what is idle is closed, what is held is asked again."""
         for address in {*self._idle, *self._held}:
-            self._suspect(address)
+            self._suspect(address, still_s=0.0)
 
     async def aclose(self) -> None:
         """Closes what is idle and takes nothing back from then on. May be repeated."""
@@ -188,16 +191,19 @@ class HttpClient:
 
         def moved() -> None:
             limit.reschedule(loop.time() + asked.timeout_s)
+            if connection is not None:
+                connection.moved_at = loop.time()
 
-        is_whole = isinstance(asked.body, bytes)  # what comes in pieces can't be sent twice
+        connection: Connection | None = None
+        may_repeat = isinstance(asked.body, bytes) and not asked.is_once  # what comes in pieces is sent once
         while True:
-            connection = self._take_idle(asked.address, IDLE_LIMIT_S if is_whole else FRESH_S)
+            connection = self._take_idle(asked.address, IDLE_LIMIT_S if may_repeat else FRESH_S)
             is_reused = connection is not None
             if connection is None:
                 connection = await self._open(asked.address)
-                moved()
-            held = self._held.setdefault(asked.address, set()) if asked.is_held else set()
+            held = self._held.setdefault(asked.address, set()) if asked.asks_again else set()
             held.add(connection)
+            moved()
             try:
                 await connection.send(asked.head, asked.body, moved)
                 status, answer = await connection.read_head()
@@ -207,7 +213,7 @@ class HttpClient:
                 connection.close()
                 # The peer may close a kept connection at any time. Where it had not said a word yet, a new one is
                 # tried at once.
-                if is_whole and (is_reused or was_given_up):
+                if may_repeat and (is_reused or was_given_up):
                     continue
                 self._suspect(asked.address)
                 raise asked.unanswered(_reason(error)) from error
@@ -232,11 +238,11 @@ class HttpClient:
         self.local_address = connection.local_address
         return connection
 
-    def _suspect(self, address: Address) -> None:
+    def _suspect(self, address: Address, *, still_s: float = _STILL_S) -> None:
         for connection in self._idle.pop(address, ()):
             connection.close()
-        held = self._held.get(address, set())
-        for connection in tuple(held):
+        held, now = self._held.get(address, set()), asyncio.get_running_loop().time()
+        for connection in [each for each in held if still_s <= now - each.moved_at]:
             held.discard(connection)  # so that it is told from one that the other side has ended
             connection.close()
 
@@ -269,7 +275,8 @@ class _Asked:
     head: bytes
     body: bytes | Body
     timeout_s: float
-    is_held: bool = False
+    asks_again: bool = False
+    is_once: bool = False
 
     def unanswered(self, reason: str) -> Unreachable:
         return _unreachable(self.address, f"{self.what}: {reason}", is_sent=True)

@@ -1,7 +1,7 @@
 """What the spawner says, in the words of launchers and of the agent's machine."""
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, LaunchSite, Machine, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
@@ -22,7 +22,11 @@ class SpawnerStarter:
     ended: it had ended already. is_disk_full: that is why it was not started.
     """
 
-    def __init__(self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int) -> None:
+    def __init__(
+        self, link: SpawnerLink, assignment: Assignment, kill_by_ms: int, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """variables: of the program alone, beside those of the plan: no launcher sees them."""
+        self._variables = variables or {}
         self._link = link
         self._assignment = assignment
         self._kill_by_ms = kill_by_ms
@@ -35,7 +39,7 @@ class SpawnerStarter:
             key=plan.key,
             argv=plan.argv,
             cwd=plan.cwd,
-            env=plan.env,
+            env={**plan.env, **self._variables},
             log_path=plan.log_path,
             exit_path=plan.exit_path,
             nice=self._assignment.limits.nice,

@@ -3,12 +3,13 @@
 A stream has one request on its way, of at most ``PIECE`` bytes, woken by the spawner's word that there is more. The
 control plane says how much it holds; after a restart, a gap or an overlap the log goes on from there, so no byte is
 lost or sent for good twice. Memory is bounded by one piece a stream, however fast the program writes. What found no
-room on this disk is told by a last line of the log, which the control plane gets and no spool has.
+room on this disk is told by a last line of the log, which the control plane gets and no spool has. What is secret
+leaves this machine masked, byte for byte (``masking``).
 """
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,23 +19,39 @@ from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.logs import LogStream, not_whole
 from gpulayer.wire.workers import LogReply
+from gpulayer.worker.masked_spool import MaskedSpool
+from gpulayer.worker.masking import Masks
 from gpulayer.worker.session import Plane
 
 __all__ = ["AttemptLogs", "LogUploader"]
 
 PIECE: Final = 1 << 20  # what the control plane takes at most; a request costs it more than the bytes in it
 
+_PIECE_S: Final = 10.0  # counted from when it last moved, so a slow line has its time and a dead one has not
+
 
 class AttemptLogs:
     """The log of one node, or its two where streams are split. ``run`` it once; the rest at any time. ``is_started``:
     the caller's note that it runs."""
 
-    def __init__(self, plane: Plane, key: NodeKey, site: LaunchSite, *, is_resumed: bool) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        key: NodeKey,
+        site: LaunchSite,
+        *,
+        is_resumed: bool,
+        masks: Callable[[], Awaitable[Masks]] | None = None,
+        limit_bytes: int = 0,
+    ) -> None:
+        """masks: asked once, before anything is sent; None: nothing in it is secret. limit_bytes: of each spool."""
+        self._masks = masks
+        self._is_drained = asyncio.Event()
         paths = {LogStream.STDOUT: site.log_path}
         if site.err_path is not None:
             paths[LogStream.STDERR] = site.err_path
         self._streams = {
-            stream: LogUploader(plane, key, path, is_resumed=is_resumed, stream=stream)
+            stream: LogUploader(plane, key, path, is_resumed=is_resumed, stream=stream, limit_bytes=limit_bytes)
             for stream, path in paths.items()
         }
         self.is_started = False
@@ -56,11 +73,25 @@ class AttemptLogs:
         counts = [*unwritten, 0, 0]
         for uploader, count in zip(self._streams.values(), counts, strict=False):
             uploader.drain(unwritten=count)
+        self._is_drained.set()
 
     async def run(self) -> tuple[str, ...]:
-        """Returns a line of evidence for each stream that was refused for good; the other one comes home all the same.
-        Raises StaleAttempt."""
+        """Returns, once they are drained, a line of evidence for each stream that was refused for good; the other one
+        comes home all the same. Raises StaleAttempt."""
         failed: list[str] = []
+        if self._masks is not None:
+            try:
+                masks = await self._masks()
+            except StaleAttempt:
+                raise
+            except GpulayerError as error:
+                why = f"secrets in it can't be masked: {error.message}"
+                await self._is_drained.wait()
+                return tuple(
+                    not_whole(why, stream=stream) for stream, one in self._streams.items() if not one.is_empty()
+                )
+            for uploader in self._streams.values():
+                uploader.mask(masks)
 
         async def run(uploader: LogUploader) -> None:
             try:
@@ -76,6 +107,7 @@ class AttemptLogs:
                     group.create_task(run(uploader))
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
+        await self._is_drained.wait()  # of a log that was refused while its program ran, its end is still to be told
         return tuple(failed)
 
 
@@ -83,7 +115,14 @@ class LogUploader:
     """One stream. ``run`` it once; ``grown`` and ``drain`` may be called at any time."""
 
     def __init__(
-        self, plane: Plane, key: NodeKey, path: Path, *, is_resumed: bool, stream: LogStream = LogStream.STDOUT
+        self,
+        plane: Plane,
+        key: NodeKey,
+        path: Path,
+        *,
+        is_resumed: bool,
+        stream: LogStream = LogStream.STDOUT,
+        limit_bytes: int = 0,
     ) -> None:
         self._plane = plane
         self._key = key
@@ -93,6 +132,12 @@ class LogUploader:
         self._woken = asyncio.Event()
         self._is_draining = False
         self._unwritten = 0
+        self._limit_bytes = limit_bytes
+        self._masked: MaskedSpool | None = None
+
+    def mask(self, masks: Masks) -> None:
+        """From the next byte on; to be called before ``run``."""
+        self._masked = MaskedSpool(masks, limit_bytes=self._limit_bytes)
 
     def is_empty(self) -> bool:
         """The spool holds nothing."""
@@ -135,7 +180,8 @@ class LogUploader:
                 offset, spooled = self._offset or 0, os.fstat(descriptor).st_size
                 last_words = self._last_words(descriptor, spooled) if is_draining else b""
                 size = spooled + len(last_words)
-                piece = os.pread(descriptor, PIECE, offset) or last_words[max(0, offset - spooled) :]
+                piece = await self._read(descriptor, offset, spooled, is_draining=is_draining)
+                piece = piece or last_words[max(0, offset - spooled) :]
                 is_final = is_draining and offset + len(piece) >= size
                 # An empty log needs no word: there is nothing in it that could get lost.
                 if piece or (is_final and size):
@@ -146,6 +192,14 @@ class LogUploader:
                     return False
         finally:
             os.close(descriptor)
+
+    async def _read(self, descriptor: int, offset: int, spooled: int, *, is_draining: bool) -> bytes:
+        if self._masked is None:
+            return os.pread(descriptor, PIECE, offset)
+        is_cut = is_draining and self._unwritten > 0
+        return await asyncio.to_thread(
+            self._masked.read, descriptor, offset, PIECE, size=spooled, is_whole=is_draining, is_cut=is_cut
+        )
 
     def _last_words(self, descriptor: int, spooled: int) -> bytes:
         if not self._unwritten:
@@ -163,7 +217,9 @@ class LogUploader:
 
         async def put() -> int:
             try:
-                reply: LogReply = await self._plane.call("PUT", path, content=piece)
+                reply: LogReply = await self._plane.call(
+                    "PUT", path, content=piece, timeout_s=_PIECE_S, asks_again=True
+                )
             except Conflict as error:
                 held = error.details.get("offset")
                 if not isinstance(held, int):

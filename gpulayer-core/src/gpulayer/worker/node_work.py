@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from gpulayer.errors import (
     BadRequest,
@@ -21,6 +21,7 @@ from gpulayer.errors import (
     TooLarge,
 )
 from gpulayer.faults import here
+from gpulayer.ids import Digest
 from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine
 from gpulayer.plugins.registry import Registry
 from gpulayer.protocol.messages import (
@@ -43,12 +44,14 @@ from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.logs import not_whole
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.worker.credentials import Vault
 from gpulayer.worker.disk import is_full_error
 from gpulayer.worker.facts import KnownFacts
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.launching import SpawnerStarter, end_of, launch
 from gpulayer.worker.logs import AttemptLogs
+from gpulayer.worker.masking import Masks, masked_input
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.session import Plane
 from gpulayer.worker.spawner_link import SpawnerLink
@@ -58,6 +61,8 @@ from gpulayer.worker.usage import until_over
 __all__ = ["NodeWork"]
 
 _log: Final = logging.getLogger(__name__)
+_NO_SECRETS: Final = "its secrets are not to be had"
+_Answer = TypeVar("_Answer", bound=Input)
 
 
 class NodeWork:
@@ -88,6 +93,7 @@ class NodeWork:
         self._registry = registry
         self._known = known
         self._environment = environment
+        self._vault = Vault(plane)
         self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
 
     def site(self, assignment: Assignment) -> LaunchSite:
@@ -98,22 +104,32 @@ class NodeWork:
         """What the machine is told of the end that the spawner recorded."""
         self.unwritten[assignment.key] = record.unwritten_bytes
         end = end_of(assignment.key, record, limits=assignment.limits, enforces=self._known.facts.enforces)
-        return self._keeper.explained(end)
+        return self._masked(assignment.key, self._keeper.explained(end))
 
     async def stage(self, assignment: Assignment) -> None:
         """Answered by Staged or StagingFailed."""
         key = assignment.key
 
         async def stage() -> Input:
-            assert assignment.source is not None
+            if assignment.source is not None:
+                await bring(assignment.source)
+            if assignment.has_credentials:
+                try:
+                    await self._vault.of(assignment)
+                except StaleAttempt:
+                    raise
+                except GpulayerError as error:  # nobody on this machine is at fault, nor whoever submitted it
+                    return StagingFailed(key, f"{_NO_SECRETS}: {_told(error)}")
+            return Staged(key)
+
+        async def bring(source: Digest) -> None:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
-            baseline = await self._stager.stage(assignment.source, self._folders.site(key).work_dir)
+            baseline = await self._stager.stage(source, self._folders.site(key).work_dir)
             here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
-            return Staged(key)
 
         def failed(error: Exception) -> Input:
             if isinstance(error, DiskFull) or is_full_error(error):
@@ -132,7 +148,16 @@ class NodeWork:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
-            starter = SpawnerStarter(self._link, assignment, kill_by_ms)
+            variables: Mapping[str, str] = {}
+            if assignment.has_credentials:
+                try:
+                    variables = (await self._vault.of(assignment)).variables  # known, unless the agent is a new one
+                except StaleAttempt:
+                    self._feed(AttemptsVoided((key.epoch,)))
+                    return SpawnFailed(key, None, "it is not lent to this worker any more")
+                except GpulayerError as error:
+                    return SpawnFailed(key, None, f"{_NO_SECRETS}: {_told(error)}", EndedBy.STAGING)
+            starter = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
             machine = Machine(self._known.facts, self._environment)
             here("agent.before_spawn")
             failed = await launch(self._launcher, assignment, starter, site=self.site(assignment), machine=machine)
@@ -147,6 +172,22 @@ class NodeWork:
             return Spawned(key)
 
         await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
+
+    def masks_for(self, assignment: Assignment) -> Callable[[], Awaitable[Masks]] | None:
+        """What the log of this node must not show; None where it holds no secret. To be asked before any of it is
+        sent. Raises like ``Vault.of``."""
+        if not assignment.has_credentials:
+            return None
+
+        async def ask() -> Masks:
+            return (await self._vault.of(assignment)).masks
+
+        return ask
+
+    def forget(self, key: NodeKey) -> None:
+        """All that is remembered of it."""
+        self.unwritten.pop(key, None)
+        self._vault.forget(key)
 
     async def upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
         """Answered by LogDrained, once they are whole."""
@@ -168,7 +209,7 @@ class NodeWork:
             baseline = await asyncio.to_thread(self._folders.baseline, key)
             site = self._folders.site(key)
             delivered = await deliver_outputs(self._plane, key, site, baseline, assignment.outputs)
-            return OutputsCollected(key, delivered.tree, delivered.warnings)
+            return OutputsCollected(key, delivered.tree, await self._vault.told(assignment, delivered.warnings))
 
         await self._guarded(key, collect, lambda error: OutputsFailed(key, _told(error)))
 
@@ -220,7 +261,11 @@ class NodeWork:
         except Exception as error:
             _log.exception("work for %s failed", key)
             result = failed(error)
-        self._feed(result)
+        self._feed(self._masked(key, result))
+
+    def _masked(self, key: NodeKey, answer: _Answer) -> _Answer:
+        masks = self._vault.masks(key)
+        return answer if masks is None else masked_input(answer, masks)
 
 
 def _told(error: Exception) -> str:

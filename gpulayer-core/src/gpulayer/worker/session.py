@@ -141,6 +141,11 @@ class Plane:
         return self._endpoints.shown()
 
     @property
+    def reached_by(self) -> Mapping[str, str]:
+        """How a program on this machine reaches the control plane, as variables. Raises Unreachable."""
+        return {"GPULAYER_URL": str(self._endpoints.current())}
+
+    @property
     def address_count(self) -> int:
         """How many addresses there are to try."""
         return self._endpoints.count
@@ -194,21 +199,21 @@ class Plane:
         document: object = None,
         content: bytes = b"",
         timeout_s: float = 30.0,
-        is_held: bool = False,
+        asks_again: bool = False,
     ) -> Any:  # Any: a JSON document, as the route says
         """One exchange under this worker's session. Raises the error that the answer describes, NotKnown,
-        UntrustedServer, or Unreachable. is_held: as of ``HttpClient.request``."""
+        UntrustedServer, or Unreachable. asks_again: as of ``HttpClient.request``."""
         body = content if document is None else json.dumps(document).encode()
         is_json = document is not None
         token = await self._session()
         try:
             return await self._exchange(
-                method, path, token, body, is_json=is_json, timeout_s=timeout_s, is_held=is_held
+                method, path, token, body, is_json=is_json, timeout_s=timeout_s, asks_again=asks_again
             )
         except Unauthenticated:
             await self._mint(token)
         return await self._exchange(
-            method, path, self._token, body, is_json=is_json, timeout_s=timeout_s, is_held=is_held
+            method, path, self._token, body, is_json=is_json, timeout_s=timeout_s, asks_again=asks_again
         )
 
     @asynccontextmanager
@@ -284,7 +289,8 @@ class Plane:
         *,
         is_json: bool = True,
         timeout_s: float = 30.0,
-        is_held: bool = False,
+        asks_again: bool = False,
+        is_once: bool = False,
     ) -> Any:  # Any: see call
         headers = {"User-Agent": _USER_AGENT}
         if token:
@@ -294,7 +300,14 @@ class Plane:
         address = self._endpoints.current()
         try:
             answer = await self._http.request(
-                address, method, path, headers=headers, body=body, timeout_s=timeout_s, is_held=is_held
+                address,
+                method,
+                path,
+                headers=headers,
+                body=body,
+                timeout_s=timeout_s,
+                asks_again=asks_again,
+                is_once=is_once,
             )
         except (Unreachable, UntrustedServer):
             self._endpoints.failed(address)

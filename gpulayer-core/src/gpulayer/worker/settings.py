@@ -22,11 +22,11 @@ class WorkerSettings:
 
     work_dir: a folder of this worker's own; everything it keeps is below. urls: of one control plane, tried in turn;
     or endpoint_file: re-read at every reconnect. pins: of its certificate, none where a public CA vouches for it.
-    proxy: an HTTP proxy to tunnel through, for https. token_file, token: a join token, needed until the worker is enrolled;
-    a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it; default_name: made
-    unique then. environment: of the worker, from which jobs get an allow-list. python: runs the spawner.
-    lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as of
-    ``gpulayer.faults.arm``.
+    proxy: an HTTP proxy to tunnel through, for https. token_file, token: a join token, needed until the worker is
+    enrolled; a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it;
+    default_name: made unique then. environment: of the worker, from which jobs get an allow-list. python: runs the
+    spawner. lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as
+    of ``gpulayer.faults.arm``.
     """
 
     work_dir: Path

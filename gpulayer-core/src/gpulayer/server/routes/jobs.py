@@ -80,8 +80,9 @@ async def list_jobs(call: Call) -> Response:
     states = tuple(_state(text) for text in call.query("state").split(",") if text)
     limit = call.query_int("limit", 50, least=1, most=500) or 50
     before = call.query_int("cursor", None)
+    owner = call.client.owner if call.query_flag("mine") else None
     found, after = await call.plane.query(
-        reads.page_of_jobs, states=states, name=call.query("name"), before_seq=before, limit=limit
+        reads.page_of_jobs, states=states, name=call.query("name"), owner=owner, before_seq=before, limit=limit
     )
     reasons = await _reasons(call.plane, found)
     jobs = [job_record(job, reason=reasons.get(job.image.id)) for job in found]
@@ -132,6 +133,7 @@ async def retry(call: Call) -> Response:
         client=_client_of(call),
         key=_key_of(call),
         body=f"retry {job_id}".encode(),
+        secrets_of=job_id,
     )
     return await _submitted(plane, ids[0], rows)
 
@@ -366,6 +368,7 @@ ROUTES: Final = (
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
+            Query("mine", "1: only jobs of the caller's owner"),
             Query("limit", "jobs on the page, 1 to 500"),
             Query("cursor", "the previous page's next"),
         ),

@@ -66,7 +66,7 @@ from gpulayer.wire.workers import (
     WorkerRecord,
 )
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "lent"]
 
 _HOLD_LIMIT_S: Final = 60.0
 
@@ -188,7 +188,7 @@ async def put_log(call: Call) -> Response:
     offset = call.query_int("offset", 0) or 0
     is_final = call.query_flag("final")
     stream = log_stream(call)
-    epoch, job_id = await _lent(call, node)
+    epoch, job_id = await lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
     if piece:
@@ -211,7 +211,7 @@ async def put_log(call: Call) -> Response:
 async def put_outputs(call: Call) -> Response:
     """Accept an output tree: all of its objects must be here, and it must not leave its folder."""
     plane = call.plane
-    await _lent(call, None)
+    await lent(call, None)
     body = await call.json(OutputsBody)
     tree = body["tree"]
     if not is_digest(tree):
@@ -294,7 +294,7 @@ def _own_worker(call: Call) -> WorkerId:
     return call.client.worker
 
 
-async def _lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
+async def lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
     """The attempt that the path names, if this worker holds (that node of) it. Raises StaleAttempt.
 
     A yes needs no commit to wait for: bytes of a job that is lent here are welcome whatever becomes of a change that
@@ -417,6 +417,7 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "exclusive": spec.exclusive,
         "limits": limits_to_wire(spec.limits),
         "split_streams": spec.split_streams,
+        "has_credentials": spec.has_credentials,
     }
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "read_submissions",
     "read_tokens",
     "resolve_job",
+    "secrets_ended_before",
 ]
 
 _COLUMNS: Final = (
@@ -131,14 +132,22 @@ def output_trees(connection: Connection, job_id: JobId, *, owner: str, submitter
 
 
 def page_of_jobs(
-    connection: Connection, *, states: tuple[JobState, ...], name: str, before_seq: int | None, limit: int
+    connection: Connection,
+    *,
+    states: tuple[JobState, ...],
+    name: str,
+    before_seq: int | None,
+    limit: int,
+    owner: str | None = None,
 ) -> tuple[list[StoredJob], int | None]:
-    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page."""
+    """Up to ``limit`` jobs, newest first, and the ``before_seq`` of the next page. owner: None for everybody's."""
     query = select(*_COLUMNS).order_by(jobs.c.seq.desc()).limit(limit + 1)
     if states:
         query = query.where(jobs.c.state.in_([str(state) for state in states]))
     if name:
         query = query.where(jobs.c.name == name)
+    if owner is not None:
+        query = query.where(jobs.c.owner == owner)
     if before_seq is not None:
         query = query.where(jobs.c.seq < before_seq)
     rows = connection.execute(query).all()
@@ -264,6 +273,13 @@ def read_secrets(connection: Connection, job_id: JobId) -> dict[str, bytes]:
     """What is sealed for this job, by name; empty for a job without secrets."""
     rows = connection.execute(select(secrets.c.name, secrets.c.sealed).where(secrets.c.job_id == job_id))
     return {row.name: row.sealed for row in rows}
+
+
+def secrets_ended_before(connection: Connection, wall_ms: int, *, limit: int) -> list[JobId]:
+    """At most ``limit`` jobs that have secrets and ended before ``wall_ms``."""
+    query = select(secrets.c.job_id).distinct().join(jobs, jobs.c.id == secrets.c.job_id)
+    query = query.where(~jobs.c.is_live, jobs.c.ended_wall_ms < wall_ms).limit(limit)
+    return [JobId(job_id) for job_id in connection.execute(query).scalars()]
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

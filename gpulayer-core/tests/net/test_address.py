@@ -1,0 +1,51 @@
+"""Addresses and proxies: what is one."""
+
+import pytest
+
+from gpulayer.errors import UsageError
+from gpulayer.net import Address, parse_proxy, parse_url, parse_urls
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8470/", Address("127.0.0.1", 8470)),
+        ("http://localhost", Address("localhost", 80)),
+        ("http://[::1]:9", Address("::1", 9)),
+        (" https://Box.Example ", Address("box.example", 443, True)),
+        ("https://box.example:8470/team/a/", Address("box.example", 8470, True, "/team/a")),
+        ("https://[2001:db8::1]:8470", Address("2001:db8::1", 8470, True)),
+    ],
+)
+def test_a_url_is_taken_apart_and_put_together_again(url, expected):
+    assert parse_url(url) == expected
+    assert parse_url(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "box:8470", "ftp://box", "https://", "https://box:x", "https://box:99999", "https://u:p@box", "https://u@box",
+        "https://box/?q=1", "https://box/#f", "https://[::1", "http://box.example", "http://0.0.0.0:1", "http://127.0.0.2",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_or_would_show_a_token_is_refused(url):
+    with pytest.raises(UsageError) as caught:
+        parse_url(url)
+    assert caught.value.hint
+
+
+def test_several_urls_come_with_commas_or_spaces_between_and_each_once():
+    text = "https://a:1, https://b:2 https://a:1/"
+    assert parse_urls(text) == (Address("a", 1, True), Address("b", 2, True))
+    with pytest.raises(UsageError, match="no control plane's address was given"):
+        parse_urls(" , ")
+
+
+def test_a_proxy_is_a_host_and_a_port_over_http():
+    assert parse_proxy("") is None
+    assert parse_proxy("http://proxy.example:3128/") == Address("proxy.example", 3128)
+    no_port, no_scheme, other = "http://p", "proxy.example:3128", ("https://p:1", "socks5://p:1")
+    for text in (no_port, no_scheme, *other, "http://u:p@p:1", "http://p:1/x", "http://p:x"):
+        with pytest.raises(UsageError, match="is not a proxy's address"):
+            parse_proxy(text)
