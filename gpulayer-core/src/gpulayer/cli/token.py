@@ -1,7 +1,9 @@
 """``gpulayer token``: who may use a control plane, and what joins it. A token is shown once, when it is made."""
 
 import sys
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -9,17 +11,19 @@ import typer
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.handover import PLACEHOLDER, handover_lines
 from gpulayer.cli.needs import pairs
-from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client, settings_for
 from gpulayer.cli.records import age, when
 from gpulayer.client import calls
+from gpulayer.client.contexts import Contexts, change_contexts
 from gpulayer.client.location import Configured
+from gpulayer.client.transport import Transport
 from gpulayer.errors import UsageError
-from gpulayer.spec.units import parse_duration_ms
+from gpulayer.sdk.client import Client
+from gpulayer.spec.units import format_duration, parse_duration_ms
 
 if TYPE_CHECKING:
     from gpulayer.client.connect import Settings
-    from gpulayer.sdk.client import Client
-    from gpulayer.wire.tokens import TokenRecord
+    from gpulayer.wire.tokens import TokenRecord, TokenReply
 
 app = command_app(help="Make, list, revoke and rotate tokens.", no_args_is_help=True)
 
@@ -102,7 +106,7 @@ def list_tokens(*, target: TargetOption = "", json: JsonFlag = False) -> None:
             token["state"],
             age(token["created_at"], now),
             when(token["expires_at"]) or "never",
-            age(token["last_used_at"], now) or ("" if token["role"] == "join" else "never"),
+            _used(token, now),
             "" if token["max_uses"] is None else f"{token['uses']}/{token['max_uses']}",
         ]
         for token in tokens
@@ -135,39 +139,61 @@ def revoke(
 
 @app.command()
 def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """Replace the token that this command is sent with by a new one; the old one is good for 10 more minutes.
+    """Replace the token that commands are sent with by a new one; the old one is good for 10 more minutes.
 
-    The context it came from gets the new one; where it came from elsewhere, it is printed.
+    Of a context it is replaced there; else it is printed.
     """
-    with open_client(target) as client:
+    settings = settings_for(target)
+    where, file = settings.where, settings.contexts
+    if isinstance(where, Configured) and where.context and file is not None:
+        reply, names = _rotate_in_contexts(file, where.context, settings)
+        told = {field: value for field, value in reply.items() if field != "token"}
+        if json:
+            print_json({**told, "contexts": names})
+        else:
+            life = format_duration(reply["expires_in_s"] * 1000)
+            print_line(
+                f"context {_words(names)}: token {reply['token_id']} ({reply['role']} {reply['name']}), for {life}"
+            )
+        return
+    with Client(settings=settings) as client:
         reply = client.transport.send(calls.rotate_token())
-        context = _keep(client.settings, reply["token"])
     if json:
         print_json(reply)
-        return
-    if context:
-        print_line(f"context {context} has the new token; the old one is good for 10 more minutes")
         return
     print_line(reply["token"])
     say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
 
 
-def _keep(settings: "Settings", token: str) -> str:
-    """The name of the context that has it now; empty where the old one did not come from one."""
-    if not isinstance(settings.where, Configured) or not settings.where.context or settings.contexts is None:
-        return ""
-    from gpulayer.client.contexts import change_contexts  # noqa: PLC0415 - most tokens come from elsewhere
+def _rotate_in_contexts(file: Path, name: str, settings: "Settings") -> "tuple[TokenReply, list[str]]":
+    """In every context that has this token. Asked for under the lock of the file, so that of two commands at once the
+    second rotates what the first one got."""
+    made: TokenReply | None = None
+    names: list[str] = []
 
-    name = settings.where.context
+    def change(contexts: Contexts) -> Contexts:
+        nonlocal made
+        before = contexts.find(name)
+        location = before.location(proxy=settings.environment.get("GPULAYER_PROXY", ""))
+        with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+            made = transport.send(calls.rotate_token())
+        names.extend(other for other, one in contexts.named.items() if one.token == before.token)
+        changed = {other: replace(contexts.named[other], token=made["token"]) for other in names}
+        return replace(contexts, named={**contexts.named, **changed})
+
     try:
-        change_contexts(settings.contexts, lambda contexts: contexts.with_token(name, token))
-    except UsageError as error:
-        say(f"note: context {name} still has the old token: {error.message}")
-        return ""  # so that it is printed: the server has made it, and shows it this once
-    return name
+        change_contexts(file, change)
+    except UsageError:
+        if made is not None:  # else nobody has it
+            print_line(made["token"])
+            say("the new token, on stdout, could not be kept:")
+        raise
+    if made is None:
+        raise AssertionError("contexts were changed without a token")
+    return made, names
 
 
-def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRecord]":
+def _still_good(client: Client, revoked: "list[TokenRecord]") -> "list[TokenRecord]":
     """Client tokens that do the same as those that were revoked: of the same name, hence of the same person."""
     names = {record["name"] for record in revoked if record["kind"] == "client"}
     if not names:
@@ -178,6 +204,14 @@ def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRe
         for record in tokens
         if record["name"] in names and record["kind"] == "client" and record["state"] == "valid"
     ]
+
+
+def _used(record: "TokenRecord", now: datetime) -> str:
+    """Kept is the minute that it was in, not the second."""
+    at = record["last_used_at"]
+    if at is None:
+        return "" if record["role"] == "join" else "never"
+    return "just now" if now - datetime.fromisoformat(at) < timedelta(minutes=2) else age(at, now)
 
 
 def _whose(record: "TokenRecord") -> str:

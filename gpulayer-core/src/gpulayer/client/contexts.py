@@ -74,10 +74,6 @@ class Contexts:
             current = ""
         return Contexts(current, {**self.named, name: context})
 
-    def with_token(self, name: str, token: str) -> "Contexts":
-        """Raises UsageError where it is not there."""
-        return replace(self, named={**self.named, name: replace(self.find(name), token=token)})
-
     def without(self, name: str) -> "Contexts":
         """Raises UsageError where it is not there."""
         self.find(name)
