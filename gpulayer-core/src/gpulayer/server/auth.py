@@ -22,7 +22,7 @@ from gpulayer.errors import BadRequest, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
-from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token
+from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
 
 __all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
 
@@ -329,7 +329,7 @@ class Auth:
         epoch = Epoch(int(id_, 16)) if _HEX.issuperset(id_) else Epoch(0)
         found = await self._attempts.live_job(epoch)
         job_id, owner = found or (JobId(""), "")
-        expected = parse_token(self.job_token(epoch, job_id))[2]
+        expected = secret_text(self._job_secret(epoch, job_id))
         # What was granted is read from the store, and not for whoever has no such token.
         is_known = hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected.encode()) and found
         grant = await self._attempts.grant_of(job_id) if is_known else Grant.NONE

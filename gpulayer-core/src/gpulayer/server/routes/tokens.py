@@ -244,7 +244,7 @@ ROUTES: Final = (
         ADMIN,
         "Make a token useless, by its id or its name; repeating changes nothing",
         reply=TokenPage,
-        query=(Query("all", "1: all tokens of this name"),),
+        query=(Query("all", "1: all tokens of this name", "flag"),),
     ),
     Route(
         "POST",
@@ -262,6 +262,9 @@ ROUTES: Final = (
         ADMIN,
         "Who did what, oldest first, hash-chained",
         reply=AuditPage,
-        query=(Query("after", "only entries after this number"), Query("limit", "entries on the page, 1 to 1000")),
+        query=(
+            Query("after", "only entries after this number"),
+            Query("limit", "entries on the page, 1 to 1000", least=1, most=1000),
+        ),
     ),
 )
