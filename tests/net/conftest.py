@@ -12,10 +12,14 @@ from tests.net.town import Town
 _why_not = functools.cache(missing)
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
+@pytest.fixture(autouse=True)
+def _networks() -> None:
     if why := _why_not():
         pytest.skip(why)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
     with Lab() as made:
         yield made
 

@@ -38,14 +38,3 @@ def test_r1_a_worker_whose_name_only_it_knows_reports_addresses_at_which_a_peer_
 
     until(reach, "the peer reaches it")
     assert town.server.did("job", "wait", job).code == 0
-
-
-def test_addresses_follow_the_machine(town):
-    invitation = town.up()
-    desk, _router = town.desk()
-    town.joined(desk, *invitation.join)
-    assert town.worker("desk")["addresses"] == ["192.168.7.2"]
-    desk.machine.add("eth0", "192.168.7.3/24")
-    desk.machine.remove("eth0", "192.168.7.2/24")
-    desk.machine.via("192.168.7.1")
-    until(lambda: town.worker("desk")["addresses"] == ["192.168.7.3"], "the record has the new one")

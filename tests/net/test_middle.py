@@ -1,67 +1,11 @@
 """A man in the middle, with the likeness of the server's certificate: nothing is said to him."""
 
-import datetime as dt
-import ssl
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.net.middle import MiddleBox
 from tests.net.town import SERVER, until
-
-PORT = 8471
-
-
-class MiddleBox:
-    """``machine`` takes over what passes through it to the server, and shows a copy of its certificate."""
-
-    def __init__(self, town, machine, folder):
-        folder.mkdir()
-        self._folder = folder
-        with town.server.machine.inside():
-            real = x509.load_pem_x509_certificate(ssl.get_server_certificate((SERVER, 8470)).encode())
-        key = ec.generate_private_key(ec.SECP256R1())
-        copy = (
-            x509.CertificateBuilder()
-            .subject_name(real.subject)
-            .issuer_name(real.issuer)
-            .serial_number(real.serial_number)
-            .not_valid_before(real.not_valid_before_utc)
-            .not_valid_after(dt.datetime.now(dt.UTC) + dt.timedelta(days=3650))
-            .public_key(key.public_key())
-        )
-        for extension in real.extensions:
-            if not isinstance(extension.value, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier):
-                copy = copy.add_extension(extension.value, critical=extension.critical)
-        (folder / "cert.pem").write_bytes(copy.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-        (folder / "key.pem").write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        program = [sys.executable, str(Path(__file__).with_name("middle_box.py")), str(PORT), SERVER, "8470"]
-        files = [str(folder / "cert.pem"), str(folder / "key.pem"), str(folder)]
-        self.process = subprocess.Popen(machine.argv(*program, *files), stdout=subprocess.PIPE)
-        assert self.process.stdout.readline() == b"up\n"
-        machine.takes_over(SERVER, 8470, to_port=PORT)
-
-    @property
-    def connections(self):
-        path = self._folder / "connections"
-        return path.read_text().count("\n") if path.exists() else 0
-
-    @property
-    def heard(self):
-        path = self._folder / "heard"
-        return path.read_bytes() if path.exists() else b""
-
-    def close(self):
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -110,7 +54,7 @@ def test_a_worker_does_not_join_through_a_man_in_the_middle_and_keeps_its_token(
     assert box.heard == b""
     assert town.worker("desk") is None
     # The token is not used up: as soon as the way is clear, it is good.
-    router.run("nft", "delete", "table", "ip", "middle")
+    box.steps_aside()
     if process.poll() is not None:
         desk.join(*invitation.join)
     town.ready(desk)
@@ -125,7 +69,7 @@ def test_a_worker_that_has_joined_says_nothing_to_a_man_who_comes_between_later(
     until(lambda: desk.says("is not the pinned one: it shows sha256:"), "it says so in its log")
     assert box.connections
     assert box.heard == b""
-    router.run("nft", "delete", "table", "ip", "middle")
+    box.steps_aside()
     until(lambda: desk.says("the connection is back"), "it goes on as soon as the way is clear")
 
 

@@ -7,15 +7,17 @@ import pytest
 from tests.net.town import SERVER_6, Counting, until
 
 
-def test_a_worker_that_gets_another_address_in_the_middle_of_a_job_goes_on(town):
+def test_a_worker_that_gets_another_address_in_the_middle_of_a_job_goes_on_and_reports_it(town):
     invitation = town.up()
     desk, _router = town.desk()
     town.joined(desk, *invitation.join)
+    assert town.worker("desk")["addresses"] == ["192.168.7.2"]
     job = Counting(town, desk, town.server, "--retries", "0")
     desk.machine.remove("eth0", "192.168.7.2/24")
     desk.machine.add("eth0", "192.168.7.3/24")
     desk.machine.via("192.168.7.1")
     assert job.goes_on()
+    until(lambda: town.worker("desk")["addresses"] == ["192.168.7.3"], "its record has the new one")
     assert job.is_whole()
 
 

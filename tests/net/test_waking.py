@@ -23,8 +23,8 @@ def test_a_worker_that_sleeps_for_longer_than_lease_and_router_remember_goes_on_
 
 def move(town, address="203.0.113.11"):
     """The server gives its address up for another, as a machine that was carried to another room."""
-    town.server.machine.add("eth0", f"{address}/24")
     town.server.machine.remove("eth0", f"{SERVER}/24")
+    town.server.machine.add("eth0", f"{address}/24")
     town.server.machine.via("203.0.113.1")
     return f"https://{address}:8470"
 

@@ -113,6 +113,10 @@ class Place:
             **{**defaults, **options},
         )
 
+    def shell(self, line: str, **options: Any) -> subprocess.Popen[bytes]:
+        """What they type at their prompt."""
+        return self.popen("bash", "-c", line, **options)
+
     def start(self, *argv: str, **options: Any) -> subprocess.Popen[bytes]:
         """``gpulayer …`` in the background."""
         return self.popen(sys.executable, "-m", "gpulayer.cli", *argv, **options)
@@ -303,10 +307,10 @@ def until(condition: Callable[[], Any], what: str | Callable[[], str], *, within
 
 
 def read_invitation(printed: str) -> Invitation:
-    """From what ``gpulayer up`` prints on stdout."""
-    lines = [shlex.split(line) for line in printed.splitlines()]
-    (join,) = (line[2:] for line in lines if line[:2] == ["gpulayer", "join"])
-    (client,) = (line[1:] for line in lines if line[:1] == ["export"])
+    """From what ``gpulayer up`` prints."""
+    lines = [line.strip() for line in printed.splitlines()]
+    (join,) = (shlex.split(line)[2:] for line in lines if line.startswith("gpulayer join "))
+    (client,) = (shlex.split(line)[1:] for line in lines if line.startswith("export "))
     return Invitation(tuple(join), dict(word.split("=", 1) for word in client))
 
 

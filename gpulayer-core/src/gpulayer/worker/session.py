@@ -56,7 +56,7 @@ _PASSING: Final = (
 )
 _SAY_EVERY: Final = 200  # of tries, once their waits have grown: every ten minutes or so
 _USER_AGENT: Final = f"gpulayer-worker/{__version__}"
-_MINT_S: Final = 6.0  # as a report: no worker has a session before it is answered
+_MINT_S: Final = 10.0  # of all workers at once, perhaps, after a restart; then nobody's lease is short
 _Result = TypeVar("_Result")
 
 
