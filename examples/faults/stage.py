@@ -111,7 +111,7 @@ class Stage:
 
     def _up(self) -> str:
         """Starts it, or finds it there; the join token of the line that it prints."""
-        return self.ask("up", "--detach", "--no-worker", "--port", "0").split()[4]
+        return self.ask("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", "0").split()[4]
 
     def worker_state(self, name: str) -> str:
         with self.client() as client:

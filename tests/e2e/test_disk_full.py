@@ -24,7 +24,7 @@ def joined(story, disk, *options):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    up = story.run("up", "--detach", "--port", port, *options)
+    up = story.run("up", "--detach", "--host", "127.0.0.1", "--port", port, *options)
     assert up.code == 0, up.err
     token = re.search(r"--token (\S+)", up.out.decode() + up.err)[1]
     url = f"http://127.0.0.1:{port}"

@@ -112,7 +112,7 @@ sys.exit(run(WorkerSettings(
 def fleet(story):
     """``fleet(name, *uuids)`` starts a worker whose probe finds those devices; it knows no ``gpulayer`` state."""
     port = free_port()
-    assert story.run("up", "--detach", "--no-worker", "--port", port).code == 0
+    assert story.run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port).code == 0
     started = []
 
     def start(name, *uuids, **environment):
@@ -183,7 +183,8 @@ def test_a_job_finds_no_token_or_credential_in_its_environment_or_its_workers(st
     port = free_port()
     plain = dict(story.environment)
     if way == "joined":
-        words = story.run("up", "--detach", "--no-worker", "--port", port).out.decode().split()
+        up = story.run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port)
+        words = up.out.decode().split()
         token = words[words.index("--token") + 1]
         story.environment |= CANARIES
         joined = story.start("join", f"http://127.0.0.1:{port}", "--token", token, "--name", "box", "--once")

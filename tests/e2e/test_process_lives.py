@@ -93,7 +93,7 @@ def test_x2a_a_killed_agent_costs_no_byte_and_no_code_and_nothing_of_the_tree_is
 
 
 def test_x2a_an_upgraded_agent_takes_over_what_runs(story):
-    up = story.run("up", "--detach", "--no-worker", "--port", free_port())
+    up = story.run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", free_port())
     assert up.code == 0, up.err
     join = up.out.decode().splitlines()[0].split()[1:]
     folder = story.state / "joined"

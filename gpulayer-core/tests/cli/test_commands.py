@@ -222,15 +222,9 @@ def test_a_port_in_use_is_one_line_and_a_hint(cli, plane):
     said = cli("up", "--port", plane.port)
     assert said.code == 2
     assert said.err == (
-        f"error: port {plane.port} on 127.0.0.1 can't be used: address already in use\n"
+        f"error: port {plane.port} can't be used: address already in use\n"
         " hint: choose another with --port N, or end what listens there\n"
     )
-
-
-def test_an_address_beyond_this_machine_is_refused_until_there_is_tls(cli):
-    said = cli("up", "--host", "0.0.0.0")
-    assert said.code == 2
-    assert "needs TLS, which comes with a later version" in said.err
 
 
 def test_a_fault_of_ours_becomes_a_line_a_file_and_70(cli, away, plane, monkeypatch):

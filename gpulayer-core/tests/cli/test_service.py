@@ -172,7 +172,11 @@ def up(program, away, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    started = program("up", "--detach", "--no-worker", "--port", port, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started = program(
+        *("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     out, err = started.communicate(timeout=90)
     assert started.returncode == 0, err
     words = shlex.split(out.decode().splitlines()[0])

@@ -174,6 +174,7 @@ class OneWriteProtocol(H11Protocol):
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
+            *self.server_state.default_headers,
         ]
         self.transport.write(
             self.conn.send(h11.Response(status_code=status, headers=headers, reason=_PHRASES[status]))

@@ -1,0 +1,145 @@
+"""``gpulayer up``: what it prints for others, and what it refuses before anything is started."""
+
+import json
+import shlex
+import subprocess
+
+import pytest
+
+from gpulayer.cli.background import plane_command, tls_setting
+from gpulayer.cli.up import announcement
+from gpulayer.client.location import EndpointFound
+from gpulayer.errors import UsageError
+from gpulayer.server.settings import CertificateFiles
+
+PIN = "sha256:" + "a" * 64
+OTHER = "sha256:" + "b" * 64
+
+
+def endpoint(*, urls=(), pins=(), restart=("plane",), url="http://127.0.0.1:40001"):
+    port = int(url.rpartition(":")[2])
+    return EndpointFound(
+        url, "127.0.0.1", port, "glc_own", 1, "0.1.0", embedded=False, urls=urls, fingerprints=pins, restart=restart
+    )
+
+
+def token(text, role, name="", days=0):
+    life_s = days * 86_400 or 900
+    return {"token": text, "token_id": "i", "role": role, "name": name, "expires_in_s": life_s}
+
+
+def lines(found):
+    made = announcement(found, token("gle_x", "join"), token("glc_y", "submitter", "client", 90))
+    return [text for text, is_pasted in made if is_pasted], "\n".join(text for text, is_pasted in made if not is_pasted)
+
+
+def test_the_best_address_stands_in_the_lines_and_the_others_below():
+    pasted, said = lines(endpoint(urls=("https://10.0.0.5:8470", "https://[fd00::5]:8470"), pins=(PIN,)))
+    assert pasted == [
+        f"  gpulayer join https://10.0.0.5:8470 --token gle_x --fingerprint {PIN}",
+        f"  export GPULAYER_URL=https://10.0.0.5:8470 GPULAYER_TOKEN=glc_y GPULAYER_FINGERPRINT={PIN}",
+    ]
+    assert "the control plane serves https://10.0.0.5:8470\n" in said
+    assert "works once, for 15 min" in said
+    assert "; 90 days)" in said
+    assert "other addresses of this machine: https://[fd00::5]:8470" in said
+    assert "gpulayer token create" in said
+    assert "no other machine" not in said
+
+
+def test_public_urls_all_stand_in_the_lines_and_without_a_pin_a_ca_vouches():
+    restart = ("plane", "--public-url", "https://gpu.example.org:443", "--public-url", "https://gpu.example.net:1")
+    pasted, said = lines(endpoint(urls=("https://gpu.example.org:443", "https://gpu.example.net:1"), restart=restart))
+    assert pasted == [
+        "  gpulayer join https://gpu.example.org:443 https://gpu.example.net:1 --token gle_x",
+        "  export GPULAYER_URL=https://gpu.example.org:443,https://gpu.example.net:1 GPULAYER_TOKEN=glc_y",
+    ]
+    assert "other addresses" not in said
+
+
+def test_two_pins_stand_in_both_lines():
+    pasted, _ = lines(endpoint(urls=("https://10.0.0.5:1",), pins=(PIN, OTHER)))
+    assert pasted[0].endswith(f" --fingerprint {PIN} --fingerprint {OTHER}")
+    assert pasted[1].endswith(f" GPULAYER_FINGERPRINT={PIN},{OTHER}")
+
+
+@pytest.mark.parametrize(
+    ("restart", "said"),
+    [
+        (("plane", "--host", "127.0.0.1"), "no other machine reaches it there"),
+        (("plane", "--host", "0.0.0.0"), "say it with --public-url"),
+        ((), "say it with --public-url"),
+    ],
+)
+def test_where_no_other_machine_gets_here_that_is_said(restart, said):
+    pasted, told = lines(endpoint(url="http://127.0.0.1:8470", restart=restart))
+    assert pasted[0] == "  gpulayer join http://127.0.0.1:8470 --token gle_x"
+    assert said in told
+    assert ("ssh -R 8470:127.0.0.1:8470" in told) == ("127.0.0.1" in restart)
+
+
+def test_every_pasted_line_is_one_command_for_a_shell():
+    pasted, _ = lines(endpoint(urls=("https://[fd00::5]:8470",), pins=(PIN,)))
+    for line in pasted:
+        assert shlex.join(shlex.split(line)).replace("'", "") == line.strip()
+
+
+def test_the_arguments_of_a_control_plane_are_a_plan(tmp_path):
+    argv = plane_command(
+        state=tmp_path, mode="standing", host="::", port=9, tls="/c,/k", public_urls=["https://a:1", "https://b:2"]
+    )
+    assert argv[-6:] == ["--tls", "/c,/k", "--public-url", "https://a:1", "--public-url", "https://b:2"]
+    assert "--tls" not in plane_command(state=tmp_path, mode="standing")
+
+
+def test_what_tls_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [tls_setting(text) for text in ("auto", "off")] == ["auto", "off"]
+    assert tls_setting("c.pem,/k.pem") == CertificateFiles(tmp_path / "c.pem", tmp_path.__class__("/k.pem"))
+    for text in ("", "on", "c.pem", "c.pem,", ",k.pem", "AUTO"):
+        with pytest.raises(UsageError, match="not a certificate and its key"):
+            tls_setting(text)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--tls", "maybe"], "--tls maybe: not a certificate and its key"),
+        (["--tls", "none.pem,none.key"], "none.pem can't be read: no such file"),
+        (["--public-url", "http://gpu.example.org"], "plain http would show your token"),
+        (["--public-url", "gpu.example.org"], "is not a control plane's address"),
+        (["--host", "192.0.2.77"], "port 8470 on 192.0.2.77 can't be used: cannot assign requested address"),
+        (["--host", "no-such-host.invalid"], "--host no-such-host.invalid: no such address or name"),
+    ],
+)
+def test_what_can_not_be_is_said_before_anything_starts(cli, away, argv, said):
+    ended = cli("up", *argv)
+    assert ended.code == 2
+    assert said in ended.err
+    assert not (away.parent / "state").exists()
+
+
+def test_a_client_token_that_nobody_used_goes_with_the_next_one(program, away):
+    def run(*argv, **environment):
+        process = program(*argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+        return out.decode()
+
+    def tokens():
+        listed = json.loads(run("token", "list", "--json"))["tokens"]
+        return {each["id"]: each["state"] for each in listed if each["name"] == "client"}
+
+    def printed(out):
+        return out.split("GPULAYER_TOKEN=glc_")[1][:12]
+
+    start = ("up", "--detach", "--no-worker", "--port", "0", "--public-url", "https://gpu.example.org")
+    try:
+        first = printed(run(*start))
+        second = printed(run("up", "--detach"))
+        assert tokens() == {first: "revoked", second: "valid"}
+        (away.parent / "state" / "printed-token").write_text("damaged")
+        third = printed(run("up", "--detach"))
+        assert tokens() == {first: "revoked", second: "valid", third: "valid"}
+    finally:
+        run("down")
