@@ -103,7 +103,7 @@ COMMANDS = (
     ["worker", "list"],
     ["worker", "show", "b"],
     ["worker", "drain", "b"],
-    ["submit", "--dry-run", "--", "true"],
+    ["explain"],
     ["status"],
 )
 
