@@ -19,7 +19,7 @@ COUNTED = b"".join(b"%d\n" % number for number in range(1, 31))
 UPGRADED = """
 import sys
 import gpulayer
-gpulayer.__version__ = "9.9.9"
+gpulayer.__version__ = "0.1.999"
 from gpulayer.cli.background import main
 sys.exit(main(["worker", *sys.argv[1:]]))
 """
@@ -108,7 +108,7 @@ def test_x2a_an_upgraded_agent_takes_over_what_runs(story):
         code, record = until_final(story, job)
         assert (code, log_of(story, job), ends_of(record)) == (7, COUNTED, ["program"])
         (worker,) = story.run("worker", "list", "--json").json["workers"]
-        assert (worker["name"], worker["version"]) == ("box", "9.9.9")
+        assert (worker["name"], worker["version"]) == ("box", "0.1.999")
     finally:
         second.terminate()
         assert second.wait(60) == 0

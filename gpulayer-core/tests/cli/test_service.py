@@ -173,7 +173,7 @@ def up(program, away, tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     started = program(
-        *("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port),
+        *("up", "--detach", "--no-worker", "--port", port),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -352,7 +352,7 @@ def check_token_name(name: str) -> None:
     """Raises BadRequest for a name that nobody can have."""
     if name.casefold() == LOCAL_OWNER:
         raise BadRequest(f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another")
-    if not name.isprintable() or name != name.strip():
+    if not name.isprintable() or name != name.strip() or "/" in name:  # a slash: it stands in paths
         raise BadRequest(f"name: {name[:60]!r} has characters or spaces that a name can't have")
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.responses import Response
 
 from gpulayer.clock import iso_utc
-from gpulayer.errors import BadRequest, Conflict, NotFound
+from gpulayer.errors import BadRequest, Conflict, NotFound, Unauthenticated
 from gpulayer.server.audit import entry
 from gpulayer.server.auth import check_token_name
 from gpulayer.server.plane import Plane
@@ -88,6 +88,8 @@ async def rotate(call: Call) -> Response:
                 "the token of this machine's own commands is not rotated: each start makes a new one",
                 hint="gpulayer token create makes tokens for others",
             )
+        if old.is_revoked:  # while this request waited for its turn
+            raise Unauthenticated(f"token {old.id} was revoked")
         made_before = [row for row in plane.auth.tokens() if row.replaces == old.id]
         used = next((row for row in made_before if row.used_wall_ms is not None), None)
         if used is not None:
