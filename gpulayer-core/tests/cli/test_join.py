@@ -58,7 +58,7 @@ def test_what_is_wrong_with_the_arguments_is_said_before_anything_is_sent(cli, t
             (("--token", make_token(TokenKind.WORKER)), 2, "that is a worker token"),
             (("--token-file", tmp_path / "client"), 2, "that is a client token"),
             (("--token-file", tmp_path / "none"), 2, "does not exist"),
-            (("--token", good[:-3]), 4, "cut off while copying"),
+            (("--token", good[:-3]), 4, "it was perhaps cut off"),
             (("--token", good, "--fingerprint", "sha256:12"), 2, "is not a fingerprint"),
             (("--token", good, "--proxy", "socks5://x:1"), 2, "is not a proxy's address"),
             (("--token", good, "--label", "nothing"), 2, "--label"),

@@ -4,6 +4,8 @@ import json
 import os
 import pty
 import subprocess
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -161,6 +163,11 @@ def test_the_list_is_plain_columns(cli, plane):
     assert lines[1].endswith("never")
     assert lines[2].endswith("3/20")
     assert "never" in lines[3]
+    assert lines[3].endswith(" ago")
+    used = record(last_used_at=datetime.now(UTC).isoformat())
+    plane.on("GET", "/v1/tokens", {"tokens": [used], "next": None})
+    assert cli("token", "list", plane=plane).out.decode().splitlines()[1].endswith("  just now")
+    plane.on("GET", "/v1/tokens", {"tokens": [record(), pool, local], "next": None})
     assert json.loads(cli("token", "list", "--json", plane=plane).out) == {"tokens": [record(), pool, local]}
     plane.on("GET", "/v1/tokens", {"tokens": [], "next": None})
     assert cli("token", "list", plane=plane).err == "no tokens\n"
@@ -203,6 +210,62 @@ def test_a_rotated_token_that_came_from_the_environment_is_printed(cli, plane, p
     assert "the old token is good for 10 more minutes" in said.err
     assert MADE not in said.err
     assert json.loads(cli("token", "rotate", "--json", plane=plane).out)["token"] == MADE
+
+
+@pytest.fixture
+def contexts(plane, away, monkeypatch):
+    """A file of contexts with three of them, two of which have one token; and how to read their tokens."""
+    folder = away.parent / "config"
+    monkeypatch.setenv("GPULAYER_CONFIG_DIR", str(folder))
+    folder.mkdir()
+    file = folder / "contexts.json"
+
+    def entry(token):
+        return {"urls": [plane.url], "token": token, "fingerprints": [], "proxy": "", "kept": 1}
+
+    named = {"lab": entry(plane.token), "same": entry(plane.token), "other": entry("glc_" + "c" * 12 + "_x")}
+    file.write_text(json.dumps({"schema": 1, "current": "lab", "contexts": named}))
+    file.chmod(0o600)
+    return SimpleNamespace(file=file, read=lambda: json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("target", [(), ("--target", "same"), ("--target", "remote")])
+def test_a_rotated_token_of_a_context_is_replaced_there_and_not_shown(cli, plane, parts, contexts, target):
+    plane.on("POST", "/v1/tokens:rotate", parts.Answer(201, json=reply()))
+    said = cli("token", "rotate", *target)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.decode() == f"context lab, same: token {'b' * 12} (submitter alice), for 90d 0h\n"
+    document = contexts.read()
+    tokens = {name: one["token"] for name, one in document["contexts"].items()}
+    assert tokens == {"lab": MADE, "same": MADE, "other": "glc_" + "c" * 12 + "_x"}
+    assert (document["current"], document["contexts"]["lab"]["kept"]) == ("lab", 1)
+    assert contexts.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_json_of_a_rotation_within_a_context_shows_no_token(cli, plane, parts, contexts):
+    plane.on("POST", "/v1/tokens:rotate", parts.Answer(201, json=reply()))
+    document = json.loads(cli("token", "rotate", "--json").out)
+    assert (document["token_id"], document["contexts"], "token" in document) == ("b" * 12, ["lab", "same"], False)
+
+
+def test_a_refused_rotation_leaves_the_contexts_as_they_were(cli, plane, parts, contexts):
+    before = contexts.read()
+    plane.on("POST", "/v1/tokens:rotate", parts.error(409, "conflict", "token x was rotated already", "use y"))
+    said = cli("token", "rotate")
+    assert (said.code, said.out) == (2, b"")
+    assert contexts.read() == before
+
+
+def test_a_new_token_that_can_not_be_kept_is_printed_rather_than_lost(cli, plane, parts, contexts, monkeypatch):
+    plane.on("POST", "/v1/tokens:rotate", parts.Answer(201, json=reply()))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpulayer.client.contexts._replace", full)
+    said = cli("token", "rotate")
+    assert (said.code, said.out) == (2, f"{MADE}\n".encode())
+    assert "No space left on device" in said.err
 
 
 def test_the_trail_is_listed_over_all_its_pages(cli, plane):

@@ -321,6 +321,15 @@ def test_a_standby_sends_a_client_on_to_the_next_address(plane, tls_plane, certi
     assert (len(standby.asked), len(leader.asked)) == (1, 2)
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_is_told_to_come_later_waits_longer_each_time(plane, parts, shell, status):
+    later = parts.error(status, "storage_unavailable", "not now")
+    plane.on("GET", "/v1/plane", [later, later, later, parts.plane()])
+    waited = []
+    assert shell(plane.url, sleep=waited.append).send(calls.get_plane())["version"] == "0.1.0"
+    assert waited == [0.05, 0.1, 0.2]
+
+
 def test_where_no_address_answers_the_last_failure_is_told(shell):
     waited = []
     client = shell("http://127.0.0.1:9 http://127.0.0.1:1", sleep=waited.append, retry_for_s=0.2)

@@ -417,7 +417,16 @@ def test_heartbeats_go_on_whatever_staging_does():
     for second in range(1, 5):
         agent.send(Ticked(), at=second * 1000 + 100)
         agent.settle()
-    assert [plan.sent_ms for plan in agent.reports[1:]] == [1100, 2100, 3100, 4100]
+    assert [plan.sent_ms for plan in agent.reports if plan.sent_ms] == [1100, 2100, 3100, 4100]
+
+
+def test_a_control_plane_that_has_opened_a_new_session_hears_of_its_worker_at_once():
+    agent = Agent().run()
+    agent.send(Ticked(), at=20_000)
+    agent.settle()
+    count = len(agent.reports)
+    agent.send(SessionOpened(heartbeat_ms=10_000, lease_ttl_ms=30_000), at=20_500)
+    assert [plan.sent_ms for plan in agent.reports[count:]] == [20_500]
 
 
 def test_what_is_void_is_killed_and_forgotten_and_nothing_of_it_is_sent():

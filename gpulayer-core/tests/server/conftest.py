@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gpulayer.clock import Clock
+from gpulayer.clock import Clock, ManualClock
 from gpulayer.server import PlaneSettings
 from gpulayer.server.app import create_app
 from gpulayer.server.gate import Gate, GatedServer, GateLimits
@@ -305,8 +305,9 @@ def plane(tmp_path: Path) -> Iterator[LivePlane]:
 
 @pytest.fixture(scope="module")
 def shared_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
-    """One for all tests of a module, which must not mind what the others left there."""
-    live = LivePlane(tmp_path_factory.mktemp("shared") / "state").start()
+    """One for all tests of a module, which must not mind what the others left there. Its time stands still, so that no
+    lease runs out however long they take."""
+    live = LivePlane(tmp_path_factory.mktemp("shared") / "state", clock=ManualClock()).start()
     yield live
     live.stop()
 

@@ -40,6 +40,10 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/v1/plane"): CLIENTS,
     ("POST", "/v1/plane:shutdown"): frozenset({"admin"}),
     ("POST", "/v1/tokens"): frozenset({"admin"}),
+    ("GET", "/v1/tokens"): frozenset({"admin"}),
+    ("POST", "/v1/tokens/{ref}:revoke"): frozenset({"admin"}),
+    ("POST", "/v1/tokens:rotate"): CLIENTS,
+    ("GET", "/v1/audit"): frozenset({"admin"}),
     ("POST", "/v1/jobs"): SUBMITTERS,
     ("POST", "/v1/jobs:batch"): SUBMITTERS,
     ("GET", "/v1/jobs"): CLIENTS,
@@ -56,6 +60,7 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/v1/workers/{id}/commands"): frozenset({"worker"}),
     ("PUT", "/v1/workers/{id}/attempts/{epoch}/logs"): frozenset({"worker"}),
     ("POST", "/v1/workers/{id}/attempts/{epoch}/outputs"): frozenset({"worker"}),
+    ("GET", "/v1/workers/{id}/attempts/{epoch}/credentials"): frozenset({"worker"}),
     ("GET", "/v1/workers"): CLIENTS,
     ("GET", "/v1/workers/{ref}"): CLIENTS,
     ("POST", "/v1/workers/{ref}:drain"): frozenset({"admin"}),
@@ -71,6 +76,7 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
 # What is not 200 for whoever may; what a route says besides (a worker that holds leases can't be removed).
 ANSWERS = {
     ("POST", "/v1/tokens"): 201,
+    ("POST", "/v1/tokens:rotate"): 201,
     ("POST", "/v1/jobs"): 201,
     ("POST", "/v1/jobs:batch"): 201,
     ("POST", "/v1/jobs/{ref}:retry"): 201,
@@ -94,6 +100,7 @@ class World:
     epoch: int = 0
     tree: str = ""
     blob: str = ""
+    spare: str = ""
     enrolled: int = 0
 
     def ask(self, route: Route, methods: tuple[str, ...]) -> list[tuple[str, str, httpx.Response]]:
@@ -112,7 +119,8 @@ class World:
 
     def url(self, route: Route) -> str:
         job = self.ended if ":" in route.path else self.job
-        path = route.path.replace("/v1/jobs/{ref}", f"/v1/jobs/{job}").replace("{ref}", self.worker.id)
+        path = route.path.replace("/v1/jobs/{ref}", f"/v1/jobs/{job}").replace("/tokens/{ref}", f"/tokens/{self.spare}")
+        path = path.replace("{ref}", self.worker.id)
         path = path.replace("{id}", self.worker.id).replace("{epoch}", str(self.epoch)).replace("{digest}", self.blob)
         return f"{path}?hold_s=0" if path.endswith("/commands") else path
 
@@ -205,6 +213,7 @@ def world(shared_plane) -> World:
         "admin": live.client_token("root", Role.ADMIN),
     }
     live.revoke(tokens["revoked"])
+    made.spare = live.new_token(TokenKind.JOIN)[4:16]
     made.headers = {"none": {}} | {who: {"Authorization": f"Bearer {token}"} for who, token in tokens.items()}
     assert set(made.headers) == STATES
     return made

@@ -3,14 +3,12 @@
 import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.clock import ManualClock
-from gpulayer.server.store import Side
 from gpulayer.server.tokens import TokenKind, parse_token
 from gpulayer.wire.trail import ChainCheck
 
@@ -90,6 +88,7 @@ def test_only_the_role_allows_and_a_reader_makes_no_tokens(people):
         ({"role": "reader", "name": "local"}, "name: 'local' is whoever runs the control plane"),
         ({"role": "join", "name": "Local"}, "name: 'Local' is whoever runs the control plane"),
         ({"role": "reader", "name": " alice"}, "name: ' alice' has characters or spaces"),
+        ({"role": "join", "name": "rack/4"}, "name: 'rack/4' has characters or spaces"),
         ({"role": "reader", "name": "al\x1bice"}, "name: 'al\\x1bice' has characters or spaces"),
         ({"role": "reader", "name": "a", "expires_in_s": 0}, "expires_in_s: "),
         ({"role": "reader", "name": "a", "expires_in_s": 10 * 365 * DAY_S + 1}, "expires_in_s: "),
@@ -279,17 +278,25 @@ def test_rotating_again_because_the_answer_was_lost_revokes_the_token_nobody_got
 def test_a_token_whose_successor_is_in_use_makes_no_other(people):
     old = people.create("admin", name="alice")
     new = people.ask(old.token, "POST", "/v1/tokens:rotate").json()
-    plane = people.plane
-
-    async def mark_used():
-        row = replace(plane.plane.auth.token(new["token_id"]), used_wall_ms=people.clock.wall_ms())
-        await plane.plane.driver.submit(side=Side(tokens=(row,)))
-        plane.plane.auth.keep_token(row)
-
-    plane.call(mark_used)
+    assert people.ask(new["token"]).status_code == 200
     error = people.refused(people.ask(old.token, "POST", "/v1/tokens:rotate"), 409)
     assert new["token_id"] in error["hint"]
     assert people.ask(new["token"]).status_code == 200
+
+
+def test_a_token_that_is_revoked_while_its_rotation_waits_makes_no_other(people):
+    old = people.create("submitter", name="alice")
+    plane = people.plane.plane
+    people.plane.call(plane.enrolling.acquire)
+    with ThreadPoolExecutor(2) as threads:
+        revoking = threads.submit(people.plane.http.post, f"/v1/tokens/{old.token_id}:revoke")
+        people.plane.until(lambda: len(plane.enrolling._waiters or ()) == 1)
+        rotating = threads.submit(people.ask, old.token, "POST", "/v1/tokens:rotate")
+        people.plane.until(lambda: len(plane.enrolling._waiters or ()) == 2)
+        people.plane.loop.call_soon_threadsafe(plane.enrolling.release)
+        assert revoking.result().status_code == 200
+        assert "was revoked" in people.refused(rotating.result(), 401)["message"]
+    assert [record.state for record in people.records().values() if record.name == "alice"] == ["revoked"]
 
 
 def test_worker_and_join_tokens_are_not_rotated(people):

@@ -16,9 +16,9 @@ from gpulayer.worker.masking import Masks, masked_input
 KEY = NodeKey(Epoch(1), 0)
 
 # Few letters: so that secrets overlap themselves, each other, and the text.
-LETTERS = st.sampled_from("ab\n")
+LETTERS = st.sampled_from("ab\n*")
 SECRETS = st.lists(st.text(LETTERS, min_size=4, max_size=9).filter(lambda s: len(s.strip()) >= 4), max_size=3)
-TEXTS = st.text(st.sampled_from("ab\nc"), max_size=60).map(str.encode)
+TEXTS = st.text(st.sampled_from("ab\nc*"), max_size=60).map(str.encode)
 
 
 def naive(patterns, text):
@@ -48,7 +48,7 @@ def test_any_chunks_and_restarts_give_the_mask_of_the_whole(tmp_path_factory, se
     path.write_bytes(b"")
     sent = bytearray()
     written = 0
-    with open(path, "ab", buffering=0) as spool, open(path, "rb") as reader:
+    with open(path, "ab", buffering=0) as spool, open(path, "r+b", buffering=0) as reader:
         while True:
             size = data.draw(st.integers(0, len(text) - written), "more is written")
             spool.write(text[written : written + size])
@@ -64,7 +64,10 @@ def test_any_chunks_and_restarts_give_the_mask_of_the_whole(tmp_path_factory, se
                 break
             if is_whole:
                 assert piece
-    assert bytes(sent) == naive(patterns_of(secrets), text)
+    whole = naive(patterns_of(secrets), text)
+    assert bytes(sent) == whole
+    # In the file, too, as far as it was read to the end of the log.
+    assert path.read_bytes() == (text if Masks(secrets).is_starry else whole)
 
 
 def test_what_can_become_no_secret_is_never_held_back(tmp_path):
@@ -77,7 +80,7 @@ def test_what_can_become_no_secret_is_never_held_back(tmp_path):
         (b"abce", b"abce"),
     ):
         path.write_bytes(text)
-        with open(path, "rb") as reader:
+        with open(path, "r+b", buffering=0) as reader:
             assert masked.read(reader.fileno(), 0, 99, size=len(text), is_whole=False) == told
 
 
@@ -104,7 +107,7 @@ def test_values_and_their_lines_are_masked(secrets, text, masked):
 def read_all(path, masked, *, step, **options):
     sent = bytearray()
     size = path.stat().st_size
-    with open(path, "rb") as reader:
+    with open(path, "r+b", buffering=0) as reader:
         while len(sent) < size:
             piece = masked.read(reader.fileno(), len(sent), step, size=size, is_whole=True, **options)
             assert piece
@@ -133,9 +136,11 @@ def test_a_secret_cut_by_the_limit_of_a_log_leaves_no_part(tmp_path, step, more,
     secret, path = b"abc123xyz", tmp_path / "spool"
     filler = b"." * (MIN_LIMIT_BYTES - split)
     spool_of(path, filler + secret + b"-" * more + secret + b"!")
+    size = path.stat().st_size
     told = read_all(path, MaskedSpool(Masks(["abc123xyz"]), limit_bytes=1), step=step)
-    spooled = path.read_bytes()
-    assert len(told) == len(spooled)
+    assert len(told) == size
+    assert path.read_bytes() == told
+    assert read_all(path, MaskedSpool(Masks(["abc123xyz"]), limit_bytes=1), step=step) == told
     assert told[:MIN_LIMIT_BYTES] == filler + b"*" * split
     head, _, behind = told.partition(b" left out]\n")
     assert b"the log has reached its limit" in head
@@ -159,13 +164,13 @@ def test_the_word_that_more_came_is_told_at_once_and_the_end_when_it_is_whole(tm
     masked = MaskedSpool(Masks(["abc123xyz"]), limit_bytes=1)
     spool_of(path, b"." * MIN_LIMIT_BYTES + b"xyz", join=False)
     size = path.stat().st_size
-    with open(path, "rb") as reader:
+    with open(path, "r+b", buffering=0) as reader:
         told = masked.read(reader.fileno(), MIN_LIMIT_BYTES, 1000, size=size, is_whole=False)
     assert told.startswith(b"\n[gpulayer: the log has reached its limit")
     spool_of(tmp_path / "whole", b"." * MIN_LIMIT_BYTES + b"xyz")
     path = tmp_path / "whole"
     size = path.stat().st_size
-    with open(path, "rb") as reader:
+    with open(path, "r+b", buffering=0) as reader:
         assert masked.read(reader.fileno(), MIN_LIMIT_BYTES, 1000, size=size, is_whole=False) == told
         whole = masked.read(reader.fileno(), MIN_LIMIT_BYTES, 1000, size=size, is_whole=True)
     assert whole == told + b"[gpulayer: nothing was left out]\n***"
@@ -175,8 +180,8 @@ def test_on_a_full_disk_the_beginning_of_a_secret_is_no_text(tmp_path):
     path = tmp_path / "spool"
     path.write_bytes(b"token: abc123")
     masked = MaskedSpool(Masks(["abc123xyz"]), limit_bytes=0)
-    assert read_all(path, masked, step=100, is_cut=True) == b"token: ******"
     assert read_all(path, masked, step=100) == b"token: abc123"
+    assert read_all(path, masked, step=100, is_cut=True) == b"token: ******"
 
 
 def test_texts_for_people_are_masked_wherever_they_stand():

@@ -1,7 +1,9 @@
 """``gpulayer token``: who may use a control plane, and what joins it. A token is shown once, when it is made."""
 
 import sys
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -9,15 +11,19 @@ import typer
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.handover import PLACEHOLDER, handover_lines
 from gpulayer.cli.needs import pairs
-from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client, settings_for
 from gpulayer.cli.records import age, when
 from gpulayer.client import calls
+from gpulayer.client.contexts import Contexts, change_contexts
+from gpulayer.client.location import Configured
+from gpulayer.client.transport import Transport
 from gpulayer.errors import UsageError
-from gpulayer.spec.units import parse_duration_ms
+from gpulayer.sdk.client import Client
+from gpulayer.spec.units import format_duration, parse_duration_ms
 
 if TYPE_CHECKING:
-    from gpulayer.sdk.client import Client
-    from gpulayer.wire.tokens import TokenRecord
+    from gpulayer.client.connect import Settings
+    from gpulayer.wire.tokens import TokenRecord, TokenReply
 
 app = command_app(help="Make, list, revoke and rotate tokens.", no_args_is_help=True)
 
@@ -100,7 +106,7 @@ def list_tokens(*, target: TargetOption = "", json: JsonFlag = False) -> None:
             token["state"],
             age(token["created_at"], now),
             when(token["expires_at"]) or "never",
-            age(token["last_used_at"], now) or ("" if token["role"] == "join" else "never"),
+            _used(token, now),
             "" if token["max_uses"] is None else f"{token['uses']}/{token['max_uses']}",
         ]
         for token in tokens
@@ -133,8 +139,24 @@ def revoke(
 
 @app.command()
 def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """Replace the token that this command is sent with by a new one; the old one is good for 10 more minutes."""
-    with open_client(target) as client:
+    """Replace the token that commands are sent with by a new one; the old one is good for 10 more minutes.
+
+    Of a context it is replaced there; else it is printed.
+    """
+    settings = settings_for(target)
+    where, file = settings.where, settings.contexts
+    if isinstance(where, Configured) and where.context and file is not None:
+        reply, names = _rotate_in_contexts(file, where.context, settings)
+        told = {field: value for field, value in reply.items() if field != "token"}
+        if json:
+            print_json({**told, "contexts": names})
+        else:
+            life = format_duration(reply["expires_in_s"] * 1000)
+            print_line(
+                f"context {_words(names)}: token {reply['token_id']} ({reply['role']} {reply['name']}), for {life}"
+            )
+        return
+    with Client(settings=settings) as client:
         reply = client.transport.send(calls.rotate_token())
     if json:
         print_json(reply)
@@ -143,7 +165,35 @@ def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
     say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
 
 
-def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRecord]":
+def _rotate_in_contexts(file: Path, name: str, settings: "Settings") -> "tuple[TokenReply, list[str]]":
+    """In every context that has this token. Asked for under the lock of the file, so that of two commands at once the
+    second rotates what the first one got."""
+    made: TokenReply | None = None
+    names: list[str] = []
+
+    def change(contexts: Contexts) -> Contexts:
+        nonlocal made
+        before = contexts.find(name)
+        location = before.location(proxy=settings.environment.get("GPULAYER_PROXY", ""))
+        with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+            made = transport.send(calls.rotate_token())
+        names.extend(other for other, one in contexts.named.items() if one.token == before.token)
+        changed = {other: replace(contexts.named[other], token=made["token"]) for other in names}
+        return replace(contexts, named={**contexts.named, **changed})
+
+    try:
+        change_contexts(file, change)
+    except UsageError:
+        if made is not None:  # else nobody has it
+            print_line(made["token"])
+            say("the new token, on stdout, could not be kept:")
+        raise
+    if made is None:
+        raise AssertionError("contexts were changed without a token")
+    return made, names
+
+
+def _still_good(client: Client, revoked: "list[TokenRecord]") -> "list[TokenRecord]":
     """Client tokens that do the same as those that were revoked: of the same name, hence of the same person."""
     names = {record["name"] for record in revoked if record["kind"] == "client"}
     if not names:
@@ -154,6 +204,14 @@ def _still_good(client: "Client", revoked: "list[TokenRecord]") -> "list[TokenRe
         for record in tokens
         if record["name"] in names and record["kind"] == "client" and record["state"] == "valid"
     ]
+
+
+def _used(record: "TokenRecord", now: datetime) -> str:
+    """Kept is the minute that it was in, not the second."""
+    at = record["last_used_at"]
+    if at is None:
+        return "" if record["role"] == "join" else "never"
+    return "just now" if now - datetime.fromisoformat(at) < timedelta(minutes=2) else age(at, now)
 
 
 def _whose(record: "TokenRecord") -> str:

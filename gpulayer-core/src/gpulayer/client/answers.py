@@ -19,7 +19,6 @@ __all__ = [
     "NO_HTTP",
     "Failed",
     "error_from_answer",
-    "no_tls",
     "parse_json",
     "plain_reason",
     "raise_for_answer",
@@ -129,14 +128,14 @@ def plain_reason(error: BaseException) -> str:
         case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
             return "the connection was closed before the answer"
         case ssl.SSLError(reason=str(reason)):
-            return no_tls(reason)
+            return _no_tls(reason)
         case OSError(strerror=str(text)):
             return text
         case _:
             return str(error) or type(error).__name__
 
 
-def no_tls(reason: str) -> str:
+def _no_tls(reason: str) -> str:
     """``reason``: OpenSSL's."""
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
         return "what listens there does not speak TLS"

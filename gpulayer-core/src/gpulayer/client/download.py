@@ -102,7 +102,11 @@ class _RemoteBlobs:
         for attempt in range(_TRIES):
             try:
                 with self._transport.stream(calls.fetch_blobs(missing)) as body:
+                    wanted = set(missing)
                     for digest, content in read_frames(body.chunks):
+                        if digest not in wanted:  # nor twice: what is not asked for would fill the disk
+                            raise ProtocolError(f"the control plane sent blob {digest[:12]}…, which nobody asked for")
+                        wanted.remove(digest)
                         self._cache.put_bytes(digest, content)
                         self._advance(len(content))
             except StreamBroken as broken:

@@ -127,6 +127,7 @@ class Tries:
         if delay_ms is None:
             raise failed.error from None
         if failure.kind is FailureKind.ANSWERED and failure.status not in _TURNS:
+            self._round += 1
             return Then(delay_ms / 1000, is_lost=False)
         self._reach.turn(way)
         self._left -= 1

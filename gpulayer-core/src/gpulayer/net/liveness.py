@@ -1,7 +1,8 @@
 """What makes the kernel notice that the other end of a connection is gone, where nothing arrives to say so. Pure.
 
 A machine that was suspended, moved to another network or unplugged closes nothing; without these a read would wait
-for hours. Linux: tcp(7).
+for hours. The same for clients and workers: the end comes before a held request's own, so a dead connection is noticed
+there. Linux: tcp(7).
 """
 
 import socket
@@ -9,10 +10,10 @@ from typing import Final
 
 __all__ = ["GONE_AFTER_S", "socket_options"]
 
-GONE_AFTER_S: Final = 50  # of silence to probes, or to what was sent
-_IDLE_S: Final = 20  # also often enough for a NAT to keep the connection in its table
-_INTERVAL_S: Final = 10
-_PROBES: Final = 3
+GONE_AFTER_S: Final = 20  # of silence to probes, or to what was sent
+_IDLE_S: Final = 10  # also often enough for a NAT to keep the connection in its table
+_INTERVAL_S: Final = 5
+_PROBES: Final = 2
 
 _OPTIONS: Final = (
     ("TCP_KEEPIDLE", _IDLE_S),

@@ -99,6 +99,8 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
         case SessionOpened():
             state.heartbeat_ms, state.lease_ttl_ms = event.heartbeat_ms, event.lease_ttl_ms
             state.retry_at_ms = now_ms
+            if state.in_flight is None:
+                state.last_sent_ms = None  # a control plane that was started again waits to hear of its workers
         case CommandsReceived():
             for command in event.commands:
                 if isinstance(command, Stop):

@@ -22,9 +22,9 @@ from gpulayer.errors import BadRequest, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
-from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token
+from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
 
-__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "Attempts", "Auth", "Caller", "load_pepper"]
+__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
 
 LOCAL_OWNER: Final = "local"
 """Whoever runs the control plane, at its own machine."""
@@ -157,18 +157,15 @@ class Auth:
         return token, row
 
     def new_client_token(self, *, name: str, role: Role, life_s: int | None = None) -> tuple[str, TokenRow]:
-        """A token for a person or a program, who owns what is submitted with any token of this name.
+        """A token for a person or a program, who owns what is submitted with any token of this name; an empty one makes
+        it the only one of its owner, who is called as its id.
 
         life_s None: as long as its role usually lives. Raises BadRequest for a name that nobody can have.
         """
-        if name.casefold() == LOCAL_OWNER:
-            raise BadRequest(
-                f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another"
-            )
-        if not name or not name.isprintable() or name != name.strip():
-            raise BadRequest(f"name: {name[:60]!r} has characters or spaces that a name can't have")
+        check_token_name(name)
         life_s = CLIENT_LIFE_S[role] if life_s is None else life_s
-        return self.new_token(TokenKind.CLIENT, name=name, life_s=life_s, role=role, owner=name)
+        token, row = self.new_token(TokenKind.CLIENT, name=name, life_s=life_s, role=role, owner=name)
+        return token, row if name else replace(row, name=row.id, owner=row.id)
 
     def job_token(self, epoch: Epoch, job_id: JobId) -> str:
         """The token of a job's attempt: the same each time, and good for as long as the attempt lives."""
@@ -332,7 +329,7 @@ class Auth:
         epoch = Epoch(int(id_, 16)) if _HEX.issuperset(id_) else Epoch(0)
         found = await self._attempts.live_job(epoch)
         job_id, owner = found or (JobId(""), "")
-        expected = parse_token(self.job_token(epoch, job_id))[2]
+        expected = secret_text(self._job_secret(epoch, job_id))
         # What was granted is read from the store, and not for whoever has no such token.
         is_known = hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected.encode()) and found
         grant = await self._attempts.grant_of(job_id) if is_known else Grant.NONE
@@ -349,6 +346,14 @@ class Auth:
 
     def _hash(self, secret: str) -> str:
         return hashlib.sha256(self._pepper + secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def check_token_name(name: str) -> None:
+    """Raises BadRequest for a name that nobody can have."""
+    if name.casefold() == LOCAL_OWNER:
+        raise BadRequest(f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another")
+    if not name.isprintable() or name != name.strip() or "/" in name:  # a slash: it stands in paths
+        raise BadRequest(f"name: {name[:60]!r} has characters or spaces that a name can't have")
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:

@@ -34,15 +34,15 @@ class Withheld:
 def withhold(submissions: Sequence[JobSubmission]) -> Withheld:
     """Pure. The very list that was given where none of them brings a secret. Raises BadRequest for what only the
     control plane may say."""
-    taken = {place: submission["secrets"] for place, submission in enumerate(submissions) if "secrets" in submission}
-    for submission in submissions:
-        if "secret_names" in submission:
-            raise BadRequest(
-                "secret_names: this is what is kept of a job's secrets; it can't be sent",
-                hint="send secrets: values by name of variable",
-            )
-    if not taken:
-        return Withheld(submissions, taken)
+    bringing = [place for place, one in enumerate(submissions) if "secrets" in one or "secret_names" in one]
+    if not bringing:
+        return Withheld(submissions, {})
+    if any("secret_names" in submissions[place] for place in bringing):
+        raise BadRequest(
+            "secret_names: this is what is kept of a job's secrets; it can't be sent",
+            hint="send secrets: values by name of variable",
+        )
+    taken = {place: submissions[place]["secrets"] for place in bringing}
     kept = list(submissions)
     for place, secrets in taken.items():
         kept[place] = _without_values(submissions[place], secrets)

@@ -2,18 +2,31 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from gpulayer import __version__
 from gpulayer.server.tokens import TokenKind
-from gpulayer.server.web import Access, Route, adapter
+from gpulayer.server.web import Access, Query, Route, adapter
 from gpulayer.wire.errors import ErrorEnvelope
 
 __all__ = ["describe"]
 
 Document = dict[str, Any]  # Any: JSON
 
-_PARAMETER = re.compile(r"\{(\w+)\}")
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_TEXT: Final = {"type": "string", "minLength": 1, "maxLength": 4096}
+_IN_PATH: Final[dict[str, Document]] = {
+    "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    "epoch": {"type": "integer", "minimum": 0, "maximum": 2**62},
+}
+_BYTES: Final = {"type": "string", "format": "binary"}
+_LONGEST: Final = 4096
+_PROBLEMS: Final = {
+    "4XX": "The request can't be served as it is; the error's blame and hint say what to change",
+    "500": "A fault of the control plane's own",
+    "503": "Nothing can be accepted now; try again after Retry-After",
+    "507": "A disk of the control plane is full",
+}
 
 
 def describe(routes: Sequence[Route]) -> Document:
@@ -41,28 +54,44 @@ def _operation(route: Route, schemas: Document) -> Document:
         "operationId": f"{route.handler.__module__.rpartition('.')[2]}_{route.handler.__name__}",
         "security": _security(route.access or Access()),
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": _IN_PATH.get(name, _TEXT)}
             for name in _PARAMETER.findall(route.path)
         ]
         + [
-            {"name": query.name, "in": "query", "description": query.text, "schema": {"type": query.kind}}
+            {"name": query.name, "in": "query", "description": query.text, "schema": _in_query(query)}
             for query in route.query
         ],
         "responses": {
-            str(route.status): _answer(route, schemas),
-            "default": {"description": "An error", "content": _json(ErrorEnvelope, schemas)},
+            **{str(status): _answer(route, schemas) for status in (route.status, route.repeated) if status},
+            **{status: _problem(text, schemas) for status, text in _PROBLEMS.items()},
         },
     }
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": _json(route.body, schemas)}
     elif route.raw:
-        operation["requestBody"] = {"required": True, "content": {route.raw: {"schema": {"type": "string"}}}}
+        operation["requestBody"] = {"required": True, "content": {route.raw: {"schema": _BYTES}}}
     return operation
+
+
+def _in_query(query: Query) -> Document:
+    match query.kind:
+        case "flag":
+            return {"type": "string", "enum": ["0", "1", "true", "false"]}
+        case "string" if query.choices:
+            return {"type": "string", "enum": list(query.choices)}
+        case "string":
+            return {"type": "string", "maxLength": min(query.most, _LONGEST)}
+        case kind:
+            return {"type": kind, "minimum": query.least, "maximum": query.most}
+
+
+def _problem(text: str, schemas: Document) -> Document:
+    return {"description": text, "content": _json(ErrorEnvelope, schemas)}
 
 
 def _answer(route: Route, schemas: Document) -> Document:
     if route.raw_reply:
-        return {"description": "Bytes", "content": {route.raw_reply: {"schema": {"type": "string"}}}}
+        return {"description": "Bytes", "content": {route.raw_reply: {"schema": _BYTES}}}
     if route.reply is None:
         return {"description": "Done", "content": {"application/json": {"schema": {"type": "object"}}}}
     return {"description": "Done", "content": _json(route.reply, schemas)}

@@ -13,7 +13,7 @@ from typing import Final
 from gpulayer.errors import Unauthenticated
 from gpulayer.ids import RandomBytes, new_id
 
-__all__ = ["Grant", "Role", "TokenKind", "form_token", "make_token", "parse_token"]
+__all__ = ["Grant", "Role", "TokenKind", "form_token", "make_token", "parse_token", "secret_text"]
 
 _ID_LENGTH: Final = 12
 _SECRET_LENGTH: Final = 43
@@ -79,8 +79,13 @@ def make_token(kind: TokenKind, random_bytes: RandomBytes = secrets.token_bytes)
 
 def form_token(kind: TokenKind, id_: str, secret: bytes) -> str:
     """The token of this id (12 characters) and secret (32 bytes)."""
-    body = f"{_PREFIXES[kind]}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
+    body = f"{_PREFIXES[kind]}{id_}_{secret_text(secret)}"
     return body + _check(body)
+
+
+def secret_text(secret: bytes) -> str:
+    """A secret of 32 bytes as it stands in a token."""
+    return base64.urlsafe_b64encode(secret).decode().rstrip("=")
 
 
 def parse_token(token: str) -> tuple[TokenKind, str, str]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -105,17 +105,21 @@ SUBMIT_OR_WORKER: Final = Access(_CLIENT | _WORKER | _JOB, Role.SUBMITTER)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query parameter, as described in /openapi.json."""
+    """A query parameter, as described in /openapi.json. kind: of JSON schema, or ``flag``: 0 or 1. most: its end, of
+    a text the longest. choices: of a text; empty for any."""
 
     name: str
     text: str
-    kind: str = "integer"
+    kind: Literal["integer", "number", "string", "flag"] = "integer"
+    least: int = 0
+    most: int = 2**62
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One operation. ``body``, ``reply``: wire schemas, None for bytes or nothing; ``access`` None: refused by
-    ``app``. ``raw``: the media type of a body that is no JSON."""
+    ``app``. ``raw``: the media type of a body that is no JSON. ``repeated``: the status where that was done before."""
 
     method: str
     path: str
@@ -125,6 +129,7 @@ class Route:
     body: type[Any] | None = None  # Any: each wire schema
     reply: type[Any] | None = None
     status: int = 200
+    repeated: int | None = None
     query: tuple[Query, ...] = ()
     raw: str = ""
     raw_reply: str = ""

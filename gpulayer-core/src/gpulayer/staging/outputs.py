@@ -21,7 +21,7 @@ from gpulayer.staging.beneath import Beneath, Found, Path, shown
 from gpulayer.staging.limits import DEFAULT_LIMITS, TreeLimits
 from gpulayer.staging.scan import RUNS_FOLDER, named
 from gpulayer.staging.trees import BuiltTree, Content, assemble, hash_file
-from gpulayer.staging.workfolder import Baseline
+from gpulayer.staging.workfolder import Baseline, BaselineEntry
 
 __all__ = ["NOT_OUTPUTS", "OutputPatterns", "collect_outputs"]
 
@@ -137,7 +137,7 @@ class _Collector:
                     case EntryKind.FILE:
                         if matches and (before is None or before.signature != found.signature):
                             files.append(found)
-                            if before is None:
+                            if _is_certainly_new(before, found):
                                 self.candidates.append(found)
             self.check()  # before anything is read: hashing 200 GB only to refuse it would take an hour
             for found in files:
@@ -166,7 +166,7 @@ class _Collector:
         before = baseline.entries.get(found.path)
         if before is not None and before.digest == digest:
             return
-        if before is not None:
+        if not _is_certainly_new(before, found):
             self.candidates.append(read)
         entry = Entry(found.path[-1], EntryKind.FILE, read.mode, read.size, digest)
         nodes[found.path] = (entry, Content(FilePath(root, *found.path), read.size))
@@ -201,6 +201,11 @@ class _Collector:
         if len(self.problems) > 10:
             return (*warnings, *self.problems[:10], f"and {len(self.problems) - 10:,} more such problems")
         return (*warnings, *self.problems)
+
+
+def _is_certainly_new(before: BaselineEntry | None, found: Found) -> bool:
+    """Without reading it: it was not there, was no file, or had another size."""
+    return before is None or before.kind is not EntryKind.FILE or before.signature[0] != found.size
 
 
 def _position_below(work: FilePath, output_dir: FilePath | None) -> Path | None:

@@ -4,9 +4,11 @@ Content is read when its turn comes and must still be what was hashed; otherwise
 """
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from gpulayer.errors import UsageError
 from gpulayer.ids import Digest
@@ -14,7 +16,7 @@ from gpulayer.spec.tree import digest_of
 from gpulayer.staging.trees import BuiltTree, Content
 from gpulayer.wire.packs import MAX_PACKED_BLOB, PACK_TARGET, frame
 
-__all__ = ["Pack", "Single", "blobs_of", "make_packs"]
+__all__ = ["Pack", "Single", "blobs_of", "make_packs", "open_content"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,26 @@ def make_packs(
         yield Pack(b"".join(frames), tuple(digests))
 
 
-def _read(digest: Digest, path: Path, expected: int) -> bytes:
+def open_content(path: Path) -> BinaryIO:
+    """A file of a built tree for reading: never through a link, and never waiting for the writer of a pipe that stands
+    in its place since. Raises UsageError that names it."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        with open(os.open(path, flags), "rb") as file:
-            content = file.read(expected + 1)
+        file = open(os.open(path, flags), "rb")  # noqa: SIM115 - the caller's
     except OSError as error:
         raise UsageError(f"{path} can't be read any more: {error.strerror}", hint="submit again") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{path} is no file any more", hint="submit again")
+    return file
+
+
+def _read(digest: Digest, path: Path, expected: int) -> bytes:
+    with open_content(path) as file:
+        try:
+            content = file.read(expected + 1)
+        except OSError as error:
+            raise UsageError(f"{path} can't be read any more: {error.strerror}", hint="submit again") from None
     if digest_of(content) != digest:
         raise UsageError(f"{path} changed while it was being sent", hint="submit again when nothing writes to it")
     return content

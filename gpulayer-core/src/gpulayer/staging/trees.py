@@ -200,7 +200,7 @@ def hash_file(beneath: Beneath, entry: Found) -> tuple[Found, Digest]:
                 raise UsageError(f"{entry} was replaced by something that is no file while it was being read")
             hasher = hashlib.sha256()
             size = 0
-            while piece := os.read(descriptor, _CHUNK):
+            while size <= before.size and (piece := os.read(descriptor, _CHUNK)):  # one that grows has no end
                 hasher.update(piece)
                 size += len(piece)
             after = found_from(entry.path, os.fstat(descriptor))

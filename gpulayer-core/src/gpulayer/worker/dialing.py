@@ -2,7 +2,7 @@
 
 Every wait has an end, also for a network that swallows everything: a host name is looked up in a thread that nobody
 has to wait for, addresses are tried side by side (RFC 8305), and the kernel gives a silent connection up by itself
-(``_watch_silence``). Proxies are taken from the settings alone, never from environment variables. With pins the
+(``net.liveness``). Proxies are taken from the settings alone, never from environment variables. With pins the
 server's certificate is checked inside the handshake (``gpulayer.net.trust``): nothing is said to another server.
 """
 
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from gpulayer.net import Address, Pin, tls_context
+from gpulayer.net import Address, Pin, socket_options, tls_context
 from gpulayer.net.tunnel import HEAD_LIMIT, connect_request, head_is_whole, tunnel_refusal
 
 __all__ = ["Dialer", "Streams"]
@@ -23,13 +23,6 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Candidate = tuple[int, Any]  # family and socket address. Any: the form of the address differs by family
 
 _STAGGER_S: Final = 0.25
-
-# Silence on an open connection: the first question after 10 s, which also keeps a NAT's memory of it fresh, and the
-# end 20 s after the last sign of life. Both are below what a held request waits, so a dead connection is noticed there.
-_ASK_AFTER_S: Final = 10
-_ASK_EVERY_S: Final = 5
-_ASK_TIMES: Final = 2
-_SILENCE_MS: Final = 20_000
 # What the kernel takes at most beyond what it has sent: so "written" means "on its way", and a large body on a slow
 # line shows that it moves instead of vanishing into megabytes of buffer.
 _NOT_SENT_BYTES: Final = 128 * 1024
@@ -159,7 +152,7 @@ async def _connect_one(candidate: _Candidate) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setblocking(False)
-        _watch_silence(sock)
+        _prepare(sock)
         await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
         sock.close()
@@ -167,20 +160,13 @@ async def _connect_one(candidate: _Candidate) -> socket.socket:
     return sock
 
 
-def _watch_silence(sock: socket.socket) -> None:
+def _prepare(sock: socket.socket) -> None:
     """So that the kernel ends a connection whose other end is gone, wherever this system has words for it."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # the latter is macOS's
-    options = [
-        (idle, _ASK_AFTER_S),
-        (getattr(socket, "TCP_KEEPINTVL", None), _ASK_EVERY_S),
-        (getattr(socket, "TCP_KEEPCNT", None), _ASK_TIMES),
-        (getattr(socket, "TCP_USER_TIMEOUT", None), _SILENCE_MS),
-        (getattr(socket, "TCP_NOTSENT_LOWAT", None), _NOT_SENT_BYTES),
-    ]
-    for option, value in options:
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    for level, option, value in socket_options():
+        sock.setsockopt(level, option, value)
+    not_sent = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if not_sent is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, not_sent, _NOT_SENT_BYTES)
 
 
 async def _tunnel(sock: socket.socket, proxy: Address, address: Address) -> socket.socket:

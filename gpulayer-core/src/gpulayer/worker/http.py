@@ -91,6 +91,7 @@ class HttpClient:
         idle_connections: int = 8,
         suspended_ms: Callable[[], int] = suspended_ms,
     ) -> None:
+        self.pins, self.proxy = tuple(pins), proxy
         self._dialer = Dialer(pins=pins, proxy=proxy)
         self._connect_timeout_s = connect_timeout_s
         self._idle_connections = idle_connections

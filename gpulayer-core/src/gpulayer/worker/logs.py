@@ -172,7 +172,8 @@ class LogUploader:
     async def _send_all(self, *, is_draining: bool) -> bool:
         """Send what is in the spool now; True when it was whole and acknowledged."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            way = os.O_RDONLY if self._masked is None else os.O_RDWR
+            descriptor = os.open(self._path, way | os.O_CLOEXEC)
         except FileNotFoundError:
             return True  # the program never started, or wrote nothing yet
         try:

@@ -1,5 +1,8 @@
 """A spool as it may leave this machine: read at any offset, with secrets masked, the same bytes whoever reads when.
 
+What has been read is masked in the file, too: a program's output lies there in clear only until it is on its way, and
+not for as long as the program runs. (Not where a secret holds a ``*``; and not beside the spool, past its limit.)
+
 Nothing is kept between two reads but where a secret was cut. That happens at the limit of a log and on a full disk: the
 beginning of a secret may be the last that fitted, and the end of one the first that was kept behind it. A part is told
 from other text by its place alone, so whatever might be one there is masked.
@@ -7,6 +10,7 @@ from other text by its place alone, so whatever might be one there is masked.
 
 import os
 import re
+from contextlib import suppress
 from typing import Final
 
 from gpulayer.spawner.spool import MIN_LIMIT_BYTES
@@ -29,8 +33,11 @@ class MaskedSpool:
     def read(
         self, descriptor: int, offset: int, count: int, *, size: int, is_whole: bool, is_cut: bool = False
     ) -> bytes:
-        """At most ``count`` bytes of the first ``size`` from ``offset`` on. Fewer, or none, where the rest may be the
-        beginning of a secret, unless it ``is_whole``. is_cut: more than that was written, and lost. Blocks."""
+        """At most ``count`` bytes of the first ``size`` from ``offset`` on, of a file that is open for both.
+
+        Fewer, or none, where the rest may be the beginning of a secret, unless it ``is_whole``. is_cut: more than that
+        was written, and lost. Blocks.
+        """
         masks, reach = self._masks, self._masks.reach
         start = max(0, offset - reach)
         wanted = min(size, offset + count + reach) - start
@@ -49,6 +56,8 @@ class MaskedSpool:
         if not is_whole and self._limit and size > self._limit:
             # The end is joined on when the program has ended, and is read then: where it begins must be known.
             stop = min(stop, self._limit + self._lines(descriptor)[0])
+        if masked is not text and not masks.is_starry:
+            _put_back(descriptor, text, masked, first=offset - start, last=masks.seam(text, stop - start), at=start)
         return masked[offset - start : stop - start]
 
     def _cuts(self, descriptor: int, size: int, *, is_whole: bool, is_cut: bool) -> list[tuple[int, int]]:
@@ -76,3 +85,10 @@ class MaskedSpool:
             return 0, 0
         second = _LINE.match(text, first.end())
         return first.end(), 0 if second is None else second.end() - first.end()
+
+
+def _put_back(descriptor: int, text: bytes, masked: bytes, *, first: int, last: int, at: int) -> None:
+    """Up to a seam: what is behind it has to be found again by those who read on from there."""
+    if first < last and text[first:last] != masked[first:last]:
+        with suppress(OSError):  # a disk that is full, or one that copies on write: then it stays until the job's end
+            os.pwrite(descriptor, masked[first:last], at + first)

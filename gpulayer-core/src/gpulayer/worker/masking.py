@@ -30,6 +30,7 @@ __all__ = ["Masks", "masked_input"]
 
 _STAR: Final = b"*"
 _HEAD: Final = 4
+_SEAM_TRIES: Final = 100
 _Answer = TypeVar("_Answer", bound=Input)
 
 
@@ -63,6 +64,20 @@ class Masks:
         """How many bytes may be the end of a secret whose beginning is missing before the text."""
         return max((pattern.ends_at(text) for pattern in self._patterns), default=0)
 
+    @property
+    def is_starry(self) -> bool:
+        """Whether a ``*`` is looked for: then what was masked once can't be told from what was not."""
+        return any(_STAR in pattern.content for pattern in self._patterns)
+
+    def seam(self, text: bytes, at: int) -> int:
+        """The last place up to ``at`` that no occurrence goes over; 0 where that would be long to find."""
+        for _ in range(_SEAM_TRIES):
+            begins = [begin for pattern in self._patterns if (begin := pattern.goes_over(text, at)) < at]
+            if not begins:
+                return at
+            at = min(begins)
+        return 0
+
     def mask_text(self, text: str) -> str:
         """A text for people, whole."""
         # Where a name of a file is no text it has surrogates, as everywhere.
@@ -89,7 +104,7 @@ class _Pattern:
     """One run of bytes that is looked for."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = content
+        self.content = content
         self._head = content[:_HEAD]
         # Where one overlaps itself, the next occurrence begins a period later at the earliest, and in text that goes on
         # like that a whole run of them is found in one go: else a page of one letter would cost a search for each.
@@ -100,7 +115,7 @@ class _Pattern:
 
     def runs(self, text: bytes) -> Iterator[tuple[int, int]]:
         """Where it occurs; stretches may overlap."""
-        size, at = len(self._content), text.find(self._content)
+        size, at = len(self.content), text.find(self.content)
         while at >= 0:
             end, after = at + size, at + size
             if self._run is not None:
@@ -109,7 +124,7 @@ class _Pattern:
                 end = found.end()
                 after = end - size + 1
             yield at, end
-            at = text.find(self._content, after)
+            at = text.find(self.content, after)
 
     @property
     def overlaps(self) -> bool:
@@ -118,24 +133,30 @@ class _Pattern:
 
     def replaced(self, text: bytes) -> bytes:
         """The quick way for one that never overlaps itself."""
-        return text.replace(self._content, _STAR * len(self._content))
+        return text.replace(self.content, _STAR * len(self.content))
+
+    def goes_over(self, text: bytes, at: int) -> int:
+        """Where the first occurrence begins that goes over this place; the place itself if none does."""
+        size = len(self.content)
+        begin = text.find(self.content, max(0, at - size + 1), at + size - 1)
+        return at if begin < 0 else begin
 
     def begins_at(self, text: bytes) -> int:
         """Where the longest end of the text begins that this begins with, without being whole; its length if none."""
-        at = max(0, len(text) - len(self._content) + 1)
+        at = max(0, len(text) - len(self.content) + 1)
         while (at := text.find(self._head, at)) >= 0:
-            if self._content.startswith(text[at:]):
+            if self.content.startswith(text[at:]):
                 return at
             at += 1
         for at in range(max(0, len(text) - len(self._head) + 1), len(text)):  # too near to the end for a whole head
-            if self._content.startswith(text[at:]):
+            if self.content.startswith(text[at:]):
                 return at
         return len(text)
 
     def ends_at(self, text: bytes) -> int:
         """Where the longest beginning of the text ends that this ends with, without being whole; 0 if none."""
-        for end in range(min(len(text), len(self._content) - 1), 0, -1):
-            if self._content.endswith(text[:end]):
+        for end in range(min(len(text), len(self.content) - 1), 0, -1):
+            if self.content.endswith(text[:end]):
                 return end
         return 0
 

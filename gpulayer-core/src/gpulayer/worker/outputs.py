@@ -17,7 +17,7 @@ from gpulayer.plugins.contracts import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.tree import EMPTY_TREE
 from gpulayer.staging.outputs import collect_outputs
-from gpulayer.staging.packs import Pack, Single, blobs_of, make_packs
+from gpulayer.staging.packs import Pack, Single, blobs_of, make_packs, open_content
 from gpulayer.staging.trees import BuiltTree
 from gpulayer.staging.workfolder import Baseline
 from gpulayer.wire.plane import MissingReply
@@ -95,7 +95,7 @@ async def _put(plane: Plane, parcel: Pack | Single) -> None:
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(open, path, "rb")
+    file = await asyncio.to_thread(open_content, path)
     try:
         while piece := await asyncio.to_thread(file.read, _PIECE):
             yield piece

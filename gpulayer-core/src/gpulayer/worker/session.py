@@ -56,7 +56,7 @@ _PASSING: Final = (
 )
 _SAY_EVERY: Final = 200  # of tries, once their waits have grown: every ten minutes or so
 _USER_AGENT: Final = f"gpulayer-worker/{__version__}"
-_MINT_S: Final = 6.0  # as a report: no worker has a session before it is answered
+_MINT_S: Final = 10.0  # of all workers at once, perhaps, after a restart; then nobody's lease is short
 _Result = TypeVar("_Result")
 
 
@@ -143,7 +143,12 @@ class Plane:
     @property
     def reached_by(self) -> Mapping[str, str]:
         """How a program on this machine reaches the control plane, as variables. Raises Unreachable."""
-        return {"GPULAYER_URL": str(self._endpoints.current())}
+        variables = {"GPULAYER_URL": str(self._endpoints.current())}
+        if self._http.pins:
+            variables["GPULAYER_FINGERPRINT"] = ",".join(self._http.pins)
+        if self._http.proxy is not None:
+            variables["GPULAYER_PROXY"] = str(self._http.proxy)
+        return variables
 
     @property
     def address_count(self) -> int:

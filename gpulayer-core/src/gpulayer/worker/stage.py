@@ -54,8 +54,11 @@ class Stager:
     async def _fetch_all(self, source: Digest) -> None:
         files: dict[Digest, int] = {}
         seen: set[Digest] = set()
-        level, entries = [source], 0
+        level, entries, depth = [source], 0, 0
         while level:
+            depth += 1
+            if depth > self._limits.depth + 1:
+                raise TooLarge(f"the source nests folders deeper than {self._limits.depth}")
             seen.update(level)
             await self._fetch_trees(level)
             below: dict[Digest, None] = {}
@@ -69,6 +72,8 @@ class Stager:
                     elif entry.kind is EntryKind.DIRECTORY and entry.digest not in seen:
                         below[entry.digest] = None
             level = list(below)
+        # Before any of it is fetched; what each name of them counts for is checked when the tree is written out.
+        self._limits.check(len(files), sum(files.values()), "the source")
         missing = await asyncio.to_thread(self._cache.missing, files)
         small = [digest for digest in missing if files[digest] <= MAX_PACKED_BLOB]
         large = [digest for digest in missing if files[digest] > MAX_PACKED_BLOB]

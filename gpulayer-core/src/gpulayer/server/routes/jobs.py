@@ -1,7 +1,6 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,6 +12,7 @@ from gpulayer.engine.events import CancelRequested
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
     event_record,
@@ -320,9 +320,9 @@ def _told_if_anothers(call: Call, job: StoredJob) -> tuple[AuditEntry, ...]:
     caller = call.client
     if not is_anothers(caller, job):
         return ()
-    details = json.dumps({"owner": job.owner, "name": job.submission.get("name", "")})
-    actor = f"{caller.owner} ({caller.token_id})"
-    return (AuditEntry(call.plane.clock.wall_ms(), actor, "job.cancel_other", job.image.id, details),)
+    name = job.submission.get("name") or None
+    now_ms = call.plane.clock.wall_ms()
+    return (entry(now_ms, caller, "job.cancel_other", job.image.id, owner=job.owner, name=name),)
 
 
 def _client_of(call: Call) -> str:
@@ -347,7 +347,17 @@ def _state(text: str) -> JobState:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/jobs", submit, SUBMIT, "Submit a job", body=JobSubmission, reply=JobRecord, status=201),
+    Route(
+        "POST",
+        "/v1/jobs",
+        submit,
+        SUBMIT,
+        "Submit a job",
+        body=JobSubmission,
+        reply=JobRecord,
+        status=201,
+        repeated=200,
+    ),
     Route(
         "POST",
         "/v1/jobs:batch",
@@ -357,6 +367,7 @@ ROUTES: Final = (
         body=BatchSubmission,
         reply=BatchReply,
         status=201,
+        repeated=200,
     ),
     Route(
         "GET",
@@ -369,7 +380,7 @@ ROUTES: Final = (
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
             Query("mine", "1: only jobs of the caller's owner"),
-            Query("limit", "jobs on the page, 1 to 500"),
+            Query("limit", "jobs on the page, 1 to 500", least=1, most=500),
             Query("cursor", "the previous page's next"),
         ),
     ),
@@ -380,7 +391,7 @@ ROUTES: Final = (
         READ_OR_JOB,
         "A job by id, unique prefix of an id, or unique name",
         reply=JobRecord,
-        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number"),),
+        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number", most=60),),
     ),
     Route(
         "POST",
@@ -399,6 +410,7 @@ ROUTES: Final = (
         "A new job from the spec of one that has ended",
         reply=JobRecord,
         status=201,
+        repeated=200,
     ),
     Route(
         "GET",
@@ -407,7 +419,10 @@ ROUTES: Final = (
         READ_OR_JOB,
         "What happened to a job, oldest first",
         reply=EventPage,
-        query=(Query("after", "only events after this number"), Query("limit", "events on the page, 1 to 1000")),
+        query=(
+            Query("after", "only events after this number"),
+            Query("limit", "events on the page, 1 to 1000", least=1, most=1000),
+        ),
     ),
     Route(
         "GET", "/v1/jobs/{ref}/outputs", outputs, READ_OR_JOB, "The files that a job brought home", reply=OutputsReply

@@ -5,15 +5,16 @@ row does so one at a time (``Plane.enrolling``), because joining counts uses in 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from starlette.responses import Response
 
 from gpulayer.clock import iso_utc
-from gpulayer.errors import BadRequest, Conflict, NotFound
+from gpulayer.errors import BadRequest, Conflict, NotFound, Unauthenticated
 from gpulayer.server.audit import entry
-from gpulayer.server.auth import LOCAL_OWNER
+from gpulayer.server.auth import check_token_name
+from gpulayer.server.plane import Plane
 from gpulayer.server.store import AuditRow, Side, TokenRow, reads
 from gpulayer.server.tokens import Role, TokenKind
 from gpulayer.server.web import ADMIN, READ, Call, Query, Route, json_response
@@ -21,52 +22,27 @@ from gpulayer.wire.tokens import AuditPage, AuditRecord, TokenBody, TokenPage, T
 
 __all__ = ["ROUTES", "audit_record"]
 
-_DAY_S: Final = 86_400
-_LIFE_S: Final = {Role.ADMIN: 30 * _DAY_S, Role.SUBMITTER: 90 * _DAY_S, Role.READER: 90 * _DAY_S}
-_POOL_LIFE_S: Final = _DAY_S
+_POOL_LIFE_S: Final = 86_400
 _GRACE_MS: Final = 10 * 60_000  # how long a rotated token is still good, for whoever holds it in a running program
 _OF_JOIN_ALONE: Final = ("max_uses", "labels", "max_devices")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """A token as asked for, checked. role None: to join workers."""
-
-    role: Role | None
-    name: str
-    life_s: int
-    max_uses: int = 1
-    labels: tuple[tuple[str, str], ...] = ()
-    max_devices: int | None = None
-
-
 async def create(call: Call) -> Response:
     """Durable before it is shown; only its hash is kept."""
-    plane = call.plane
-    wish = _wish(await call.json(TokenBody), join_life_s=plane.settings.join_token_life_s)
-    kind = TokenKind.JOIN if wish.role is None else TokenKind.CLIENT
-    token, made = plane.auth.new_token(kind, name=wish.name, life_s=wish.life_s, role=wish.role)
-    name = wish.name or ("" if wish.role is None else made.id)
-    row = replace(
-        made,
-        name=name,
-        owner="" if wish.role is None else name,
-        max_uses=wish.max_uses,
-        labels=wish.labels,
-        max_devices=wish.max_devices,
-    )
+    plane, body = call.plane, await call.json(TokenBody)
+    token, row = _join_token(plane, body) if body["role"] == "join" else _client_token(plane, body)
     told = entry(
         *(plane.clock.wall_ms(), call.client, "token.create", row.id),
         role=_role(row),
         name=row.name,
         expires_at=iso_utc(row.expires_wall_ms),
-        max_uses=row.max_uses if wish.role is None else None,
+        max_uses=row.max_uses if row.kind == TokenKind.JOIN else None,
         labels=dict(row.labels) or None,
         max_devices=row.max_devices,
     )
     await plane.driver.submit(side=Side(tokens=(row,), audit=(told,)))
     plane.auth.keep_token(row)
-    return json_response(_reply(token, row, wish.life_s), 201)
+    return json_response(_reply(token, row), 201)
 
 
 async def list_tokens(call: Call) -> Response:
@@ -112,6 +88,8 @@ async def rotate(call: Call) -> Response:
                 "the token of this machine's own commands is not rotated: each start makes a new one",
                 hint="gpulayer token create makes tokens for others",
             )
+        if old.is_revoked:  # while this request waited for its turn
+            raise Unauthenticated(f"token {old.id} was revoked")
         made_before = [row for row in plane.auth.tokens() if row.replaces == old.id]
         used = next((row for row in made_before if row.used_wall_ms is not None), None)
         if used is not None:
@@ -121,8 +99,11 @@ async def rotate(call: Call) -> Response:
         if first.expires_wall_ms is None:
             raise Conflict(f"token {old.id} never ends, so there is nothing to renew", hint="make another, revoke this")
         life_s = (first.expires_wall_ms - first.created_wall_ms) // 1000
-        token, bare = plane.auth.new_token(TokenKind.CLIENT, name=old.name, life_s=life_s, role=Role(old.role))
-        row = replace(bare, owner=old.owner or old.id, replaces=old.id)
+        owner = old.owner or old.id
+        token, bare = plane.auth.new_token(
+            TokenKind.CLIENT, name=old.name, life_s=life_s, role=Role(old.role), owner=owner
+        )
+        row = replace(bare, replaces=old.id)
         now_ms = plane.clock.wall_ms()
         ends_ms = min(old.expires_wall_ms or first.expires_wall_ms, now_ms + _GRACE_MS)
         rows = [row, replace(old, expires_wall_ms=ends_ms)]
@@ -134,7 +115,7 @@ async def rotate(call: Call) -> Response:
         await plane.driver.submit(side=Side(tokens=tuple(rows), audit=tuple(told)))
         for each in rows:
             plane.auth.keep_token(each)
-    return json_response(_reply(token, row, life_s), 201)
+    return json_response(_reply(token, row), 201)
 
 
 async def audit(call: Call) -> Response:
@@ -146,27 +127,22 @@ async def audit(call: Call) -> Response:
     return json_response({"entries": [audit_record(row) for row in found], "next": last})
 
 
-def _wish(body: TokenBody, *, join_life_s: int) -> _Wish:
-    """Raises BadRequest that names the field."""
-    name, role = body.get("name", ""), body["role"]
-    if name.casefold() == LOCAL_OWNER:
-        raise BadRequest(f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another")
-    if not name.isprintable() or name != name.strip():
-        raise BadRequest(f"name: {name!r} has characters or spaces that a name can't have")
-    if role == "join":
-        uses = body.get("max_uses", 1)
-        return _Wish(
-            None,
-            name,
-            body.get("expires_in_s", join_life_s if uses == 1 else _POOL_LIFE_S),
-            uses,
-            _labels(body.get("labels", {})),
-            body.get("max_devices"),
-        )
+def _client_token(plane: Plane, body: TokenBody) -> tuple[str, TokenRow]:
+    """Raises BadRequest that names the field, as ``_join_token`` does."""
     for field in _OF_JOIN_ALONE:
         if field in body:
-            raise BadRequest(f"{field}: only tokens with the role join have it, not {role}")
-    return _Wish(Role(role), name, body.get("expires_in_s", _LIFE_S[Role(role)]))
+            raise BadRequest(f"{field}: only tokens with the role join have it, not {body['role']}")
+    role, life_s = Role(body["role"]), body.get("expires_in_s")
+    return plane.auth.new_client_token(name=body.get("name", ""), role=role, life_s=life_s)
+
+
+def _join_token(plane: Plane, body: TokenBody) -> tuple[str, TokenRow]:
+    name, uses = body.get("name", ""), body.get("max_uses", 1)
+    check_token_name(name)
+    life_s = body.get("expires_in_s", plane.settings.join_token_life_s if uses == 1 else _POOL_LIFE_S)
+    token, row = plane.auth.new_token(TokenKind.JOIN, name=name, life_s=life_s)
+    labels, max_devices = _labels(body.get("labels", {})), body.get("max_devices")
+    return token, replace(row, max_uses=uses, labels=labels, max_devices=max_devices)
 
 
 def _labels(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
@@ -211,7 +187,8 @@ def _state(row: TokenRow, now_ms: int) -> str:
     return "used up" if row.kind == TokenKind.JOIN and row.uses >= row.max_uses else "valid"
 
 
-def _reply(token: str, row: TokenRow, life_s: int) -> TokenReply:
+def _reply(token: str, row: TokenRow) -> TokenReply:
+    life_s = ((row.expires_wall_ms or row.created_wall_ms) - row.created_wall_ms) // 1000
     return {"token": token, "token_id": row.id, "role": _role(row), "name": row.name, "expires_in_s": life_s}
 
 
@@ -267,7 +244,7 @@ ROUTES: Final = (
         ADMIN,
         "Make a token useless, by its id or its name; repeating changes nothing",
         reply=TokenPage,
-        query=(Query("all", "1: all tokens of this name"),),
+        query=(Query("all", "1: all tokens of this name", "flag"),),
     ),
     Route(
         "POST",
@@ -285,6 +262,9 @@ ROUTES: Final = (
         ADMIN,
         "Who did what, oldest first, hash-chained",
         reply=AuditPage,
-        query=(Query("after", "only entries after this number"), Query("limit", "entries on the page, 1 to 1000")),
+        query=(
+            Query("after", "only entries after this number"),
+            Query("limit", "entries on the page, 1 to 1000", least=1, most=1000),
+        ),
     ),
 )

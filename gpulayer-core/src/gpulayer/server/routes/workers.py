@@ -42,7 +42,7 @@ from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
 from gpulayer.server.web import ADMIN, JOIN, OPEN, READ, WORKER, Call, Query, Route, held, json_response
-from gpulayer.spec.logs import streams_not_whole
+from gpulayer.spec.logs import LogStream, streams_not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
 from gpulayer.spec.worker import WorkerState
@@ -484,6 +484,7 @@ ROUTES: Final = (
         body=EnrolBody,
         reply=EnrolReply,
         status=201,
+        repeated=200,
     ),
     Route(
         "POST",
@@ -513,7 +514,7 @@ ROUTES: Final = (
         reply=CommandsReply,
         query=(
             Query("after", "the cursor of the previous answer", "string"),
-            Query("hold_s", "how long to hold, 0 to 60 seconds", "number"),
+            Query("hold_s", "how long to hold, 0 to 60 seconds", "number", most=60),
         ),
     ),
     Route(
@@ -525,10 +526,12 @@ ROUTES: Final = (
         reply=LogReply,
         raw="application/octet-stream",
         query=(
-            Query("node", "the node of a gang"),
-            Query("stream", "stdout (the default) or, of a job that was split, stderr", "string"),
+            Query("node", "the node of a gang", most=100_000),
+            Query(
+                "stream", "stdout (the default) or, of a job that was split, stderr", "string", choices=tuple(LogStream)
+            ),
             Query("offset", "where the piece begins"),
-            Query("final", "1: this is the end; durable before the answer"),
+            Query("final", "1: this is the end; durable before the answer", "flag"),
         ),
     ),
     Route(
@@ -551,6 +554,6 @@ ROUTES: Final = (
         ADMIN,
         "Forget a worker and its key",
         reply=WorkerRecord,
-        query=(Query("force", "1: also while it holds attempts, which are lost"),),
+        query=(Query("force", "1: also while it holds attempts, which are lost", "flag"),),
     ),
 )
