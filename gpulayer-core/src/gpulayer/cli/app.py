@@ -15,7 +15,7 @@ from typer.exceptions import Abort, TyperException
 from typer.exceptions import Exit as TyperExit
 
 import gpulayer
-from gpulayer.cli.console import print_error, print_line, say
+from gpulayer.cli.console import print_error, print_line, safe, say
 from gpulayer.cli.exits import Exit, exit_for_error
 from gpulayer.cli.later import later_command, later_flag
 from gpulayer.cli.quick import QuickGroup, QuickTyper
@@ -177,7 +177,7 @@ def _unknown_command(parent: str, name: str, known: Sequence[str]) -> UsageError
 def _report_bug() -> int:
     story = traceback.format_exc()
     if os.environ.get("GPULAYER_DEBUG") == "1":
-        sys.stderr.write(story)
+        sys.stderr.write(safe(story))
     error = sys.exc_info()[1]
     say(f"error: internal error: {type(error).__name__}: {error}")
     try:

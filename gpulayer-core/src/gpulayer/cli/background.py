@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("usage: python -m gpulayer.cli.background plane|worker …", file=sys.stderr)
                 return 2
     except GpulayerError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f" hint: {error.hint}", file=sys.stderr)
+        from gpulayer.cli.console import print_error  # noqa: PLC0415 - only after an error
+
+        print_error(error)
         from gpulayer.cli.exits import exit_for_error  # noqa: PLC0415 - only after an error
 
         return exit_for_error(error)

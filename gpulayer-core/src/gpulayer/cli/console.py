@@ -5,7 +5,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Final, TextIO
 
 from gpulayer.errors import GpulayerError
 
@@ -30,6 +30,10 @@ _COLOURS = {
     "unreachable": "yellow",
     "cancelled": "magenta",
 }
+
+
+_REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
+_DRIVING: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # escapes, what turns text around, what breaks lines
 
 
 def is_fancy(stream: TextIO) -> bool:
@@ -64,7 +68,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     if not rows:
         say(empty)
         return
-    cells = [[safe(cell) for cell in row] for row in rows]
+    cells = [[safe(cell).replace("\n", _REPLACED) for cell in row] for row in rows]  # a name must not make a row
     if is_fancy(sys.stdout):
         from rich.console import Console  # noqa: PLC0415 - 0.15 s, only where a person looks
         from rich.table import Table  # noqa: PLC0415
@@ -110,7 +114,4 @@ def _width(text: str) -> int:
 
 def safe(text: str) -> str:
     """Names and messages come from other machines: no control character of theirs may drive this terminal."""
-    return "".join(
-        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else "\N{REPLACEMENT CHARACTER}"
-        for c in text
-    )
+    return "".join(c if c == "\n" or unicodedata.category(c) not in _DRIVING else _REPLACED for c in text)

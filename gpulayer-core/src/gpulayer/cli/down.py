@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpulayer.cli.console import say
+from gpulayer.cli.console import safe, say
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, wait_until_gone
@@ -85,7 +85,7 @@ def _may_end(running: int) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     question = "1 job is running here; end it?" if running == 1 else f"{running} jobs are running here; end them?"
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(safe(f"{question} [y/N] "))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -10,7 +10,7 @@ from gpulayer.spec.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulayer.wire.jobs import AttemptRecord, JobRecord
+    from gpulayer.wire.jobs import AttemptRecord, JobRecord, OutputRecord
     from gpulayer.wire.workers import DeviceFields, WorkerRecord
 
 __all__ = [
@@ -93,9 +93,14 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("ended by", (record["ended_by"] or "").replace("_", " ")),
         ("placement", str(record["placement"] or "")),
         ("attempts", "\n".join(_attempt(attempt) for attempt in record["attempts"])),
-        ("outputs", "\n".join(f"{output['path']}  {format_bytes(output['size'])}" for output in record["outputs"])),
+        ("outputs", "\n".join(_output(output) for output in record["outputs"])),
         *_last_lines(record),
     ]
+
+
+def _output(output: "OutputRecord") -> str:
+    path = output["path"].replace("\n", "\N{REPLACEMENT CHARACTER}")  # a name must not make a line
+    return f"{path}  {format_bytes(output['size'])}"
 
 
 def _last_lines(record: "JobRecord") -> list[tuple[str, str]]:
