@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.edges import requests
+from benchmarks.edges import reconnect, requests
 from benchmarks.harness import Report, Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +15,7 @@ MEASURES: dict[str, tuple[Callable[[int], Row], int]] = {
     "connection": (requests.connection, 7),
     "request": (requests.request, 7),
     "authentication": (requests.authentication, 7),
+    "reconnect": (reconnect.row, 3),
 }
 
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.harness import Contestant, Row, compare
 from gpulayer.clock import SystemClock
 from gpulayer.errors import GpulayerError
 from gpulayer.net import parse_pins
@@ -45,6 +46,7 @@ from gpulayer.worker.session import Endpoints, Plane
 from gpulayer.worker.translating import report_to_wire
 
 GOAL_S = 15.0
+WORKERS = 200
 PROCESSES = 4
 DEADLINE_S = 120.0
 HOLD_S = 25
@@ -182,6 +184,13 @@ class Program:
         os.kill(pid, signal.SIGKILL)
 
 
+def row(rounds: int) -> Row:
+    """All back after kill -9 of the control plane, which is started again at once."""
+    what = f"{WORKERS} workers back after kill -9 of their control plane, over TLS"
+    line = Row(what, "s", "lower", goal=f"≤ {GOAL_S:g} s", limit=GOAL_S)
+    return compare(line, [Contestant("gpulayer", lambda: measure(WORKERS)[1])], rounds=rounds, warm_up=0)
+
+
 def measure(workers: int) -> tuple[float, float]:
     """Seconds from the kill until it serves again, and until all are back."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
@@ -229,7 +238,7 @@ def _await_all(started: list["subprocess.Popen[bytes]"]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.edges.reconnect", description=__doc__)
-    parser.add_argument("--workers", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--agents", nargs=4, metavar=("URL", "PIN", "FIRST", "COUNT"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.agents:

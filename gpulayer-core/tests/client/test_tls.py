@@ -388,7 +388,7 @@ def test_the_kernel_is_told_to_notice_a_peer_that_is_gone(plane, parts):
         sock = client._idle[0].sock
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 50_000
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
 
 
 @pytest.mark.parametrize("is_secure", [False, True])

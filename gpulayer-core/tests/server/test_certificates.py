@@ -2,12 +2,10 @@
 
 import os
 import signal
-import socket
 import ssl
 import stat
 import subprocess
 import sys
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -156,33 +154,29 @@ def test_files_that_can_not_be_used_are_named_with_what_is_wrong(tmp_path):
         assert said in caught.value.message
 
 
+def handshake(client_context, server_context):
+    """The client's end after a handshake in memory."""
+    client_in, client_out, server_in, server_out = (ssl.MemoryBIO() for _ in range(4))
+    client = client_context.wrap_bio(client_in, client_out, server_hostname="10.0.0.9")
+    server = server_context.wrap_bio(server_in, server_out, server_side=True)
+    done = set()
+    for _ in range(6):
+        for end, out, other in ((client, client_out, server_in), (server, server_out, client_in)):
+            try:
+                end.do_handshake()
+                done.add(end)
+            except ssl.SSLWantReadError:
+                pass
+            other.write(out.read())
+    assert done == {client, server}
+    return client
+
+
 def shown_to_a_client(context):
     """The pin that a client sees in a handshake."""
-    ours, theirs = socket.socketpair()
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = context.wrap_bio(incoming, outgoing, server_side=True)
-
-    def serve():
-        while True:
-            try:
-                server.do_handshake()
-            except ssl.SSLWantReadError:
-                ours.sendall(outgoing.read())
-                incoming.write(ours.recv(65536))
-            else:
-                ours.sendall(outgoing.read())
-                return
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with client.wrap_socket(theirs) as wrapped:
-            return pin_of(wrapped.getpeercert(binary_form=True))
-    finally:
-        thread.join(20)
-        ours.close()
+    curious = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    curious.check_hostname, curious.verify_mode = False, ssl.CERT_NONE
+    return pin_of(handshake(curious, context).getpeercert(binary_form=True))
 
 
 def replace_by(files, pair):
@@ -228,27 +222,7 @@ def test_a_broken_replacement_is_said_once_and_the_old_one_stays(tmp_path, caplo
 def test_a_client_that_pinned_it_needs_neither_its_name_nor_its_dates(tmp_path):
     found = load_certificate(make_pair(tmp_path, days=(-90, -1))[0], now_ms=NOW_MS)
     shown = Shown(found)
-    ours, theirs = socket.socketpair()
-    context = tls_context([found.pin])
-    client_in, client_out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = context.wrap_bio(client_in, client_out, server_hostname="10.0.0.9")
-    server_in, server_out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = shown.context.wrap_bio(server_in, server_out, server_side=True)
-    ours.close()
-    theirs.close()
-    done = set()
-    for _ in range(6):
-        for name, end, out, other in (
-            ("client", client, client_out, server_in),
-            ("server", server, server_out, client_in),
-        ):
-            try:
-                end.do_handshake()
-                done.add(name)
-            except ssl.SSLWantReadError:
-                pass
-            other.write(out.read())
-    assert done == {"client", "server"}
+    assert handshake(tls_context([found.pin]), shown.context).version() == "TLSv1.3"
 
 
 def test_no_server_asks_cryptography_for_help_when_it_starts_again(tmp_path):

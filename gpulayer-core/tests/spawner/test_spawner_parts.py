@@ -166,12 +166,13 @@ def test_what_ran_before_a_reboot_is_lost_and_no_process_of_today_is_touched(tmp
     assert (record.reason, record.log_bytes, record.ended_at_wall_ms) == ("spawner_lost", 0, 3)
 
 
-def test_the_spawner_loads_nothing_but_the_standard_library_itself_and_the_fault_points():
+def test_the_spawner_loads_nothing_but_the_standard_library_itself_and_two_modules_that_are_no_more():
     command = spawner_command("/nowhere", python=sys.executable)
     program = command[-1].rsplit(";", 1)[0] + "; print(*sys.modules)"
     loaded = subprocess.run([*command[:-1], program], capture_output=True, text=True, check=True, env={}).stdout.split()
     foreign = {name for name in loaded if name.split(".")[0] not in {"__main__", *sys.stdlib_module_names}}
-    own = {name for name in foreign if name in ("gpulayer", "gpulayer.faults") or name.startswith("gpulayer.spawner")}
+    alone = ("gpulayer", "gpulayer.faults", "gpulayer.hiding")
+    own = {name for name in foreign if name in alone or name.startswith("gpulayer.spawner")}
     assert foreign == own
     assert "asyncio" not in loaded
     assert "subprocess" not in loaded

@@ -26,7 +26,7 @@ class Shelf:
     async def until_answered(self, operation, *, what):
         return await operation()
 
-    async def call(self, method, path, *, content=b""):
+    async def call(self, method, path, *, content=b"", **how):
         assert method == "PUT"
         offset = int(path.split("offset=")[1].split("&")[0])
         self.calls.append((offset, len(content), path.endswith("final=1")))
@@ -147,10 +147,10 @@ class TwoShelves(Shelf):
         self.err = Shelf()
         self.err.answers = [error] if error else []
 
-    async def call(self, method, path, *, content=b""):
+    async def call(self, method, path, *, content=b"", **how):
         if "&stream=stderr" in path:
-            return await self.err.call(method, path.replace("&stream=stderr", ""), content=content)
-        return await super().call(method, path, content=content)
+            return await self.err.call(method, path.replace("&stream=stderr", ""), content=content, **how)
+        return await super().call(method, path, content=content, **how)
 
 
 def both(tmp_path, shelf):

@@ -12,6 +12,7 @@ import typer
 
 from gpulayer.cli.background import plane_command, serve_plane, tls_setting
 from gpulayer.cli.console import print_line, say
+from gpulayer.cli.handover import export_line, join_line
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
@@ -174,17 +175,13 @@ def announcement(endpoint: "EndpointFound", join: "TokenReply", client: "TokenRe
     """The lines, each with whether it is one to paste (stdout). Pure."""
     is_named = "--public-url" in endpoint.restart  # then all of them were meant for others
     urls = (endpoint.urls if is_named else endpoint.urls[:1]) or (endpoint.url,)
-    trust = "".join(f" --fingerprint {pin}" for pin in endpoint.fingerprints)
-    exports = [f"GPULAYER_URL={','.join(urls)}", f"GPULAYER_TOKEN={client['token']}"]
-    if endpoint.fingerprints:
-        exports.append(f"GPULAYER_FINGERPRINT={','.join(endpoint.fingerprints)}")
     others = [url for url in endpoint.urls if url not in urls]
     return [
         (f"the control plane serves {' '.join(urls)}", False),
         (f"add a worker (works once, for {_life(join)}):", False),
-        (f"  gpulayer join {' '.join(urls)} --token {join['token']}{trust}", True),
+        (join_line(urls, join["token"], endpoint.fingerprints), True),
         (f"use it from elsewhere (submits, and manages what it submitted; {_life(client)}):", False),
-        (f"  export {' '.join(exports)}", True),
+        (export_line(urls, client["token"], endpoint.fingerprints), True),
         *([(f"other addresses of this machine: {' '.join(others)}", False)] if others else []),
         ("more of both, for people by name or for many workers: gpulayer token create", False),
         *((text, False) for text in _unreachable(endpoint)),
