@@ -36,7 +36,6 @@ class Connection(http.client.HTTPConnection):
     def __init__(self, route: Route, sock: socket.socket) -> None:
         address = route.address
         super().__init__(address.host, address.port, blocksize=CHUNK)
-        self.default_port = 443 if address.is_secure else 80  # left out of the Host header
         self.auto_open = 0  # a connection that was closed is not opened again behind our back
         self.route = route
         self.sock = sock
@@ -64,7 +63,7 @@ def open_connection(way: Way, context: Callable[[], ssl.SSLContext]) -> Connecti
             _tunnel(sock, route, ends)
         if route.address.is_secure:
             sock.settimeout(max(0.1, ends - time.monotonic()))
-            sock = context().wrap_socket(sock, server_hostname=route.address.host)
+            sock = context().wrap_socket(sock, server_hostname=route.address.name)
         return Connection(route, sock)
     except (OSError, ValueError) as error:
         sock.close()
