@@ -12,7 +12,7 @@ import pytest
 from gpulayer.errors import UsageError
 from gpulayer.net import Pin
 from gpulayer.server import listening
-from gpulayer.server.addresses import Machine, best_first, read_machine
+from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.certificates import Certificate
 from gpulayer.server.listening import open_listeners
 from gpulayer.server.reach import others_urls
@@ -129,23 +129,6 @@ def test_an_address_that_is_not_this_machines_says_so(host, said):
             pass
     assert said in caught.value.message
     assert "leave --host out" in caught.value.hint
-
-
-def test_addresses_come_best_first_and_without_those_that_lead_nowhere():
-    interfaces = {
-        "lo": ["127.0.0.1", "::1"],
-        "docker0": ["172.17.0.1"],
-        "br-1a2b": ["172.18.0.1", "fd12::1"],
-        "wg0": ["10.9.0.2"],
-        "eth1": ["fe80::1%eth1", "2001:db8::7", "192.168.7.2", "169.254.1.1", "224.0.0.1", "0.0.0.0", "no address"],
-        "eth0": ["10.0.0.5", "2001:db8::5", "10.0.0.6"],
-    }
-    assert best_first(interfaces, routed=["10.0.0.5", "2001:db8::5"]) == (
-        *("10.0.0.5", "2001:db8::5"),
-        *("10.9.0.2", "192.168.7.2", "10.0.0.6", "2001:db8::7"),
-        *("172.17.0.1", "172.18.0.1", "fd12::1"),
-    )
-    assert best_first({"lo": ["127.0.0.1"]}) == ()
 
 
 def test_what_this_machine_says_of_itself_can_be_bound_and_resolves():

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gpulayer.errors import UsageError
 
-__all__ = ["LOOPBACK", "Address", "parse_proxy", "parse_url", "parse_urls"]
+__all__ = ["LOOPBACK", "Address", "host_of", "parse_proxy", "parse_url", "parse_urls"]
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PORTS: Final = {"http": 80, "https": 443}
@@ -36,10 +36,15 @@ class Address:
     @property
     def netloc(self) -> str:
         """As a Host header names it: without the zone, which is no part of it (RFC 6874, section 1)."""
-        return _netloc(self.name, self.port)
+        return f"{host_of(self.name)}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{'https' if self.is_secure else 'http'}://{_netloc(self.host, self.port)}{self.prefix}"
+        return f"{'https' if self.is_secure else 'http'}://{host_of(self.host)}:{self.port}{self.prefix}"
+
+
+def host_of(host: str) -> str:
+    """As a URL writes it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def parse_url(url: str) -> Address:
@@ -80,10 +85,6 @@ def parse_proxy(text: str) -> Address | None:
     if parts.scheme != "http" or not host or not port or parts.path not in ("", "/") or parts.username:
         raise UsageError(f"{text!r} is not a proxy's address", hint="write it like http://proxy.example.org:3128")
     return Address(host, port)
-
-
-def _netloc(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _host(named: str | None) -> str:

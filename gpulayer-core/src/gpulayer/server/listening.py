@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from gpulayer.errors import UsageError
-from gpulayer.net.address import LOOPBACK
-from gpulayer.server.addresses import host_of
+from gpulayer.net.address import LOOPBACK, host_of
 
 if TYPE_CHECKING:
     import uvicorn

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from gpulayer.net.address import parse_url
-from gpulayer.server.addresses import Machine, host_of, read_machine
+from gpulayer.net.address import host_of, parse_url
+from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.settings import CertificateFiles, ServeSettings
 
 if TYPE_CHECKING:
