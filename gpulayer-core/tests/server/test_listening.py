@@ -68,6 +68,29 @@ def test_ones_own_certificate_is_shown_on_loopback_where_that_is_asked_for():
         assert found.own.getsockname()[1] != found.port
 
 
+@pytest.mark.parametrize(
+    ("host", "tls"),
+    [("127.0.0.1", "auto"), ("::1", "off"), ("127.0.0.1", FILES), ("127.0.0.2", "auto"), ("0.0.0.0", "auto")],
+)
+def test_this_machine_finds_the_next_plane_at_the_port_of_the_one_before_unless_another_program_took_it(host, tls):
+    with open_listeners(host, 0, tls=tls) as first:
+        url, port = first.url, first.own_port
+    with open_listeners(host, 0, tls=tls, own_port=port) as again:
+        assert again.url == url
+        with open_listeners(host, 0, tls=tls, own_port=port) as other:
+            assert other.own_port not in (0, port)
+
+
+def test_a_port_that_was_asked_for_is_taken_and_no_other():
+    with open_listeners("127.0.0.1", 0, tls="auto") as free:
+        port = free.own_port
+    with open_listeners("127.0.0.1", port, tls="auto", own_port=port + 1) as found:
+        assert found.own_port == port
+        with pytest.raises(UsageError):
+            with open_listeners("127.0.0.1", port, tls="auto", own_port=port + 1):
+                pass
+
+
 def test_one_address_or_name_of_this_machine():
     with open_listeners("127.0.0.2", 0, tls="auto") as found:
         assert (names(found), found.addresses) == (["127.0.0.2"], ("127.0.0.2",))

@@ -21,7 +21,7 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, locked, write_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, write_private
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.reach import Reach, reach_of
@@ -61,8 +61,9 @@ def serve(settings: ServeSettings) -> int:
         ) from None
     with (
         locked(layout) as lock,
-        open_listeners(settings.host, settings.port, tls=settings.tls) as listeners,
+        open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
+        keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)
         endpoint.remove()  # of a plane that was killed; our worker must not follow it
