@@ -282,6 +282,25 @@ def test_ones_own_certificate_is_shown_and_a_renewed_one_without_a_restart(servi
     assert f"need its fingerprint {pins['b']}" in said
 
 
+def test_an_endpoint_file_that_can_not_be_written_waits_for_room_and_ends_nothing(serving, tmp_path) -> None:
+    pins = []
+    for name in ("a", "b"):
+        own_certificate(tmp_path / name, names=[name], addresses=[], now_ms=int(time.time() * 1000))
+        pins.append(pin_of(ssl.PEM_cert_to_DER_cert((tmp_path / name / "cert.pem").read_text())))
+    served = serving(**EVERYWHERE, tls=_certificate(tmp_path / "a"), idle_exit_s=0.04).ready()
+    (served.state / "endpoint.json.new").mkdir()  # in the way, for root too, as a full disk would be
+    for name in ("key.pem", "cert.pem"):
+        os.replace(tmp_path / "b" / name, tmp_path / "a" / name)
+    _until(lambda: served.http.get("/v1/plane").json()["fingerprints"] == [pins[1]])
+    assert served.endpoint()["fingerprints"] == [pins[0]]
+    (served.state / "endpoint.json.new").rmdir()
+    _until(lambda: served.endpoint()["fingerprints"] == [pins[1]])
+    served.process.send_signal(signal.SIGTERM)
+    code, said = served.wait()
+    assert code == 0
+    assert said.count("endpoint.json can't be written") == 1
+
+
 def test_a_certificate_that_can_not_be_used_is_said_in_one_line(serving, tmp_path) -> None:
     own_certificate(tmp_path / "a", names=[], addresses=[], now_ms=0)
     (tmp_path / "a" / "key.pem").unlink()
