@@ -377,7 +377,7 @@ ROUTES: Final = (
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
-            Query("mine", "1: only jobs of the caller's owner"),
+            Query("mine", "1: only jobs of the caller's owner", "flag"),
             Query("limit", "jobs on the page, 1 to 500", least=1, most=500),
             Query("cursor", "the previous page's next"),
         ),
