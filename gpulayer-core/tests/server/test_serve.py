@@ -395,6 +395,18 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
     os.kill(int((second.state / "worker" / "agent.lock").read_text()), 0)
 
 
+def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:
+    pepper = tmp_path / "state" / "pepper"
+    pepper.parent.mkdir(mode=0o700)
+    pepper.write_bytes(b"p" * 31)
+    command = (sys.executable, "-c", _WORKER)
+    code, said = serving(worker_command=command).wait()
+    assert code == 1
+    assert said.startswith(f"{pepper} is damaged: 31 bytes instead of 32 (put it back from a backup")
+    assert said.count("\n") == 1
+    assert pepper.read_bytes() == b"p" * 31
+
+
 def test_a_state_folder_that_can_not_be_used_is_said_in_one_line(tmp_path) -> None:
     (tmp_path / "file").write_text("x")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):

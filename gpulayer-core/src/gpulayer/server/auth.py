@@ -14,11 +14,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from gpulayer.clock import Clock
-from gpulayer.errors import BadRequest, Unauthenticated
+from gpulayer.errors import BadRequest, Conflict, StorageUnavailable, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
@@ -36,6 +37,7 @@ CLIENT_LIFE_S: Final[Mapping[Role, int]] = MappingProxyType(
 """How long a client token lives where nobody says otherwise."""
 
 _KEPT_MS: Final = 86_400_000  # an expired token is named as such for a day; then it is unknown
+_PEPPER_BYTES: Final = 32
 _MINUTE_MS: Final = 60_000
 _NO_HASH: Final = "0" * 64
 _HEX: Final = frozenset("0123456789abcdef")
@@ -357,20 +359,33 @@ def check_token_name(name: str) -> None:
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
-    """The pepper of this state folder, made at its first use (mode 0600)."""
+    """The pepper of this state folder, made at its first use (mode 0600).
+
+    Raises Conflict for one that is damaged, StorageUnavailable where it can't be read or made.
+    """
     try:
-        found = layout.pepper.read_bytes()
-        if len(found) >= 32:
-            return found
-    except FileNotFoundError:
-        pass
-    made = random_bytes(32)
-    temporary = layout.pepper.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            found = layout.pepper.read_bytes()
+        except FileNotFoundError:
+            found = _make_pepper(layout.pepper, random_bytes(_PEPPER_BYTES))
+    except OSError as error:
+        raise StorageUnavailable(f"{layout.pepper} can't be used: {error.strerror}") from None
+    if len(found) != _PEPPER_BYTES:
+        # Never replaced by a new one: every token that was handed out is good only with what it was.
+        raise Conflict(
+            f"{layout.pepper} is damaged: {len(found)} bytes instead of {_PEPPER_BYTES}",
+            hint="put it back from a backup of the state folder, or move it away: then every token has to be made anew",
+        )
+    return found
+
+
+def _make_pepper(path: Path, made: bytes) -> bytes:
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, made)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(temporary, layout.pepper)
+    os.replace(temporary, path)
     return made
