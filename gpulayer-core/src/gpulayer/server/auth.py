@@ -184,6 +184,7 @@ class Auth:
         """Their (committed) rows are gone: they open nothing any more."""
         for id_ in ids:
             self._tokens.pop(id_, None)
+            self._used.discard(id_)
 
     def tokens(self) -> list[TokenRow]:
         """All that are known, also revoked and expired ones."""
@@ -209,15 +210,19 @@ class Auth:
         row = self._tokens.get(caller.token_id)
         return None if row is None else row.expires_wall_ms
 
-    def stale_tokens(self) -> list[str]:
-        """Ids of tokens that nobody can use: of this plane's own user in earlier runs, and expired ones."""
+    def ended_tokens(self) -> list[str]:
+        """Ids of tokens that expired more than a day ago."""
         now_ms = self._clock.wall_ms()
         return [
             row.id
             for row in self._tokens.values()
-            if (row.is_local and row.kind == TokenKind.CLIENT)
-            or (row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms)
+            if row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms
         ]
+
+    def stale_tokens(self) -> list[str]:
+        """Ids of tokens that nobody can use at a start: of this plane's own user in earlier runs, and ended ones."""
+        own = [row.id for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT]
+        return list(dict.fromkeys((*own, *self.ended_tokens())))
 
     def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
