@@ -74,6 +74,7 @@ def serve(settings: ServeSettings) -> int:
         except BaseException:
             if worker is not None:
                 worker.stop()
+                worker.forget()  # it ends by itself, and has no plane to tell of that
             raise
         finally:
             endpoint.remove()
