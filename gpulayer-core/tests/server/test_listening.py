@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import UsageError
-from gpulayer.net import Pin
+from gpulayer.net import Pin, socket_options
 from gpulayer.server import listening
 from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.certificates import Certificate
@@ -96,6 +96,17 @@ def test_one_address_or_name_of_this_machine():
         assert (names(found), found.addresses) == (["127.0.0.2"], ("127.0.0.2",))
         assert found.url.startswith("http://127.0.0.1:")
         assert not connects("127.0.0.1", found.port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "127.0.0.2"])
+def test_what_is_accepted_notices_an_end_that_is_gone(host):
+    with open_listeners(host, 0, tls="auto") as found:
+        for listener in {found.own, *found.others}:
+            address, port = listener.getsockname()[:2]
+            local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+            with socket.create_connection((local, port), timeout=10), listener.accept()[0] as accepted:
+                for level, option, value in socket_options():
+                    assert accepted.getsockopt(level, option) == value
 
 
 @pytest.mark.parametrize("lacking", ["0.0.0.0", "::"])

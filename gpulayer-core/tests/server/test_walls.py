@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
+from gpulayer.net import bytes_taken
+from gpulayer.server import gate as gate_module
 from gpulayer.server.gate import Gate, GateLimits
 from gpulayer.server.onewrite import HeadLimits
 
@@ -87,10 +89,18 @@ def line() -> Iterator[Callable[..., _Line]]:
 def hasty(make_plane):
     """Short times, so that tests need not wait; all else as ever."""
 
-    def make(*, strangers: int = 1024, connections: int = 10_000, head_s: float = 0.3, tls=None, **settings):
+    def make(
+        *,
+        strangers: int = 1024,
+        connections: int = 10_000,
+        head_s: float = 0.3,
+        tls=None,
+        still_s: float = 20,
+        **settings,
+    ):
         live = make_plane(body_piece_s=0.3, **settings)
         live.tls = tls
-        live.limits = GateLimits(connections, strangers, HeadLimits(head_s=head_s, linger_s=0.5))
+        live.limits = GateLimits(connections, strangers, HeadLimits(head_s=head_s, linger_s=0.5, still_s=still_s))
         return live.start()
 
     return make
@@ -330,6 +340,91 @@ def test_200_slow_senders_keep_nobody_waiting(hasty, line) -> None:
         assert _serves(live)
         assert worker.report()["seq"] == worker.seq, number
     assert live.submit()["id"]
+
+
+_BIG = 24 * 1024 * 1024  # more than the kernel keeps for a reader that takes nothing
+
+
+def _reader(live, line, kind: str):
+    """Asks for something big, and has its head."""
+    path = f"/v1/blobs/{live.put_blob(bytes(_BIG))}"
+    if kind != "blob":
+        worker = live.worker()
+        worker.report()
+        job = live.submit()
+        (command,) = worker.commands(hold_s=5)
+        for offset in range(0, _BIG, 2**20):
+            worker.put_log(command["epoch"], offset, bytes(2**20)).raise_for_status()
+        path = f"/v1/jobs/{job['id']}/logs?follow={int(kind == 'followed log')}"
+    made = line(live)
+    made.socket.close()
+    made.socket = socket.socket()
+    made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    made.socket.settimeout(20)
+    made.socket.connect(live.listener.getsockname())
+    made.send(_head(live, "GET", path))
+    while b"\r\n\r\n" not in made.left:
+        made.left += made.socket.recv(1000)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["blob", "log", "followed log"])
+def test_an_answer_of_which_nothing_is_taken_is_ended(hasty, line, kind) -> None:
+    live = hasty(still_s=0.3)
+    _serves(live)
+    reader = _reader(live, line, kind)
+    protocol = _protocol_of(live, reader)
+    live.until(protocol.transport.is_closing, 20)
+    live.until(lambda: live.plane.clients_now == 0)  # nobody waits for it any more
+    got = 0
+    with contextlib.suppress(ConnectionError):
+        while piece := reader.socket.recv(2**20):
+            got += len(piece)
+    assert got < _BIG
+    assert _serves(live)
+
+
+def test_a_reader_that_is_slow_gets_all_of_it(hasty, line, monkeypatch) -> None:
+    monkeypatch.setattr(gate_module, "_TICKS_A_SWEEP", 10**9)  # the sweeps are the test's, and so is their time
+    live = hasty(still_s=20)
+    reader = _reader(live, line, "log")
+    protocol = _protocol_of(live, reader)
+    live.until(lambda: live.call(lambda: _look(protocol))[0])  # it waits for the reader
+    now, taken = 1000.0, None
+    for _ in range(20):  # at each look some was acknowledged; in between nearly the whole limit passes
+        while (found := live.call(lambda: _look(protocol))[1]) == taken:
+            piece = reader.socket.recv(16_384)
+            assert piece, "it was cut"
+        taken = found
+        _sweep(live, now)
+        now += 19
+    is_waiting, _ = live.call(lambda: _look(protocol))
+    assert is_waiting
+    _sweep(live, now)
+    assert not protocol.transport.is_closing()
+    _sweep(live, now + 25)  # nothing was taken since
+    assert protocol.transport.is_closing()
+
+
+def _protocol_of(live, reader):
+    port = reader.socket.getsockname()[1]
+
+    async def find():
+        found = [entry.protocol for entry in live.gate._entries if entry.protocol is not None]
+        return next(each for each in found if each.client[1] == port)
+
+    return live.call(find)
+
+
+async def _look(protocol) -> tuple[bool, int | None]:
+    return protocol.transport.get_write_buffer_size() > 0, bytes_taken(protocol.transport.get_extra_info("socket"))
+
+
+def _sweep(live, now: float) -> None:
+    async def sweep() -> None:
+        live.gate.sweep(now)
+
+    live.call(sweep)
 
 
 def test_5000_idle_sockets_displace_each_other_and_nobody_else(hasty) -> None:

@@ -121,9 +121,14 @@ class Gate:
 
     def sweep(self, now: float) -> None:
         """End the connections whose time is over, by the loop's clock."""
-        for entry in [entry for entry in self._entries if entry.protocol and entry.protocol.deadline < now]:
-            if entry.protocol is not None:
-                entry.protocol.run_out()
+        for entry in list(self._entries):
+            protocol = entry.protocol
+            if protocol is None:
+                continue
+            if protocol.is_stuck(now):
+                entry.drop()
+            elif protocol.deadline < now:
+                protocol.run_out()
 
     def _drop_one(self) -> None:
         group = max(self._strangers.values(), key=len)

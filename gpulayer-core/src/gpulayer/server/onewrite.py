@@ -23,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gpulayer.errors import BadRequest, GpulayerError, TooLarge, TooSlow
+from gpulayer.net.liveness import GONE_AFTER_S, bytes_taken
 from gpulayer.wire.errors import envelope
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ class HeadLimits:
     """bytes, headers: of a request line and its headers together. head_s: from the acceptance of a connection, or the
     first byte of a further request, to the end of the head. linger_s: how long what still comes, up to 4 MiB,
     is thrown away after an answer that did not wait for it: closing at once would reset the connection, and the sender
-    would see that instead of the answer."""
+    would see that instead of the answer. still_s: how long an answer waits for a reader that takes nothing of it."""
 
     bytes: int = 64 * 1024
     headers: int = 100
     head_s: float = 10.0
     linger_s: float = 2.0
+    still_s: float = GONE_AFTER_S
 
 
 class OneWriteProtocol(H11Protocol):
@@ -77,8 +79,10 @@ class OneWriteProtocol(H11Protocol):
         self._is_first = True
         self._is_leaving = False
         self._dropped = 0
+        self._taken: tuple[int, float] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # narrower in uvicorn
+        self._wire = transport
         super().connection_made(cast("asyncio.Transport", _Gathering(transport, self.loop)))
         self.deadline = self.loop.time() + self._limits.head_s
         if self._entry is not None:
@@ -121,6 +125,19 @@ class OneWriteProtocol(H11Protocol):
         else:
             reason = str(refusal) if refusal is not None else msg
             self._refuse(400, BadRequest(f"this is no HTTP request that can be read: {reason[:200]}"))
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether something waits for the reader and it has taken nothing for ``still_s``. Call it now and then: what
+        counts is movement from one look to the next, so a reader that is slow is not stuck."""
+        waiting = self._wire.get_write_buffer_size()
+        if not waiting:
+            self._taken = None
+            return False
+        taken = bytes_taken(self._wire.get_extra_info("socket"))
+        mark = -waiting if taken is None else taken
+        if self._taken is None or self._taken[0] != mark:
+            self._taken = (mark, now)
+        return now - self._taken[1] > self._limits.still_s
 
     def run_out(self) -> None:
         """The deadline has passed."""

@@ -75,6 +75,7 @@ def serve(settings: ServeSettings) -> int:
         except BaseException:
             if worker is not None:
                 worker.stop()
+                worker.forget()  # it ends by itself, and has no plane to tell of that
             raise
         finally:
             endpoint.remove()
@@ -241,7 +242,7 @@ async def _renew(plane: "Plane", served: _Served) -> None:
     if shown is not None and await plane.in_thread(shown.look, now_ms=plane.clock.wall_ms()):
         reach = served.reach
         plane.settings = replace(plane.settings, fingerprints=reach.fingerprints, allowed_hosts=reach.hosts)
-        served.endpoint.write(_document(served))
+        served.endpoint.change(_document(served))  # a full disk must not end a plane that serves: ``mend`` writes it
 
 
 async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
