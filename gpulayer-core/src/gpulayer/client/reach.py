@@ -33,6 +33,11 @@ class Route:
     pins: tuple[Pin, ...] = ()
     proxy: Address | None = None
 
+    @classmethod
+    def of(cls, location: Location, address: Address) -> "Route":
+        """To one of its addresses."""
+        return cls(address, location.pins, location.proxy if address.is_secure else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -55,8 +60,7 @@ class Reach:
     def way(self) -> Way:
         with self._lock:
             location, index = self._location, self._index
-        address = location.addresses[index]
-        route = Route(address, location.pins, location.proxy if address.is_secure else None)
+        route = Route.of(location, location.addresses[index])
         return Way(route, location.token, _CONNECT_S if len(location.addresses) == 1 else _CONNECT_OF_SEVERAL_S)
 
     @property
