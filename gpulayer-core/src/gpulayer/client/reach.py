@@ -5,7 +5,7 @@ taken as one value, so that no token goes to an address that another location na
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpulayer.client.answers import BACKOFF, Failed
@@ -44,7 +44,7 @@ class Way:
     """What one try uses. connect_s: how long the connection may take, its TLS included."""
 
     route: Route
-    token: str
+    token: str = field(repr=False)
     connect_s: float = _CONNECT_S
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpulayer import __version__
@@ -89,8 +89,8 @@ class _Served:
     reach: Reach
     endpoint: EndpointKeeper
     worker: LocalWorker | None
-    join_token: str | None
-    token: str = ""
+    join_token: str | None = field(repr=False)
+    token: str = field(default="", repr=False)
 
 
 def _start_worker(
