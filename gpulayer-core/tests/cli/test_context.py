@@ -194,28 +194,3 @@ def test_a_shell_completes_targets_and_names(cli, plane, token, monkeypatch):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert cli().out.decode().split() == expected.split()
-
-
-def test_a_rotated_token_goes_into_the_context_that_the_old_one_came_from(cli, lab, parts, token, tmp_path):
-    cli("context", "add", "lab", lab.url, "--fingerprint", lab.certificate.pin, "--token-file", token)
-    new = "glc_" + "b" * 12 + "_secret"
-    lab.on("POST", "/v1/tokens:rotate", parts.Answer(201, json={"token": new, "id": "b" * 12}))
-    said = cli("token", "rotate")
-    assert said.out == b"context lab has the new token; the old one is good for 10 more minutes\n"
-    assert listed(cli)["contexts"][0]["token_id"] == "b" * 12
-    lab.token = new
-    assert cli("worker", "list").code == 0
-
-
-def test_a_rotated_token_that_can_not_be_kept_is_printed(cli, lab, parts, token, tmp_path, monkeypatch):
-    cli("context", "add", "lab", lab.url, "--fingerprint", lab.certificate.pin, "--token-file", token)
-    new = "glc_" + "b" * 12 + "_secret"
-
-    def rotate(_):
-        (tmp_path / "config" / "contexts.json").chmod(0o644)
-        return parts.Answer(201, json={"token": new, "id": "b" * 12})
-
-    lab.on("POST", "/v1/tokens:rotate", rotate)
-    said = cli("token", "rotate")
-    assert said.out == f"{new}\n".encode()
-    assert "context lab still has the old token: others on this machine may read" in said.err
