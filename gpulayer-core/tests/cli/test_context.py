@@ -99,6 +99,51 @@ def test_a_new_context_without_a_url_takes_what_up_printed_for_clients(cli, lab,
     assert listed(cli)["contexts"][0]["urls"] == ["https://127.0.0.1:9", lab.url]
 
 
+@pytest.fixture
+def elsewhere(monkeypatch, plane):
+    """The environment names another control plane, with its token."""
+    monkeypatch.setenv("GPULAYER_URL", plane.url)
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_" + "e" * 12 + "_elsewhere")
+    return plane
+
+
+def test_a_context_that_is_changed_keeps_its_own_token_whatever_the_environment_has(cli, lab, token, elsewhere):
+    pin = lab.certificate.pin
+    cli("context", "add", "lab", "https://gone.example", "--fingerprint", pin, "--token-file", token, "--no-check")
+    for change in ([lab.url], ["--fingerprint", pin, "--fingerprint", PIN], ["--proxy", "none"]):
+        said = cli("context", "add", "lab", *change)
+        assert (said.code, b"you are alice" in said.out) == (0, True), said.err
+    assert listed(cli)["contexts"][0]["token_id"] == "a" * 12
+    assert {each.headers["authorization"] for each in lab.asked} == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("url", ["", "not a url", "https://other.example"])
+def test_a_token_of_the_environment_is_not_shown_to_another_control_plane(cli, lab, elsewhere, monkeypatch, url):
+    monkeypatch.setenv("GPULAYER_URL", url)
+    said = cli("context", "add", "lab", lab.url, "--fingerprint", lab.certificate.pin)
+    assert said.code == 2
+    assert "a context needs a client token" in said.err
+    assert "GPULAYER_TOKEN is for the control plane of GPULAYER_URL alone" in said.err
+    said = cli("context", "add", "lab", elsewhere.url, lab.url, "--fingerprint", lab.certificate.pin)
+    assert said.code == 2
+    assert (lab.asked, elsewhere.asked, listed(cli)["contexts"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_token_of_the_environment_is_taken_where_its_url_is_the_one_that_is_meant(
+    cli, lab, token, monkeypatch, is_new
+):
+    pin = lab.certificate.pin
+    if not is_new:
+        token.write_text("glc_" + "o" * 12 + "_old")
+        cli("context", "add", "lab", lab.url, "--fingerprint", pin, "--token-file", token, "--no-check")
+    monkeypatch.setenv("GPULAYER_URL", f"https://127.0.0.1:9,{lab.url}/")
+    monkeypatch.setenv("GPULAYER_TOKEN", TOKEN)
+    said = cli("context", "add", "lab", *([lab.url] if is_new else []), "--fingerprint", pin)
+    assert (said.code, b"you are alice" in said.out) == (0, True), said.err
+    assert listed(cli)["contexts"][0]["token_id"] == "a" * 12
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
