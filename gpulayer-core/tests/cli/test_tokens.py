@@ -97,7 +97,7 @@ def test_a_join_token_comes_with_its_whole_join_line(cli, reached, parts):
         "role": "join", "name": "rack", "max_uses": 20, "labels": {"room": "4", "kind": "spare"}, "max_devices": 0,
     }  # fmt: skip
     lines = said.err.splitlines()
-    assert lines[0] == "it adds a worker; it works for 20 workers, for 1d 0h:"
+    assert lines[0] == "it adds a worker; it works for 20 workers, for 24 hours:"
     assert lines[1] == f"  gpulayer join https://10.0.0.5:8470 --token TOKEN --fingerprint {PIN}"
 
 
@@ -274,7 +274,7 @@ def contexts(plane, away, monkeypatch):
 def test_a_rotated_token_of_a_context_is_replaced_there_and_not_shown(cli, rotating, contexts, target):
     said = cli("token", "rotate", *target)
     assert (said.code, said.err) == (0, "")
-    assert said.out.decode() == f"context lab, same: token {'b' * 12} (submitter alice), for 90d 0h\n"
+    assert said.out.decode() == f"context lab, same: token {'b' * 12} (submitter alice), for 90 days\n"
     document = contexts.read()
     tokens = {name: one["token"] for name, one in document["contexts"].items()}
     assert tokens == {"lab": MADE, "same": MADE, "other": "glc_" + "c" * 12 + "_x"}

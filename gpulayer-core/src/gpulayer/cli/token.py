@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
-from gpulayer.cli.handover import PLACEHOLDER, handover_lines
+from gpulayer.cli.handover import PLACEHOLDER, handover_lines, life_text
 from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client, settings_for
 from gpulayer.cli.records import age, when
@@ -19,7 +19,7 @@ from gpulayer.client.location import Configured, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unauthenticated, UsageError
 from gpulayer.sdk.client import Client
-from gpulayer.spec.units import format_duration, parse_duration_ms
+from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from gpulayer.client.connect import Settings
@@ -152,10 +152,8 @@ def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
         if json:
             print_json({**told, "contexts": names})
         else:
-            life = format_duration(reply["expires_in_s"] * 1000)
-            print_line(
-                f"context {_words(names)}: token {reply['token_id']} ({reply['role']} {reply['name']}), for {life}"
-            )
+            whose = f"{reply['role']} {reply['name']}"
+            print_line(f"context {_words(names)}: token {reply['token_id']} ({whose}), for {life_text(reply)}")
         return
     with Client(settings=settings) as client:
         reply = client.transport.send(calls.rotate_token())

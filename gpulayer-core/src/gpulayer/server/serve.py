@@ -131,6 +131,7 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.listeners.url,
             urls=reach.urls,
+            public_urls=reach.urls if settings.public_urls else (),
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,
