@@ -6,13 +6,16 @@ import pty
 import shlex
 import signal
 import subprocess
+import threading
+from dataclasses import replace
 
 import pytest
 
+from gpulayer.cli import up
 from gpulayer.cli.background import plane_command, tls_setting
 from gpulayer.cli.handover import announcement, handover_lines, life_text
 from gpulayer.client.location import EndpointFound
-from gpulayer.errors import UsageError
+from gpulayer.errors import Forbidden, Unreachable, UsageError
 from gpulayer.server.settings import CertificateFiles
 
 PIN = "sha256:" + "a" * 64
@@ -208,3 +211,36 @@ def test_up_in_the_foreground_shows_a_client_token_to_somebody_at_a_terminal_alo
     finally:
         os.close(screen)
         os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            Unreachable("no control plane answers", hint="see x"),
+            "error: no control plane answers\n hint: see",
+        ),
+        (Forbidden("only an admin makes tokens"), "error: only an admin makes tokens\n"),
+    ],
+)
+def test_what_hinders_the_announcement_is_a_line_and_no_traceback(away, monkeypatch, capsys, error, said):
+    def refuse(*_):
+        raise error
+
+    here = replace(endpoint(), pid=os.getpid())
+    monkeypatch.setattr(up, "find_plane", lambda _: here)
+    monkeypatch.setattr(up.Transport, "send", refuse)
+    announcing = threading.Thread(target=up._announce_when_up, args=(away,))
+    announcing.start()  # an exception in a thread is a warning, and warnings are errors here
+    announcing.join()
+    told = capsys.readouterr().err
+    assert told.startswith(said)
+    assert "the control plane goes on" in told
+
+
+def test_a_folder_that_can_not_be_written_hinders_no_announcement(plane, parts, away, capsys):
+    plane.on("POST", "/v1/tokens", [parts.Answer(201, json=token(text, "x")) for text in ("gle_x", "glc_y")])
+    up._announce(replace(endpoint(), port=plane.port, token=plane.token), away / "gone", has_client=True)
+    told = capsys.readouterr()
+    assert "GPULAYER_TOKEN=glc_y" in told.out
+    assert "printed-token can't be written (No such file or directory)" in told.err

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from gpulayer.cli.background import plane_command, serve_plane, tls_setting
-from gpulayer.cli.console import print_line, say
+from gpulayer.cli.console import print_error, print_line, say
 from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, TimedOut, Unreachable
+from gpulayer.errors import Conflict, GpulayerError, TimedOut, Unreachable
 from gpulayer.net.address import parse_url
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
@@ -137,6 +137,15 @@ def _start(argv: list[str], folder: Path) -> int:
 
 
 def _announce_when_up(folder: Path) -> None:
+    """In a thread of its own. The control plane goes on, whatever hinders this."""
+    try:
+        _announce_once_up(folder)
+    except GpulayerError as error:
+        print_error(error)
+        say("the control plane goes on; gpulayer token create prints the lines that others need")
+
+
+def _announce_once_up(folder: Path) -> None:
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends:
         found = find_plane(folder)
@@ -170,7 +179,10 @@ def _client_token(transport: Transport, printed: Path) -> "TokenReply":
         if token["id"] == before and token["state"] == "valid" and token["last_used_at"] is None:
             transport.send(calls.revoke_token(before))
     made = transport.send(calls.create_token("submitter", name=_CLIENT_NAME))
-    printed.write_text(made["token_id"], encoding="ascii")
+    try:
+        printed.write_text(made["token_id"], encoding="ascii")
+    except OSError as error:
+        say(f"note: {printed} can't be written ({error.strerror}): the next start does not revoke this client token")
     return made
 
 
