@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpulayer import __version__
@@ -91,8 +91,8 @@ class _Served:
     reach: Reach
     endpoint: EndpointKeeper
     worker: LocalWorker | None
-    join_token: str | None
-    token: str = ""
+    join_token: str | None = field(repr=False)
+    token: str = field(default="", repr=False)
 
 
 def _start_worker(
@@ -133,6 +133,7 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.listeners.url,
             urls=reach.urls,
+            public_urls=reach.urls if settings.public_urls else (),
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,

@@ -49,6 +49,7 @@ async def show(call: Call) -> Response:
         "started_at": iso_utc(plane.started_wall_ms) or "",
         "now": iso_utc(plane.clock.wall_ms()) or "",
         "urls": list(plane.settings.urls),
+        "public_urls": list(plane.settings.public_urls),
         "fingerprints": list(plane.settings.fingerprints),
         "disk_free_bytes": await plane.in_thread(_disk_free, plane.settings.state_dir),
         "you": {
