@@ -265,3 +265,14 @@ def test_drain_and_resume(plane) -> None:
     assert plane.http.post("/v1/workers/box:resume").json()["state"] == "ready"
     assert len(worker.commands(hold_s=5)) == 1
     assert plane.http.get("/v1/workers/nobody").status_code == 404
+
+
+def test_a_worker_that_was_not_heard_since_the_start_is_counted_as_silent(plane) -> None:
+    """As the list of workers says it: ``status`` and ``doctor`` read the counts."""
+    plane.worker().report()
+    assert plane.http.get("/v1/plane").json()["workers"] == {"ready": 1}
+    plane.stop()
+    plane.start()
+    (worker,) = plane.http.get("/v1/workers").json()["workers"]
+    assert worker["state"] == "silent"
+    assert plane.http.get("/v1/plane").json()["workers"] == {"silent": 1}

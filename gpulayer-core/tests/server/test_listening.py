@@ -192,6 +192,7 @@ MACHINE = Machine(("gpu-box",), ("10.0.0.5", "fd00::5"))
         (("127.0.0.2",), True, (), ()),
         ((), False, ("gpu.example.org", "*.example.org"), ("https://gpu.example.org:8470",)),
         (("127.0.0.1",), False, ("gpu.example.org",), ("https://gpu.example.org:8470",)),
+        ((), False, ("localhost", "127.0.0.1", "::1", "10.0.0.9"), ("https://10.0.0.9:8470",)),
         ((), False, ("*.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
         ((), True, ("gpu.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
     ],
