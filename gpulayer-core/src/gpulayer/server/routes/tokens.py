@@ -71,6 +71,7 @@ async def revoke(call: Call) -> Response:
             await plane.driver.submit(side=Side(tokens=changed, audit=told))
             for row in changed:
                 plane.auth.keep_token(row)
+            plane.hub.wake(("token", row.id) for row in changed)
         rows = [plane.auth.token(row.id) or row for row in found]
     return json_response({"tokens": [_record(row, now_ms) for row in rows], "next": None})
 
@@ -115,6 +116,7 @@ async def rotate(call: Call) -> Response:
         await plane.driver.submit(side=Side(tokens=tuple(rows), audit=tuple(told)))
         for each in rows:
             plane.auth.keep_token(each)
+        plane.hub.wake(("token", each.id) for each in lost)
     return json_response(_reply(token, row), 201)
 
 
