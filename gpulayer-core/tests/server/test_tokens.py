@@ -341,11 +341,10 @@ def test_worker_and_join_tokens_are_not_rotated(people):
 
 def test_a_revocation_among_workers_that_join_is_not_lost_and_uses_are_counted_right(people):
     pool = people.create("join", max_uses=50)
-    first = people.plane.worker("first", join_token=pool.token)
+    people.plane.worker("first", join_token=pool.token)
 
     def join(number):
-        key = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
-        body = {"schema": 1, "name": f"w{number}", "public_key": key, "facts": first.facts}
+        body = people.plane.enrolment(Ed25519PrivateKey.generate(), pool.token, f"w{number}")
         return people.ask(pool.token, "POST", "/v1/workers:enrol", json=body).status_code
 
     with ThreadPoolExecutor(8) as pool_of_threads:

@@ -304,21 +304,23 @@ class Auth:
         self._identities.pop(worker, None)
         self._sessions = {id_: session for id_, session in self._sessions.items() if session.worker != worker}
 
+    def check_enrolment(self, caller: Caller, name: str, public_key: str, signature: str) -> None:
+        """Raises Unauthenticated unless whoever shows this join token has the private key, too."""
+        if not _is_signed(public_key, signature, f"gpulayer-enrol:{caller.token_id}:{name}"):
+            raise Unauthenticated(
+                "the enrolment is not signed with its own key",
+                hint="a worker signs it with the key in its folder: join it with gpulayer join",
+            )
+
     def take_signature(self, worker: WorkerId, counter: int, signature: str) -> None:
         """Check the signature and use its counter up, which is to be committed before a session is given.
 
         Raises Unauthenticated for an unknown worker or a false signature, and Conflict for a counter that is not higher
         than the last one, which ``details`` then names: the worker may sign again above it.
         """
-        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - start-up time
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
-
         row = self._enrolled(worker)
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row.public_key))
-            key.verify(bytes.fromhex(signature), f"gpulayer-session:{worker}:{counter}".encode())
-        except (InvalidSignature, ValueError):
-            raise Unauthenticated("the signature is not this worker's") from None
+        if not _is_signed(row.public_key, signature, f"gpulayer-session:{worker}:{counter}"):
+            raise Unauthenticated("the signature is not this worker's")
         if counter <= row.counter:
             raise Conflict(
                 f"counter {counter} was used before; the last one was {row.counter}",
@@ -407,6 +409,18 @@ class Auth:
 
     def _hash(self, secret: str) -> str:
         return hashlib.sha256(self._pepper + secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _is_signed(public_key: str, signature: str, text: str) -> bool:
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - start-up time
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+        key.verify(bytes.fromhex(signature), text.encode())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def check_token_name(name: str) -> None:

@@ -53,7 +53,7 @@ async def list_tokens(call: Call) -> Response:
 
 
 async def revoke(call: Call) -> Response:
-    """They open nothing any more, nor does what they were rotated into: who took a token has perhaps rotated it. What was
+    """They open nothing any more, nor does what they were rotated into: who took one has perhaps rotated it. What was
     revoked already stays so."""
     plane, ref, is_all = call.plane, call.path("ref"), call.query_flag("all")
     async with plane.enrolling:
