@@ -260,15 +260,21 @@ class Auth:
         own = [row.id for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT]
         return list(dict.fromkeys((*own, *self.ended_tokens())))
 
-    def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
+    def spend(self, caller: Caller, public_key: str, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
 
         Returns the token's row if it has to be counted, None for a worker that comes again with its own. Raises
-        Unauthenticated for a token that is used up, or was revoked since its caller was looked at.
+        Unauthenticated for a token that is used up, or was revoked since its caller was looked at, and for the key of a
+        worker that joined with it and was removed: it would come back by itself.
         """
         row = self._tokens.get(caller.token_id)
         if row is None or row.is_revoked:
             raise Unauthenticated(f"token {caller.token_id} was revoked", hint=_JOIN_ANEW)
+        if public_key in row.removed_keys:
+            raise Unauthenticated(
+                f"this worker was removed, and join token {row.id}, which it had, joins it no more",
+                hint=f"to have it back, {_JOIN_ANEW}",
+            )
         identity = None if worker is None else self._identities.get(worker)
         if identity is not None and identity.token_id == row.id:
             return None
@@ -298,6 +304,15 @@ class Auth:
         if known is not None and known.counter > row.counter:
             row = replace(row, counter=known.counter)
         self._identities[row.worker] = row
+
+    def removal(self, worker: WorkerId) -> TokenRow | None:
+        """What keeps a worker that is to be removed from joining again with the token that it has: the token's row, to
+        be committed and kept. None where nobody has such a token any more."""
+        identity = self._identities.get(worker)
+        row = None if identity is None else self._tokens.get(identity.token_id)
+        if identity is None or row is None or identity.public_key in row.removed_keys:
+            return None
+        return replace(row, removed_keys=(*row.removed_keys, identity.public_key))
 
     def forget_worker(self, worker: WorkerId) -> None:
         """The worker is gone: its key and its sessions open nothing any more."""
