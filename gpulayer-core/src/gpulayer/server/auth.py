@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,13 @@ from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
 from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
 
-__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
+__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "SYSTEM", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
 
 LOCAL_OWNER: Final = "local"
 """Whoever runs the control plane, at its own machine."""
+
+SYSTEM: Final = "system"
+"""In the audit trail: the control plane itself, or the machine it runs on."""
 
 _DAY_S: Final = 86_400
 CLIENT_LIFE_S: Final[Mapping[Role, int]] = MappingProxyType(
@@ -440,10 +444,22 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 
 def check_token_name(name: str) -> None:
     """Raises BadRequest for a name that nobody can have."""
-    if name.casefold() == LOCAL_OWNER:
+    looks = _looks(name)
+    if looks == LOCAL_OWNER:
         raise BadRequest(f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another")
-    if not name.isprintable() or name != name.strip() or "/" in name:  # a slash: it stands in paths
+    if looks == SYSTEM:
+        raise BadRequest(f"name: {name!r} is the control plane itself, in its audit trail", hint="choose another")
+    if " (job " in looks:
+        raise BadRequest(f"name: {name[:60]!r} looks like a job's: NAME (job ID)", hint="choose another")
+    # A slash and dots: it stands in paths.
+    if not name.isprintable() or name != name.strip() or "/" in name or name in (".", ".."):
         raise BadRequest(f"name: {name[:60]!r} has characters or spaces that a name can't have")
+
+
+def _looks(name: str) -> str:
+    """The same for names that look alike: in letters of other widths, styles and case, with marks or without."""
+    apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(each for each in apart if unicodedata.category(each) != "Mn").strip()
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
