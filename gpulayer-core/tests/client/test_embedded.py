@@ -21,6 +21,7 @@ from gpulayer.client.embedded import (
     log_tail,
     plane_argv,
     wait_until_gone,
+    why_not_started,
 )
 from gpulayer.client.location import EndpointFound
 from gpulayer.client.transport import Transport
@@ -49,6 +50,42 @@ def dead_pid():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+@pytest.mark.parametrize("is_up", [False, True], ids=["by itself", "by gpulayer up"])
+def test_a_start_on_a_full_disk_says_that_there_is_no_room_and_where(disk_of, fill, is_up):
+    state = disk_of(256) / "state"
+    state.mkdir(mode=0o700)
+    (state / "plane.log").touch()
+    fill(state / "filler")
+    if is_up:
+        argv = [
+            sys.executable,
+            "-m",
+            "gpulayer.cli",
+            "up",
+            "--detach",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--state",
+            str(state),
+        ]
+        ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
+        assert ended.returncode != 0
+        said = ended.stderr
+    else:
+        with pytest.raises(Unreachable) as caught:
+            ensure_plane(EmbeddedPlane(state, gpulayer.__version__, dict(os.environ), deadline_s=60))
+        said = caught.value.message
+    assert f"did not start: there is no room on the disk of {state}" in said
+
+
+def test_a_start_that_fails_on_a_disk_with_room_blames_no_disk(tmp_path):
+    (tmp_path / "plane.log").write_text("port taken\n")
+    assert why_not_started(tmp_path / "plane.log") == "; the end of its log:\nport taken"
+    assert [path.name for path in tmp_path.iterdir()] == ["plane.log"]
 
 
 def test_the_command_line_is_a_plan():

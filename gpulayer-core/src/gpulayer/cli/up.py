@@ -15,7 +15,7 @@ from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
-from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
+from gpulayer.client.embedded import find_plane, start_detached, wait_until_gone, why_not_started
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, GpulayerError, TimedOut, Unreachable
 from gpulayer.net.address import parse_url
@@ -131,11 +131,7 @@ def _start(argv: list[str], folder: Path) -> int:
     if process.poll() is None:
         process.terminate()
         process.wait(timeout=10)
-    tail = log_tail(log)
-    raise Unreachable(
-        "the control plane did not start" + (f"; the end of its log:\n{tail}" if tail else ""),
-        hint=f"the whole log is {log}",
-    )
+    raise Unreachable(f"the control plane did not start{why_not_started(log)}", hint=f"the whole log is {log}")
 
 
 def _announce_when_up(folder: Path) -> None:
@@ -173,6 +169,8 @@ def _announce(endpoint: "EndpointFound", folder: Path, *, has_client: bool) -> N
 def _client_token(transport: Transport, printed: Path) -> "TokenReply":
     """A new one. The one that was printed before is revoked if nobody has used it: it was not wanted, and its line may
     stand in many a scrollback. ``printed`` has its id."""
+    from gpulayer.server.folder import write_private  # noqa: PLC0415 - not for --help
+
     try:
         before = printed.read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -182,7 +180,7 @@ def _client_token(transport: Transport, printed: Path) -> "TokenReply":
             transport.send(calls.revoke_token(before))
     made = transport.send(calls.create_token("submitter", name=_CLIENT_NAME))
     try:
-        printed.write_text(made["token_id"], encoding="ascii")
+        write_private(printed, made["token_id"].encode("ascii"))
     except OSError as error:
         say(f"note: {printed} can't be written ({error.strerror}): the next start does not revoke this client token")
     return made

@@ -5,10 +5,12 @@ others find that one's endpoint. What is started is detached (its own session, o
 by itself when idle. It is started as a process, never by import: a client does not load the server.
 """
 
+import errno
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +35,14 @@ __all__ = [
     "plane_argv",
     "start_detached",
     "wait_until_gone",
+    "why_not_started",
 ]
 
 ENDPOINT_FILE: Final = "endpoint.json"
 PLANE_LOG: Final = "plane.log"
 LIVE_STATES: Final = frozenset({"queued", "provisioning", "staging", "running", "ending", "unreachable"})
 _POLL_S: Final = 0.01
+_START_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,23 @@ def log_tail(log: Path, *, lines: int = 12) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def why_not_started(log: Path) -> str:
+    """What is known of it, to be put behind "it did not start": on a full disk not even the log can say anything."""
+    room = "" if _has_room(log.parent) else f": there is no room on the disk of {log.parent}"
+    tail = log_tail(log)
+    return room + (f"; the end of its log:\n{tail}" if tail else "")
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether this user can write there what a start does. A quota or a want of inodes shows in no number of bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_START_BYTES))
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
+
+
 def _keep_or_replace(found: EndpointFound, settings: EmbeddedPlane) -> EndpointFound | None:
     """The running one where it will do; None once it has been ended in favour of a new one."""
     if found.version == settings.version:
@@ -205,9 +226,8 @@ def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]")
         process.terminate()
         process.wait(timeout=10)
     log = settings.state_dir / PLANE_LOG
-    tail = log_tail(log)
     raise Unreachable(
-        "the background control plane did not start" + (f"; the end of its log:\n{tail}" if tail else ""),
+        f"the background control plane did not start{why_not_started(log)}",
         hint=f"the whole log is {log}",
         details={"log": str(log)},
     )
