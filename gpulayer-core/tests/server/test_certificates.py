@@ -104,6 +104,18 @@ certificates.own_certificate(Path(sys.argv[1]), names=["a"], addresses=[], now_m
     assert os.listdir(tmp_path) == ["tls"]
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_key_that_others_may_read_is_refused(tmp_path, mode):
+    own(tmp_path)
+    key = tmp_path / "tls" / "key.pem"
+    key.chmod(mode)
+    with pytest.raises(UsageError, match=rf"others on this machine may read .*key\.pem \(mode {mode:04o}\)") as caught:
+        own(tmp_path)
+    assert f"chmod 600 {key}" in caught.value.hint
+    key.chmod(0o600)
+    assert own(tmp_path).is_self_signed
+
+
 @pytest.mark.parametrize("lost", ["cert.pem", "key.pem"])
 def test_half_of_it_is_refused_and_not_made_anew(tmp_path, lost):
     own(tmp_path)

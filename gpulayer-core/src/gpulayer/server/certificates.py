@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import ssl
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from gpulayer.server.settings import CertificateFiles
 __all__ = ["Certificate", "Shown", "load_certificate", "own_certificate", "server_context"]
 
 _LIFE: Final = timedelta(days=3650)
+_OTHERS: Final = 0o077
 _BACK: Final = timedelta(days=1)  # other machines' clocks may be behind
 _BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _Signature = tuple[tuple[int, int, int], ...]
@@ -52,8 +54,8 @@ def own_certificate(folder: Path, *, names: Iterable[str], addresses: Iterable[s
     """The certificate of this state folder, made at its first use: ``folder/cert.pem`` and, mode 0600, ``key.pem``.
 
     Whoever calls this holds the lock of the state folder. Raises UsageError where one of the two files is missing or
-    can't be read: another certificate would lock everybody out who was given the old one's pin; and where none can be
-    made.
+    can't be read, because another certificate would lock everybody out who was given the old one's pin; where others
+    may read the key; and where none can be made.
     """
     files = CertificateFiles(folder / "cert.pem", folder / "key.pem")
     try:
@@ -65,8 +67,18 @@ def own_certificate(folder: Path, *, names: Iterable[str], addresses: Iterable[s
     try:
         server_context(files)
         pin = _pin(_content(files.cert), files.cert)
+        mode = os.stat(files.key).st_mode
+    except OSError as error:
+        raise UsageError(f"{files.key} can't be read: {_said(error)}", hint=hint) from None
     except UsageError as error:
         raise UsageError(error.message, hint=hint) from None
+    if mode & _OTHERS:
+        raise UsageError(
+            f"others on this machine may read {files.key} (mode {stat.S_IMODE(mode):04o}): they could pass for this "
+            "control plane",
+            hint=f"chmod 600 {files.key}; if somebody may have, remove {folder}: then there is a new certificate, with "
+            "a new fingerprint for everybody",
+        )
     return Certificate(files, pin, is_self_signed=True)
 
 

@@ -7,17 +7,63 @@ answered, never before, and only the plane whose folder it is writes or removes 
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpulayer.errors import Conflict
+from gpulayer.errors import Conflict, UsageError
 from gpulayer.server.settings import Layout
 
-__all__ = ["EndpointKeeper", "is_ours", "keep_port", "kept_port", "locked", "write_private"]
+__all__ = ["EndpointKeeper", "is_ours", "keep_port", "kept_port", "locked", "make_private", "write_private"]
+
+_OTHERS: Final = 0o077
+_WRITE_OF_OTHERS: Final = 0o022
 
 _log: Final = logging.getLogger(__name__)
+
+
+def make_private(layout: Layout) -> None:
+    """Make the state folder (mode 0700) where it is missing, and keep others out of one that is there, as ssh does.
+
+    Others could not read what is 0600 in a folder that they may enter, so one of ours is closed to them and its files,
+    too. Into one that they may write they may have put anything already. Raises UsageError for that, and where the
+    folder can't be made.
+    """
+    root = layout.root
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.stat(root)
+    except OSError as error:
+        raise UsageError(
+            f"state folder {root} can't be used: {error.strerror}", hint="choose another with --state DIR"
+        ) from None
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & _WRITE_OF_OTHERS:
+        raise UsageError(
+            f"others on this machine may write state folder {root} (mode {mode:04o}), which holds keys and tokens",
+            hint=f"look whether all in it is yours, then chmod 700 {root}; or choose another with --state DIR",
+        )
+    if mode & _OTHERS and found.st_uid == os.geteuid():
+        os.chmod(root, mode & ~_OTHERS)
+    elif mode & _OTHERS:
+        _log.warning("others may look into state folder %s (mode %04o), and it is not ours to close", root, mode)
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                close_to_others(Path(entry.path))
+
+
+def close_to_others(path: Path) -> None:
+    """A file of ours gets mode 0600, or less; another's, and one that is missing, stays as it is."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        if found.st_mode & _OTHERS and found.st_uid == os.geteuid():
+            os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            _log.warning("%s can't be closed to others: %s", path, error.strerror)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, write_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, write_private
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.reach import Reach, reach_of
@@ -48,17 +48,12 @@ _log = logging.getLogger(__name__)
 def serve(settings: ServeSettings) -> int:
     """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
 
-    Raises Conflict where another process serves this state folder, UsageError for a host, port or certificate that
-    can't be used, StorageUnavailable where the store can't be read.
+    Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
+    that can't be used, StorageUnavailable where the store can't be read.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     layout = Layout(settings.state_dir)
-    try:
-        layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"state folder {layout.root} can't be used: {error.strerror}", hint="choose another with --state DIR"
-        ) from None
+    make_private(layout)
     with (
         locked(layout) as lock,
         open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,

@@ -6,6 +6,7 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -89,9 +90,10 @@ _JOB_SPEC: Final = (
 
 
 class Store:
-    """Opens or makes the store at ``path`` (a file on a local disk). Raises Conflict for a newer schema."""
+    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600). Raises Conflict for a newer schema."""
 
     def __init__(self, path: str) -> None:
+        _make_private(path)
         self._engine = _engine(path)
         try:
             with _mapped():
@@ -462,6 +464,19 @@ _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
+
+
+def _make_private(path: str) -> None:
+    """SQLite gives the files beside it the store's own mode, when it makes them."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            if os.path.exists(each) and os.stat(each).st_mode & 0o077:
+                os.chmod(each, 0o600)
+    except OSError as error:
+        raise StorageUnavailable(
+            f"the control plane's store can't be used now: {error.strerror}", hint=f"see the mode and owner of {path}"
+        ) from None
 
 
 def _engine(path: str) -> Engine:
