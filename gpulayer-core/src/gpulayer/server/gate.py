@@ -13,6 +13,7 @@ import errno
 import logging
 import socket
 import ssl
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -214,6 +215,9 @@ class GatedServer(uvicorn.Server):
             )
         except (OSError, EOFError) as error:  # the other side's doing, seen while shaking hands
             _log.debug("a connection from %s came to nothing: %s", address, error)
+            # The error holds its frames, they hold it, and the TLS buffers too, a quarter of a MiB: a circle that only
+            # a full collection would find, which is rare here (see ``serve``).
+            traceback.clear_frames(error.__traceback__)
         finally:
             if entry.protocol is None:  # also where it was sent away in the middle of a handshake
                 entry.leave()
