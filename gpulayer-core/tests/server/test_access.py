@@ -225,13 +225,15 @@ def test_two_workers_with_one_name_are_refused(plane) -> None:
 
 def test_a_session_needs_the_workers_own_signature_and_a_counter_that_grows(plane) -> None:
     worker = plane.worker()
-    assert worker.session(counter=worker.counter).status_code == 401
-    assert worker.session(counter=0).status_code == 401
+    for counter in (worker.counter, 0):
+        used = worker.session(counter=counter)
+        assert used.status_code == 409
+        assert plane.check_envelope(used)["details"] == {"counter": worker.counter}
     key, worker.key = worker.key, Ed25519PrivateKey.generate()
     assert worker.session(counter=99).status_code == 401
     worker.key = key
     plane.restart()
-    assert worker.session(counter=1).status_code == 401  # the counter is durable
+    assert worker.session(counter=1).status_code == 409  # the counter is durable
     assert worker.session(counter=2).status_code == 201
     worker.id = "0" * 16
     assert worker.session(counter=3).status_code == 401
@@ -263,3 +265,14 @@ def test_drain_and_resume(plane) -> None:
     assert plane.http.post("/v1/workers/box:resume").json()["state"] == "ready"
     assert len(worker.commands(hold_s=5)) == 1
     assert plane.http.get("/v1/workers/nobody").status_code == 404
+
+
+def test_a_worker_that_was_not_heard_since_the_start_is_counted_as_silent(plane) -> None:
+    """As the list of workers says it: ``status`` and ``doctor`` read the counts."""
+    plane.worker().report()
+    assert plane.http.get("/v1/plane").json()["workers"] == {"ready": 1}
+    plane.stop()
+    plane.start()
+    (worker,) = plane.http.get("/v1/workers").json()["workers"]
+    assert worker["state"] == "silent"
+    assert plane.http.get("/v1/plane").json()["workers"] == {"silent": 1}

@@ -12,7 +12,7 @@ import pytest
 from gpulayer.errors import UsageError
 from gpulayer.net import Pin, socket_options
 from gpulayer.server import listening
-from gpulayer.server.addresses import Machine, best_first, read_machine
+from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.certificates import Certificate
 from gpulayer.server.listening import open_listeners
 from gpulayer.server.reach import others_urls
@@ -66,6 +66,29 @@ def test_ones_own_certificate_is_shown_on_loopback_where_that_is_asked_for():
     with open_listeners("127.0.0.1", 0, tls=FILES) as found:
         assert (names(found), found.addresses) == (["127.0.0.1"], ("127.0.0.1",))
         assert found.own.getsockname()[1] != found.port
+
+
+@pytest.mark.parametrize(
+    ("host", "tls"),
+    [("127.0.0.1", "auto"), ("::1", "off"), ("127.0.0.1", FILES), ("127.0.0.2", "auto"), ("0.0.0.0", "auto")],
+)
+def test_this_machine_finds_the_next_plane_at_the_port_of_the_one_before_unless_another_program_took_it(host, tls):
+    with open_listeners(host, 0, tls=tls) as first:
+        url, port = first.url, first.own_port
+    with open_listeners(host, 0, tls=tls, own_port=port) as again:
+        assert again.url == url
+        with open_listeners(host, 0, tls=tls, own_port=port) as other:
+            assert other.own_port not in (0, port)
+
+
+def test_a_port_that_was_asked_for_is_taken_and_no_other():
+    with open_listeners("127.0.0.1", 0, tls="auto") as free:
+        port = free.own_port
+    with open_listeners("127.0.0.1", port, tls="auto", own_port=port + 1) as found:
+        assert found.own_port == port
+        with pytest.raises(UsageError):
+            with open_listeners("127.0.0.1", port, tls="auto", own_port=port + 1):
+                pass
 
 
 def test_one_address_or_name_of_this_machine():
@@ -142,23 +165,6 @@ def test_an_address_that_is_not_this_machines_says_so(host, said):
     assert "leave --host out" in caught.value.hint
 
 
-def test_addresses_come_best_first_and_without_those_that_lead_nowhere():
-    interfaces = {
-        "lo": ["127.0.0.1", "::1"],
-        "docker0": ["172.17.0.1"],
-        "br-1a2b": ["172.18.0.1", "fd12::1"],
-        "wg0": ["10.9.0.2"],
-        "eth1": ["fe80::1%eth1", "2001:db8::7", "192.168.7.2", "169.254.1.1", "224.0.0.1", "0.0.0.0", "no address"],
-        "eth0": ["10.0.0.5", "2001:db8::5", "10.0.0.6"],
-    }
-    assert best_first(interfaces, routed=["10.0.0.5", "2001:db8::5"]) == (
-        *("10.0.0.5", "2001:db8::5"),
-        *("10.9.0.2", "192.168.7.2", "10.0.0.6", "2001:db8::7"),
-        *("172.17.0.1", "172.18.0.1", "fd12::1"),
-    )
-    assert best_first({"lo": ["127.0.0.1"]}) == ()
-
-
 def test_what_this_machine_says_of_itself_can_be_bound_and_resolves():
     found = read_machine()
     assert found.names[0] == socket.gethostname().lower()
@@ -186,6 +192,7 @@ MACHINE = Machine(("gpu-box",), ("10.0.0.5", "fd00::5"))
         (("127.0.0.2",), True, (), ()),
         ((), False, ("gpu.example.org", "*.example.org"), ("https://gpu.example.org:8470",)),
         (("127.0.0.1",), False, ("gpu.example.org",), ("https://gpu.example.org:8470",)),
+        ((), False, ("localhost", "127.0.0.1", "::1", "10.0.0.9"), ("https://10.0.0.9:8470",)),
         ((), False, ("*.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
         ((), True, ("gpu.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
     ],

@@ -22,6 +22,8 @@ from gpulayer.errors import Conflict, UsageError
 from gpulayer.net import parse_pins, pin_of, tls_context
 from gpulayer.server import ServeSettings, serve
 from gpulayer.server.certificates import own_certificate
+from gpulayer.server.folder import keep_port, kept_port
+from gpulayer.server.settings import Layout
 
 _PROGRAM = """
 import sys
@@ -248,6 +250,27 @@ def test_the_certificate_and_the_port_outlive_a_crash(serving) -> None:
     assert (again.endpoint()["fingerprints"], again.endpoint()["urls"]) == (before["fingerprints"], before["urls"])
     with secure(again, pins=before["fingerprints"]) as https:
         assert https.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("others", [{}, {"host": "0.0.0.0"}, {"mode": "embedded"}], ids=["here", "others", "embedded"])
+def test_what_this_machines_programs_were_told_is_good_after_a_restart(serving, others) -> None:
+    first = serving(**others).ready()
+    url = first.endpoint()["url"]
+    first.process.kill()
+    first.process.wait()
+    again = serving(**others).ready()
+    assert again.endpoint()["url"] == url
+
+
+@pytest.mark.parametrize("kept", ["", "x", "0", "99999", "-1"])
+def test_a_port_that_was_kept_badly_is_none(tmp_path, kept) -> None:
+    layout = Layout(tmp_path)
+    layout.own_port.write_text(kept)
+    assert kept_port(layout) == 0
+    keep_port(layout, 8470)
+    assert kept_port(layout) == 8470
+    assert kept_port(Layout(tmp_path / "not there")) == 0
+    keep_port(Layout(tmp_path / "not there"), 8470)  # that costs nobody more than the port
 
 
 def test_two_that_start_at_once_make_one_certificate(serving) -> None:

@@ -102,8 +102,17 @@ class _Session:
 class Auth:
     """Tokens and identities as the store has them, and the sessions of this run.
 
-    It writes nothing itself: what it makes or changes is a row that the caller commits and then ``keep``s. Whoever
-    changes a token's row does so under ``Plane.enrolling``, so that no change is written over another.
+    It writes nothing itself: what it makes or changes is a row that the caller commits and then ``keep``s. The rule by
+    which no change is written over another, and nothing that was removed comes back:
+
+    * Whoever changes a token's row, or makes, changes or removes an identity, holds ``Plane.enrolling`` from the look
+      at what there is until the change is kept or forgotten here.
+    * A session changes nothing of an identity but its counter, and takes no lock: all that are asked for at once share
+      a commit. ``take_signature`` checks the counter and raises it here in one turn, before the commit: of two requests
+      with one counter one wins. It stays raised when the commit fails: a signature is used up by the try, and its
+      worker signs with a higher counter.
+    * Counters only rise, in ``keep_identity`` and in the store (``Side.counters``), and neither makes an identity of
+      one. A session that was on its way while its worker was removed is refused after its commit (``open_session``).
     """
 
     def __init__(
@@ -268,7 +277,10 @@ class Auth:
         return any(row.is_local for row in self._identities.values())
 
     def keep_identity(self, row: IdentityRow) -> None:
-        """In memory; call it once the row is durable."""
+        """In memory; call it once the row is durable. A counter that was raised meanwhile stays so."""
+        known = self._identities.get(row.worker)
+        if known is not None and known.counter > row.counter:
+            row = replace(row, counter=known.counter)
         self._identities[row.worker] = row
 
     def forget_worker(self, worker: WorkerId) -> None:
@@ -276,37 +288,47 @@ class Auth:
         self._identities.pop(worker, None)
         self._sessions = {id_: session for id_, session in self._sessions.items() if session.worker != worker}
 
-    def check_signature(self, worker: WorkerId, counter: int, signature: str) -> IdentityRow:
-        """The identity's row with this counter, to be committed before a session is given.
+    def take_signature(self, worker: WorkerId, counter: int, signature: str) -> None:
+        """Check the signature and use its counter up, which is to be committed before a session is given.
 
-        Raises Unauthenticated for an unknown worker, a false signature, or a counter that was used before.
+        Raises Unauthenticated for an unknown worker or a false signature, and Conflict for a counter that is not higher
+        than the last one, which ``details`` then names: the worker may sign again above it.
         """
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - start-up time
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
 
-        row = self._identities.get(worker)
-        if row is None:
-            raise Unauthenticated(f"no worker {worker[:40]!r} is enrolled here", hint="join it again")
+        row = self._enrolled(worker)
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row.public_key))
             key.verify(bytes.fromhex(signature), f"gpulayer-session:{worker}:{counter}".encode())
         except (InvalidSignature, ValueError):
             raise Unauthenticated("the signature is not this worker's") from None
         if counter <= row.counter:
-            raise Unauthenticated(
+            raise Conflict(
                 f"counter {counter} was used before; the last one was {row.counter}",
-                hint="send a higher counter",
+                hint="sign with a higher counter",
+                details={"counter": row.counter},
             )
-        return replace(row, counter=counter)
+        self._identities[worker] = replace(row, counter=counter)
 
     def open_session(self, worker: WorkerId, life_s: int) -> str:
-        """A session token. Older sessions of the worker go on until they expire, so that a late request is good."""
+        """A session token. Older sessions of the worker go on until they expire, so that a late request is good.
+
+        Raises Unauthenticated for a worker that is not known, or no more.
+        """
+        self._enrolled(worker)
         token = make_token(TokenKind.WORKER, self._random)
         _, id_, secret = parse_token(token)
         now_ms = self._clock.monotonic_ms()
         self._sessions = {key: session for key, session in self._sessions.items() if session.expires_ms > now_ms}
         self._sessions[id_] = _Session(worker, self._hash(secret), now_ms + life_s * 1000)
         return token
+
+    def _enrolled(self, worker: WorkerId) -> IdentityRow:
+        row = self._identities.get(worker)
+        if row is None:
+            raise Unauthenticated(f"no worker {worker[:40]!r} is enrolled here", hint="join it again")
+        return row
 
     def _of_row(self, kind: TokenKind, id_: str, secret: str) -> Caller:
         row = self._tokens.get(id_)

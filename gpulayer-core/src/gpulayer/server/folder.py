@@ -15,7 +15,7 @@ from typing import Final
 from gpulayer.errors import Conflict
 from gpulayer.server.settings import Layout
 
-__all__ = ["EndpointKeeper", "is_ours", "locked", "write_private"]
+__all__ = ["EndpointKeeper", "is_ours", "keep_port", "kept_port", "locked", "write_private"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -88,6 +88,23 @@ class EndpointKeeper:
         """May be repeated; leaves the file of a plane alone that has the folder now."""
         if is_ours(self._layout, self._lock):
             self._layout.endpoint.unlink(missing_ok=True)
+
+
+def kept_port(layout: Layout) -> int:
+    """Where this machine reached the last plane of this folder; 0 where that is not known."""
+    try:
+        port = int(layout.own_port.read_bytes())
+    except (OSError, ValueError):
+        return 0
+    return port if 0 < port < 65_536 else 0
+
+
+def keep_port(layout: Layout, port: int) -> None:
+    """For the next plane of this folder. What can't be kept costs it only the same port."""
+    try:
+        write_private(layout.own_port, f"{port}\n".encode())
+    except OSError as error:
+        _log.warning("%s can't be written: %s", layout.own_port, error.strerror)
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpulayer import __version__
@@ -21,7 +21,7 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, locked, write_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, write_private
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.reach import Reach, reach_of
@@ -61,8 +61,9 @@ def serve(settings: ServeSettings) -> int:
         ) from None
     with (
         locked(layout) as lock,
-        open_listeners(settings.host, settings.port, tls=settings.tls) as listeners,
+        open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
+        keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)
         endpoint.remove()  # of a plane that was killed; our worker must not follow it
@@ -90,8 +91,8 @@ class _Served:
     reach: Reach
     endpoint: EndpointKeeper
     worker: LocalWorker | None
-    join_token: str | None
-    token: str = ""
+    join_token: str | None = field(repr=False)
+    token: str = field(default="", repr=False)
 
 
 def _start_worker(
@@ -132,6 +133,7 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.listeners.url,
             urls=reach.urls,
+            public_urls=reach.urls if settings.public_urls else (),
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,

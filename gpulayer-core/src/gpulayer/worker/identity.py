@@ -6,7 +6,7 @@ nor a boot number is ever used twice, whatever dies when.
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ _SCHEMA: Final = 1
 class Identity:
     """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters."""
 
-    private_key: str
+    private_key: str = field(repr=False)
     worker_id: str = ""
     name: str = ""
     counter: int = 0
@@ -74,6 +74,11 @@ class IdentityStore:
         """Larger than ever before, and kept before it is returned."""
         self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot
+
+    def count_from(self, counter: int) -> None:
+        """The next signature has a higher counter than this one, which the control plane has seen."""
+        if counter > self.identity.counter:
+            self._keep(replace(self.identity, counter=counter))
 
     def next_signature(self) -> tuple[int, str]:
         """A counter that was never used before, and the signature over it."""
