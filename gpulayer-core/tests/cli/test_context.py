@@ -99,6 +99,51 @@ def test_a_new_context_without_a_url_takes_what_up_printed_for_clients(cli, lab,
     assert listed(cli)["contexts"][0]["urls"] == ["https://127.0.0.1:9", lab.url]
 
 
+@pytest.fixture
+def elsewhere(monkeypatch, plane):
+    """The environment names another control plane, with its token."""
+    monkeypatch.setenv("GPULAYER_URL", plane.url)
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_" + "e" * 12 + "_elsewhere")
+    return plane
+
+
+def test_a_context_that_is_changed_keeps_its_own_token_whatever_the_environment_has(cli, lab, token, elsewhere):
+    pin = lab.certificate.pin
+    cli("context", "add", "lab", "https://gone.example", "--fingerprint", pin, "--token-file", token, "--no-check")
+    for change in ([lab.url], ["--fingerprint", pin, "--fingerprint", PIN], ["--proxy", "none"]):
+        said = cli("context", "add", "lab", *change)
+        assert (said.code, b"you are alice" in said.out) == (0, True), said.err
+    assert listed(cli)["contexts"][0]["token_id"] == "a" * 12
+    assert {each.headers["authorization"] for each in lab.asked} == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("url", ["", "not a url", "https://other.example"])
+def test_a_token_of_the_environment_is_not_shown_to_another_control_plane(cli, lab, elsewhere, monkeypatch, url):
+    monkeypatch.setenv("GPULAYER_URL", url)
+    said = cli("context", "add", "lab", lab.url, "--fingerprint", lab.certificate.pin)
+    assert said.code == 2
+    assert "a context needs a client token" in said.err
+    assert "GPULAYER_TOKEN is for the control plane of GPULAYER_URL alone" in said.err
+    said = cli("context", "add", "lab", elsewhere.url, lab.url, "--fingerprint", lab.certificate.pin)
+    assert said.code == 2
+    assert (lab.asked, elsewhere.asked, listed(cli)["contexts"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_token_of_the_environment_is_taken_where_its_url_is_the_one_that_is_meant(
+    cli, lab, token, monkeypatch, is_new
+):
+    pin = lab.certificate.pin
+    if not is_new:
+        token.write_text("glc_" + "o" * 12 + "_old")
+        cli("context", "add", "lab", lab.url, "--fingerprint", pin, "--token-file", token, "--no-check")
+    monkeypatch.setenv("GPULAYER_URL", f"https://127.0.0.1:9,{lab.url}/")
+    monkeypatch.setenv("GPULAYER_TOKEN", TOKEN)
+    said = cli("context", "add", "lab", *([lab.url] if is_new else []), "--fingerprint", pin)
+    assert (said.code, b"you are alice" in said.out) == (0, True), said.err
+    assert listed(cli)["contexts"][0]["token_id"] == "a" * 12
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
@@ -194,28 +239,3 @@ def test_a_shell_completes_targets_and_names(cli, plane, token, monkeypatch):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert cli().out.decode().split() == expected.split()
-
-
-def test_a_rotated_token_goes_into_the_context_that_the_old_one_came_from(cli, lab, parts, token, tmp_path):
-    cli("context", "add", "lab", lab.url, "--fingerprint", lab.certificate.pin, "--token-file", token)
-    new = "glc_" + "b" * 12 + "_secret"
-    lab.on("POST", "/v1/tokens:rotate", parts.Answer(201, json={"token": new, "id": "b" * 12}))
-    said = cli("token", "rotate")
-    assert said.out == b"context lab has the new token; the old one is good for 10 more minutes\n"
-    assert listed(cli)["contexts"][0]["token_id"] == "b" * 12
-    lab.token = new
-    assert cli("worker", "list").code == 0
-
-
-def test_a_rotated_token_that_can_not_be_kept_is_printed(cli, lab, parts, token, tmp_path, monkeypatch):
-    cli("context", "add", "lab", lab.url, "--fingerprint", lab.certificate.pin, "--token-file", token)
-    new = "glc_" + "b" * 12 + "_secret"
-
-    def rotate(_):
-        (tmp_path / "config" / "contexts.json").chmod(0o644)
-        return parts.Answer(201, json={"token": new, "id": "b" * 12})
-
-    lab.on("POST", "/v1/tokens:rotate", rotate)
-    said = cli("token", "rotate")
-    assert said.out == f"{new}\n".encode()
-    assert "context lab still has the old token: others on this machine may read" in said.err

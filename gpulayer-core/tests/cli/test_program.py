@@ -261,6 +261,50 @@ def test_down_off_a_terminal_goes_on_and_says_what_it_ended(program, own_plane, 
     assert ENDED in err
 
 
+@pytest.fixture
+def lab(plane, away):
+    """The control plane of another machine, which the current context names."""
+    file = away.parent / "config" / "contexts.json"
+    file.parent.mkdir()
+    entry = {"urls": [plane.url], "token": plane.token, "fingerprints": [], "proxy": ""}
+    file.write_text(json.dumps({"schema": 1, "current": "lab", "contexts": {"lab": entry}}))
+    file.chmod(0o600)
+    plane.on("POST", "/v1/plane:shutdown", {})
+    return plane
+
+
+@pytest.mark.parametrize("by", ["context", "environment"])
+def test_down_is_for_this_machine_wherever_commands_go(cli, lab, by):
+    said = cli("down", plane=lab if by == "environment" else None)
+    assert said.code == 0
+    assert said.err.startswith("no control plane runs here")
+    assert lab.asked == []
+
+
+@pytest.mark.parametrize("target", ["lab", "remote"])
+def test_down_off_a_terminal_ends_no_other_machines_control_plane_without_yes(cli, lab, target):
+    said = cli("down", "--target", target)
+    assert said.code == 2
+    assert said.err == (
+        f"error: the control plane at {lab.url} (lab) is not this machine's own\n hint: --yes ends it all the same\n"
+    )
+    assert lab.asked == []
+    assert cli("down", "--target", target, "--yes").code == 0
+    assert len(lab.of("POST", "/v1/plane:shutdown")) == 1
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"\n", 1), (b"y\n", 0)])
+def test_down_asks_before_it_ends_another_machines_control_plane(lab, away, answer, code):
+    screen = Terminal(["down", "--target", "lab"], {**os.environ, "TERM": "xterm"})
+    try:
+        screen.expect(f"end the control plane at {lab.url} (lab), for all who use it? [y/N] ".encode())
+        screen.type(answer)
+        assert screen.wait() == code
+    finally:
+        screen.close()
+    assert len(lab.of("POST", "/v1/plane:shutdown")) == 1 - code
+
+
 def test_a_queued_job_says_why_it_waits(terminal, plane, job, parts):
     reason = {"code": "devices_busy", "message": "2 of 2 devices are in use"}
     job.record = parts.job(state="queued", reason=reason, attempts=[], ended_at=None)

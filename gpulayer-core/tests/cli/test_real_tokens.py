@@ -83,6 +83,19 @@ def test_people_get_tokens_lose_them_and_the_trail_tells(run):
     assert alice.rpartition("_")[2] not in json.dumps(entries)
 
 
+def test_of_two_machines_that_rotate_one_token_the_second_is_refused_and_the_first_keeps_its_own(run):
+    code, out, err = run("token", "create", "--role", "submitter", "--name", "alice")
+    assert code == 0, err
+    shared = out.strip()
+    code, out, err = run("token", "rotate", token=shared)
+    assert code == 0, err
+    code, _, err = run("token", "rotate", token=shared)
+    assert code == 2
+    assert "was rotated already" in err
+    code, _, err = run("job", "list", token=out.strip())
+    assert code == 0, err
+
+
 def test_a_pool_token_joins_three_machines_and_refuses_the_fourth(run, program, away):
     code, out, err = run("token", "create", "--role", "join", "--name", "rack", "--uses", "3")
     assert (code, out[:4]) == (0, "gle_"), err

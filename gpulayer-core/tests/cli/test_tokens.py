@@ -97,7 +97,7 @@ def test_a_join_token_comes_with_its_whole_join_line(cli, reached, parts):
         "role": "join", "name": "rack", "max_uses": 20, "labels": {"room": "4", "kind": "spare"}, "max_devices": 0,
     }  # fmt: skip
     lines = said.err.splitlines()
-    assert lines[0] == "it adds a worker; it works for 20 workers, for 1d 0h:"
+    assert lines[0] == "it adds a worker; it works for 20 workers, for 24 hours:"
     assert lines[1] == f"  gpulayer join https://10.0.0.5:8470 --token TOKEN --fingerprint {PIN}"
 
 
@@ -203,13 +203,54 @@ def test_who_has_no_right_to_it_is_told_so(cli, plane, parts):
     assert said.err == "error: token x has the role reader; this needs admin\n hint: ask\n"
 
 
-def test_a_rotated_token_that_came_from_the_environment_is_printed(cli, plane, parts):
-    plane.on("POST", "/v1/tokens:rotate", parts.Answer(201, json=reply()))
+@pytest.fixture
+def rotating(plane, parts):
+    """A control plane that replaces the token, and then knows the new one."""
+
+    def rotate(_):
+        plane.token = MADE
+        return parts.Answer(201, json=reply())
+
+    plane.on("POST", "/v1/tokens:rotate", rotate)
+    plane.on("GET", "/v1/plane", parts.plane())
+    return plane
+
+
+def test_a_rotated_token_that_came_from_the_environment_is_printed(cli, rotating):
+    plane, old = rotating, rotating.token
     said = cli("token", "rotate", plane=plane)
     assert (said.code, said.out) == (0, f"{MADE}\n".encode())
     assert "the old token is good for 10 more minutes" in said.err
     assert MADE not in said.err
+    plane.token = old
     assert json.loads(cli("token", "rotate", "--json", plane=plane).out)["token"] == MADE
+
+
+@pytest.mark.parametrize("is_context", [False, True], ids=["environment", "context"])
+def test_a_new_token_is_used_before_the_command_says_done(cli, rotating, contexts, is_context):
+    said = cli("token", "rotate", plane=None if is_context else rotating)
+    assert (said.code, bool(said.out)) == (0, True)
+    assert [(each.path, each.headers["authorization"] == f"Bearer {MADE}") for each in rotating.asked] == [
+        ("/v1/tokens:rotate", False),
+        ("/v1/plane", True),
+    ]
+
+
+@pytest.mark.parametrize("is_context", [False, True], ids=["environment", "context"])
+def test_a_new_token_that_another_rotation_has_replaced_is_an_error(cli, rotating, contexts, parts, is_context):
+    revoked = parts.error(401, "unauthenticated", "token bbbbbbbbbbbb was revoked", "ask for another")
+    rotating.on("GET", "/v1/plane", revoked)
+    said = cli("token", "rotate", plane=None if is_context else rotating)
+    assert (said.code, said.out) == (4, b"")
+    assert said.err.startswith("error: the new token is no good already: token bbbbbbbbbbbb was revoked\n")
+
+
+def test_a_new_token_that_can_not_be_tried_is_kept_and_that_is_said(cli, rotating, contexts, parts):
+    rotating.on("GET", "/v1/plane", parts.error(500, "internal", "a fault"))
+    said = cli("token", "rotate")
+    assert said.code == 0
+    assert contexts.read()["contexts"]["lab"]["token"] == MADE
+    assert said.err.startswith("note: the new token could not be tried yet (a fault)")
 
 
 @pytest.fixture
@@ -230,11 +271,10 @@ def contexts(plane, away, monkeypatch):
 
 
 @pytest.mark.parametrize("target", [(), ("--target", "same"), ("--target", "remote")])
-def test_a_rotated_token_of_a_context_is_replaced_there_and_not_shown(cli, plane, parts, contexts, target):
-    plane.on("POST", "/v1/tokens:rotate", parts.Answer(201, json=reply()))
+def test_a_rotated_token_of_a_context_is_replaced_there_and_not_shown(cli, rotating, contexts, target):
     said = cli("token", "rotate", *target)
     assert (said.code, said.err) == (0, "")
-    assert said.out.decode() == f"context lab, same: token {'b' * 12} (submitter alice), for 90d 0h\n"
+    assert said.out.decode() == f"context lab, same: token {'b' * 12} (submitter alice), for 90 days\n"
     document = contexts.read()
     tokens = {name: one["token"] for name, one in document["contexts"].items()}
     assert tokens == {"lab": MADE, "same": MADE, "other": "glc_" + "c" * 12 + "_x"}
@@ -242,8 +282,7 @@ def test_a_rotated_token_of_a_context_is_replaced_there_and_not_shown(cli, plane
     assert contexts.file.stat().st_mode & 0o777 == 0o600
 
 
-def test_json_of_a_rotation_within_a_context_shows_no_token(cli, plane, parts, contexts):
-    plane.on("POST", "/v1/tokens:rotate", parts.Answer(201, json=reply()))
+def test_json_of_a_rotation_within_a_context_shows_no_token(cli, rotating, contexts):
     document = json.loads(cli("token", "rotate", "--json").out)
     assert (document["token_id"], document["contexts"], "token" in document) == ("b" * 12, ["lab", "same"], False)
 

@@ -1,15 +1,21 @@
 """``gpulayer up``: what it prints for others, and what it refuses before anything is started."""
 
 import json
+import os
+import pty
 import shlex
+import signal
 import subprocess
+import threading
+from dataclasses import replace
 
 import pytest
 
+from gpulayer.cli import up
 from gpulayer.cli.background import plane_command, tls_setting
-from gpulayer.cli.up import announcement
+from gpulayer.cli.handover import announcement, handover_lines, life_text
 from gpulayer.client.location import EndpointFound
-from gpulayer.errors import UsageError
+from gpulayer.errors import Forbidden, Unreachable, UsageError
 from gpulayer.server.settings import CertificateFiles
 
 PIN = "sha256:" + "a" * 64
@@ -55,6 +61,40 @@ def test_public_urls_all_stand_in_the_lines_and_without_a_pin_a_ca_vouches():
         "  export GPULAYER_URL=https://gpu.example.org:443,https://gpu.example.net:1 GPULAYER_TOKEN=glc_y",
     ]
     assert "other addresses" not in said
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_up_and_token_create_hand_out_the_same_lines(is_public):
+    urls = ("https://10.0.0.5:8470", "https://[fd00::5]:8470")
+    restart = ("plane", "--public-url", urls[0], "--public-url", urls[1]) if is_public else ("plane",)
+    pasted, said = lines(endpoint(urls=urls, pins=(PIN, OTHER), restart=restart))
+    plane = {
+        "urls": list(urls), "public_urls": list(urls) if is_public else [], "url": "x", "fingerprints": [PIN, OTHER],
+    }  # fmt: skip
+    join = handover_lines(token("gle_x", "join"), plane, token="gle_x")
+    client = handover_lines(token("glc_y", "submitter", "client", 90), plane, token="glc_y")
+    assert [join[1], client[1]] == pasted
+    assert [urls[1] in line for line in pasted] == [is_public] * 2
+    assert (f"reached at {urls[1]}, too" in join[-1], f"other addresses of this machine: {urls[1]}" in said) == (
+        (not is_public,) * 2
+    )
+    assert join[0].endswith(", for 15 min:")
+    assert "good for 90 days;" in client[0]
+
+
+def test_lines_that_nobody_looks_at_hold_no_client_token():
+    made = announcement(endpoint(urls=("https://10.0.0.5:8470",), pins=(PIN,)), token("gle_x", "join"), None)
+    assert [text.split()[:2] for text, is_pasted in made if is_pasted] == [["gpulayer", "join"]]
+    assert "gpulayer token create --role submitter" in "\n".join(text for text, _ in made)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(1, "1 s"), (119, "119 s"), (900, "15 min"), (5400, "90 min"), (28_800, "8 hours"), (86_400, "24 hours"),
+     (172_799, "47 hours"), (7_776_000, "90 days")],
+)  # fmt: skip
+def test_a_life_is_told_in_one_unit(seconds, said):
+    assert life_text({"expires_in_s": seconds}) == said
 
 
 def test_two_pins_stand_in_both_lines():
@@ -143,3 +183,64 @@ def test_a_client_token_that_nobody_used_goes_with_the_next_one(program, away):
         assert tokens() == {first: "revoked", second: "valid", third: "valid"}
     finally:
         run("down")
+
+
+def test_up_in_the_foreground_shows_a_client_token_to_somebody_at_a_terminal_alone(program, away):
+    """A unit's journal would keep it for all to read; a join token is used up by then."""
+
+    def stopped(process):
+        process.send_signal(signal.SIGTERM)
+        return process.communicate(timeout=90)
+
+    start = ("up", "--no-worker", "--host", "127.0.0.1", "--port", "0")
+    logged = program(*start, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    words = logged.stdout.readline().split()
+    assert words[:2] == [b"gpulayer", b"join"]
+    told = b""
+    while b"gpulayer token create --role submitter" not in told:
+        told += logged.stderr.readline()
+    out, err = stopped(logged)
+    assert b"glc_" not in out + err + told
+    screen, terminal = pty.openpty()
+    try:
+        watched = program(*start, stdin=subprocess.DEVNULL, stdout=terminal, stderr=-1)
+        shown = b""
+        while b"GPULAYER_TOKEN=glc_" not in shown:
+            shown += os.read(screen, 65536)
+        stopped(watched)
+    finally:
+        os.close(screen)
+        os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            Unreachable("no control plane answers", hint="see x"),
+            "error: no control plane answers\n hint: see",
+        ),
+        (Forbidden("only an admin makes tokens"), "error: only an admin makes tokens\n"),
+    ],
+)
+def test_what_hinders_the_announcement_is_a_line_and_no_traceback(away, monkeypatch, capsys, error, said):
+    def refuse(*_):
+        raise error
+
+    here = replace(endpoint(), pid=os.getpid())
+    monkeypatch.setattr(up, "find_plane", lambda _: here)
+    monkeypatch.setattr(up.Transport, "send", refuse)
+    announcing = threading.Thread(target=up._announce_when_up, args=(away,))
+    announcing.start()  # an exception in a thread is a warning, and warnings are errors here
+    announcing.join()
+    told = capsys.readouterr().err
+    assert told.startswith(said)
+    assert "the control plane goes on" in told
+
+
+def test_a_folder_that_can_not_be_written_hinders_no_announcement(plane, parts, away, capsys):
+    plane.on("POST", "/v1/tokens", [parts.Answer(201, json=token(text, "x")) for text in ("gle_x", "glc_y")])
+    up._announce(replace(endpoint(), port=plane.port, token=plane.token), away / "gone", has_client=True)
+    told = capsys.readouterr()
+    assert "GPULAYER_TOKEN=glc_y" in told.out
+    assert "printed-token can't be written (No such file or directory)" in told.err

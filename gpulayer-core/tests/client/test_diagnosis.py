@@ -135,8 +135,7 @@ def test_a_server_with_another_certificate_is_named_and_sees_no_request(serve, c
     context, pin = certificate
     port, got = serve({"/healthz": answer(document=HEALTHY)}, tls=context)
     by_check, found = look(f"https://127.0.0.1:{port}", fingerprint="sha256:" + "0" * 64)
-    assert [finding.check for finding in found] == ["tls"]
-    assert by_check["tls"].mark is Mark.FAIL
+    assert [(finding.check, finding.mark) for finding in found] == [("address", Mark.OK), ("tls", Mark.FAIL)]
     assert pin in by_check["tls"].message
     assert got == []
 
@@ -256,6 +255,38 @@ def test_the_second_address_is_looked_at_where_the_first_fails(serve):
     by_check, found = look(f"http://127.0.0.1:1, http://127.0.0.1:{port}")
     assert found[0].mark is Mark.FAIL
     assert by_check["token"].mark is Mark.OK
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_plain_http_goes_past_a_proxy_which_would_see_the_token(serve, host):
+    port, got = serve({"/healthz": answer(document=HEALTHY), "/v1/plane": answer(document=plane_record())})
+    proxy_port, overheard = serve({f"{host}:{port}": b"HTTP/1.1 200 Connection established\r\n\r\n"})
+    by_check, found = look(f"http://{host}:{port}", proxy=f"http://127.0.0.1:{proxy_port}")
+    assert {finding.mark for finding in found} == {Mark.OK}, found
+    assert "through" not in by_check["address"].message
+    assert overheard == []
+    assert b"Bearer glc_secret" in got[1]
+
+
+def test_https_is_looked_at_through_the_proxy_inside_whose_tunnel_the_token_is(certificate, serve, middle):
+    context, pin = certificate
+    port, _ = serve({"/healthz": answer(document=HEALTHY), "/v1/plane": answer(document=plane_record())}, tls=context)
+    proxy = middle()
+    by_check, found = look(f"https://127.0.0.1:{port}", fingerprint=pin, proxy=proxy.url)
+    assert {finding.mark for finding in found} == {Mark.OK}, found
+    assert f"is reached through {proxy.url}: connected in " in by_check["address"].message
+    assert proxy.heads == [f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()] * 2
+
+
+def test_what_keeps_no_connection_behind_a_proxy_is_told_of_the_proxy(serve):
+    _, found = look("https://box.example:8470", proxy="http://no-such-proxy.invalid:3128")
+    assert [(finding.check, finding.mark) for finding in found] == [("name", Mark.FAIL)]
+    assert "no-such-proxy.invalid has no address here" in found[0].message
+    assert "of the proxy" in found[0].hint
+    _, found = look("https://box.example:8470", proxy="http://127.0.0.1:1")
+    assert [(finding.check, finding.message) for finding in found] == [
+        ("address", "http://127.0.0.1:1 refuses connections")
+    ]
 
 
 def test_a_proxy_that_refuses_is_told_apart_from_the_control_plane(serve):

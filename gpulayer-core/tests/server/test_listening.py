@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import UsageError
-from gpulayer.net import Pin
+from gpulayer.net import Pin, socket_options
 from gpulayer.server import listening
 from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.certificates import Certificate
@@ -98,6 +98,17 @@ def test_one_address_or_name_of_this_machine():
         assert not connects("127.0.0.1", found.port)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "127.0.0.2"])
+def test_what_is_accepted_notices_an_end_that_is_gone(host):
+    with open_listeners(host, 0, tls="auto") as found:
+        for listener in {found.own, *found.others}:
+            address, port = listener.getsockname()[:2]
+            local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+            with socket.create_connection((local, port), timeout=10), listener.accept()[0] as accepted:
+                for level, option, value in socket_options():
+                    assert accepted.getsockopt(level, option) == value
+
+
 @pytest.mark.parametrize("lacking", ["0.0.0.0", "::"])
 def test_a_machine_may_lack_either_family(monkeypatch, lacking):
     real = listening._listener
@@ -181,6 +192,7 @@ MACHINE = Machine(("gpu-box",), ("10.0.0.5", "fd00::5"))
         (("127.0.0.2",), True, (), ()),
         ((), False, ("gpu.example.org", "*.example.org"), ("https://gpu.example.org:8470",)),
         (("127.0.0.1",), False, ("gpu.example.org",), ("https://gpu.example.org:8470",)),
+        ((), False, ("localhost", "127.0.0.1", "::1", "10.0.0.9"), ("https://10.0.0.9:8470",)),
         ((), False, ("*.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
         ((), True, ("gpu.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
     ],

@@ -305,6 +305,25 @@ def test_ones_own_certificate_is_shown_and_a_renewed_one_without_a_restart(servi
     assert f"need its fingerprint {pins['b']}" in said
 
 
+def test_an_endpoint_file_that_can_not_be_written_waits_for_room_and_ends_nothing(serving, tmp_path) -> None:
+    pins = []
+    for name in ("a", "b"):
+        own_certificate(tmp_path / name, names=[name], addresses=[], now_ms=int(time.time() * 1000))
+        pins.append(pin_of(ssl.PEM_cert_to_DER_cert((tmp_path / name / "cert.pem").read_text())))
+    served = serving(**EVERYWHERE, tls=_certificate(tmp_path / "a"), idle_exit_s=0.04).ready()
+    (served.state / "endpoint.json.new").mkdir()  # in the way, for root too, as a full disk would be
+    for name in ("key.pem", "cert.pem"):
+        os.replace(tmp_path / "b" / name, tmp_path / "a" / name)
+    _until(lambda: served.http.get("/v1/plane").json()["fingerprints"] == [pins[1]])
+    assert served.endpoint()["fingerprints"] == [pins[0]]
+    (served.state / "endpoint.json.new").rmdir()
+    _until(lambda: served.endpoint()["fingerprints"] == [pins[1]])
+    served.process.send_signal(signal.SIGTERM)
+    code, said = served.wait()
+    assert code == 0
+    assert said.count("endpoint.json can't be written") == 1
+
+
 def test_a_certificate_that_can_not_be_used_is_said_in_one_line(serving, tmp_path) -> None:
     own_certificate(tmp_path / "a", names=[], addresses=[], now_ms=0)
     (tmp_path / "a" / "key.pem").unlink()
@@ -397,6 +416,18 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
     assert "was removed or replaced" in said
     assert second.endpoint() == endpoint
     os.kill(int((second.state / "worker" / "agent.lock").read_text()), 0)
+
+
+def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:
+    pepper = tmp_path / "state" / "pepper"
+    pepper.parent.mkdir(mode=0o700)
+    pepper.write_bytes(b"p" * 31)
+    command = (sys.executable, "-c", _WORKER)
+    code, said = serving(worker_command=command).wait()
+    assert code == 1
+    assert said.startswith(f"{pepper} is damaged: 31 bytes instead of 32 (put it back from a backup")
+    assert said.count("\n") == 1
+    assert pepper.read_bytes() == b"p" * 31
 
 
 def test_a_state_folder_that_can_not_be_used_is_said_in_one_line(tmp_path) -> None:

@@ -2,9 +2,10 @@
 
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["app", "context_names"]
 
 app = command_app(help="Add, list, use and remove control planes by name.", no_args_is_help=True)
+
+
+class _Changes(TypedDict, total=False):
+    """Fields of a context that were given."""
+
+    urls: tuple[str, ...]
+    fingerprints: tuple[str, ...]
+    proxy: str
 
 
 def context_names() -> list[str]:
@@ -64,14 +73,15 @@ def add(
 ) -> None:
     """Add a control plane, or change one: what is not given stays.
 
-    The token comes from --token-file, GPULAYER_TOKEN or a prompt, never from the command line, where other users of
-    this machine would see it. A new name without a URL takes GPULAYER_URL and GPULAYER_FINGERPRINT.
+    The token comes from --token-file or a prompt, never from the command line, where other users of this machine would
+    see it. GPULAYER_TOKEN is for the control plane of GPULAYER_URL: it is taken where that is the one that is added.
+    A new name without a URL takes GPULAYER_URL and GPULAYER_FINGERPRINT.
     """
     check_name(name)
     before = read_contexts(_file()).named.get(name)
     changes = _changes(urls or [], fingerprint, proxy, before)
-    token = _token(token_file, before)
-    wanted = _changed(before, {**changes, "token": token})
+    token = _token(token_file, before, urls=changes.get("urls") or (before.urls if before else ()))
+    wanted = _changed(before, changes, token)
     location = wanted.location(proxy=os.environ.get("GPULAYER_PROXY", ""))
     you: CallerRecord | None = None
     answered = ""
@@ -84,9 +94,7 @@ def add(
 
     def change(contexts: Contexts) -> Contexts:
         # Upon what is there now: another command may have changed the rest of it meanwhile.
-        return contexts.with_context(
-            name, _changed(contexts.named.get(name, before), {**changes, "token": token}), is_current=use
-        )
+        return contexts.with_context(name, _changed(contexts.named.get(name, before), changes, token), is_current=use)
 
     after = change_contexts(_file(), change)
     print_line(f"context {name}: {', '.join(wanted.urls)}{' (current)' if after.current == name else ''}")
@@ -157,7 +165,7 @@ def _file() -> Path:
     return config_folder(os.environ) / CONTEXTS_FILE
 
 
-def _changes(urls: list[str], fingerprints: list[str] | None, proxy: str, before: Context | None) -> dict[str, object]:
+def _changes(urls: list[str], fingerprints: list[str] | None, proxy: str, before: Context | None) -> _Changes:
     """The fields that were given, checked. Raises UsageError."""
     if fingerprints is not None and not all(text.strip() for text in fingerprints):
         raise UsageError("--fingerprint is empty", hint="leave it out where a public CA vouches for the server")
@@ -166,7 +174,7 @@ def _changes(urls: list[str], fingerprints: list[str] | None, proxy: str, before
         fingerprints = fingerprints or [os.environ.get("GPULAYER_FINGERPRINT", "")]
         if not urls[0]:
             raise UsageError("a new context needs a URL", hint="gpulayer context add NAME https://gpu-box:8470")
-    found: dict[str, object] = {}
+    found: _Changes = {}
     if urls:
         found["urls"] = tuple(str(address) for address in parse_urls(" ".join(urls)))
     if fingerprints is not None:
@@ -177,12 +185,12 @@ def _changes(urls: list[str], fingerprints: list[str] | None, proxy: str, before
     return found
 
 
-def _changed(before: Context | None, changes: dict[str, object]) -> Context:
-    return replace(before or Context(urls=(), token=""), **changes)  # type: ignore[arg-type] # checked by _changes
+def _changed(before: Context | None, changes: _Changes, token: str) -> Context:
+    return replace(before or Context(urls=(), token=""), **changes, token=token)
 
 
-def _token(token_file: str, before: Context | None) -> str:
-    """Raises UsageError."""
+def _token(token_file: str, before: Context | None, *, urls: Collection[str]) -> str:
+    """To be sent to ``urls``. Raises UsageError."""
     if token_file == "-":  # noqa: S105 - a name for stdin
         found = sys.stdin.readline()
     elif token_file:
@@ -191,7 +199,7 @@ def _token(token_file: str, before: Context | None) -> str:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise UsageError(f"--token-file {token_file} can't be read: {why}") from None
-    elif os.environ.get("GPULAYER_TOKEN"):
+    elif os.environ.get("GPULAYER_TOKEN") and _is_of_environment(urls):
         found = os.environ["GPULAYER_TOKEN"]
     elif before is not None:
         found = before.token
@@ -203,9 +211,19 @@ def _token(token_file: str, before: Context | None) -> str:
         found = ""
     if not found.strip():
         raise UsageError(
-            "a context needs a client token", hint="set GPULAYER_TOKEN, or give --token-file FILE (-: stdin)"
+            "a context needs a client token",
+            hint="give --token-file FILE (-: stdin); GPULAYER_TOKEN is for the control plane of GPULAYER_URL alone",
         )
     return found.strip()
+
+
+def _is_of_environment(urls: Collection[str]) -> bool:
+    """Whether each of these URLs is one of GPULAYER_URL: a token of one control plane is not shown to another."""
+    try:
+        known = {str(address) for address in parse_urls(os.environ.get("GPULAYER_URL", ""))}
+    except UsageError:
+        return False
+    return bool(urls) and known.issuperset(urls)
 
 
 def _say_what_wins(is_current: bool) -> None:

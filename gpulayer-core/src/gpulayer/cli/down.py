@@ -1,4 +1,7 @@
-"""``gpulayer down``: the control plane of this machine and its own worker end; joined workers go on and wait."""
+"""``gpulayer down``: the control plane of this machine and its own worker end; joined workers go on and wait.
+
+Where commands go otherwise does not matter: to end another machine's control plane somebody has to name it.
+"""
 
 import json
 import sys
@@ -12,9 +15,9 @@ from gpulayer.cli.console import safe, say
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, wait_until_gone
-from gpulayer.client.location import Configured, Local
+from gpulayer.client.location import LOCAL, Configured, Local
 from gpulayer.client.transport import Transport
-from gpulayer.errors import GpulayerError, TimedOut
+from gpulayer.errors import GpulayerError, TimedOut, UsageError
 from gpulayer.server.local_worker import LocalWorker
 
 app = command_app()
@@ -28,12 +31,18 @@ def down(
     *,
     target: TargetOption = "",
     state: StateOption = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, although jobs run on its own worker.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: jobs run there, or others use it.")] = False,
 ) -> int:
-    """End the control plane and its own worker. Queued jobs stay in its state; joined workers go on and wait."""
-    settings = settings_for(target, state=state)
+    """End the control plane and its own worker. Queued jobs stay in its state; joined workers go on and wait.
+
+    Of this machine, unless --target names another, whatever GPULAYER_URL and the current context say.
+    """
+    settings = settings_for(target or LOCAL, state=state)
     match settings.where:
-        case Configured(location):
+        case Configured(location, context):
+            if not yes and not _may_end_theirs(f"{location.addresses[0]}{f' ({context})' if context else ''}"):
+                say("the control plane goes on")
+                return 1
             with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
                 transport.send(calls.shutdown_plane())
             say(f"the control plane at {location.addresses[0]} ends")
@@ -82,9 +91,23 @@ def _jobs_here(transport: Transport, state_dir: Path) -> int:
 
 def _may_end(running: int) -> bool:
     """Off a terminal nobody can be asked: who says down there means it."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not _can_ask():
         return True
-    question = "1 job is running here; end it?" if running == 1 else f"{running} jobs are running here; end them?"
+    return _is_yes("1 job is running here; end it?" if running == 1 else f"{running} jobs are running here; end them?")
+
+
+def _may_end_theirs(which: str) -> bool:
+    """Others work with it, and from here it can't be started again. Raises UsageError off a terminal."""
+    if not _can_ask():
+        raise UsageError(f"the control plane at {which} is not this machine's own", hint="--yes ends it all the same")
+    return _is_yes(f"end the control plane at {which}, for all who use it?")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _is_yes(question: str) -> bool:
     sys.stderr.write(safe(f"{question} [y/N] "))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
-from gpulayer.cli.handover import PLACEHOLDER, handover_lines
+from gpulayer.cli.handover import PLACEHOLDER, handover_lines, life_text
 from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client, settings_for
 from gpulayer.cli.records import age, when
 from gpulayer.client import calls
 from gpulayer.client.contexts import Contexts, change_contexts
-from gpulayer.client.location import Configured
+from gpulayer.client.location import Configured, Location
 from gpulayer.client.transport import Transport
-from gpulayer.errors import UsageError
+from gpulayer.errors import GpulayerError, Unauthenticated, UsageError
 from gpulayer.sdk.client import Client
-from gpulayer.spec.units import format_duration, parse_duration_ms
+from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from gpulayer.client.connect import Settings
@@ -83,6 +83,7 @@ def create(
         print_json(reply)
         return
     print_line(reply["token"])
+    say(f"token {reply['token_id']} ({reply['role']} {reply['name']})")
     # The whole line only where a person looks: stderr is what ends up in logs.
     shown = reply["token"] if sys.stderr.isatty() else PLACEHOLDER
     for line in handover_lines(reply, plane, token=shown, max_uses=uses or 1):
@@ -146,18 +147,19 @@ def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
     settings = settings_for(target)
     where, file = settings.where, settings.contexts
     if isinstance(where, Configured) and where.context and file is not None:
-        reply, names = _rotate_in_contexts(file, where.context, settings)
+        reply, names, location = _rotate_in_contexts(file, where.context, settings)
+        _take_up(location, reply, settings)
         told = {field: value for field, value in reply.items() if field != "token"}
         if json:
             print_json({**told, "contexts": names})
         else:
-            life = format_duration(reply["expires_in_s"] * 1000)
-            print_line(
-                f"context {_words(names)}: token {reply['token_id']} ({reply['role']} {reply['name']}), for {life}"
-            )
+            whose = f"{reply['role']} {reply['name']}"
+            print_line(f"context {_words(names)}: token {reply['token_id']} ({whose}), for {life_text(reply)}")
         return
     with Client(settings=settings) as client:
         reply = client.transport.send(calls.rotate_token())
+    if isinstance(where, Configured):
+        _take_up(where.location, reply, settings)
     if json:
         print_json(reply)
         return
@@ -165,14 +167,34 @@ def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
     say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
 
 
-def _rotate_in_contexts(file: Path, name: str, settings: "Settings") -> "tuple[TokenReply, list[str]]":
+def _take_up(location: Location, reply: "TokenReply", settings: "Settings") -> None:
+    """Use the new token once. A token that was never used counts as lost with its answer: another machine that has the
+    old one, and rotates it too, would have it revoked. Used, it makes that machine's rotation the one that is refused.
+
+    Raises Unauthenticated where another rotation came between. What else hinders is told: the token is good.
+    """
+    taken = replace(location, token=reply["token"])
+    try:
+        with Transport(taken, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+            transport.send(calls.get_plane())
+    except Unauthenticated as error:
+        raise Unauthenticated(
+            f"the new token is no good already: {error.message}",
+            hint="somebody else has rotated the old token at the same time: take theirs, or ask for another",
+        ) from None
+    except GpulayerError as error:
+        say(f"note: the new token could not be tried yet ({error.message}); until it is, another rotation replaces it")
+
+
+def _rotate_in_contexts(file: Path, name: str, settings: "Settings") -> "tuple[TokenReply, list[str], Location]":
     """In every context that has this token. Asked for under the lock of the file, so that of two commands at once the
-    second rotates what the first one got."""
+    second rotates what the first one got. Also where it was asked for."""
     made: TokenReply | None = None
+    location: Location | None = None
     names: list[str] = []
 
     def change(contexts: Contexts) -> Contexts:
-        nonlocal made
+        nonlocal made, location
         before = contexts.find(name)
         location = before.location(proxy=settings.environment.get("GPULAYER_PROXY", ""))
         with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
@@ -188,9 +210,9 @@ def _rotate_in_contexts(file: Path, name: str, settings: "Settings") -> "tuple[T
             print_line(made["token"])
             say("the new token, on stdout, could not be kept:")
         raise
-    if made is None:
+    if made is None or location is None:
         raise AssertionError("contexts were changed without a token")
-    return made, names
+    return made, names, location
 
 
 def _still_good(client: Client, revoked: "list[TokenRecord]") -> "list[TokenRecord]":
@@ -211,6 +233,7 @@ def _used(record: "TokenRecord", now: datetime) -> str:
     at = record["last_used_at"]
     if at is None:
         return "" if record["role"] == "join" else "never"
+    at = max(at, record["created_at"])  # the beginning of the minute in which it was both made and used
     return "just now" if now - datetime.fromisoformat(at) < timedelta(minutes=2) else age(at, now)
 
 

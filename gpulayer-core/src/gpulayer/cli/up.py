@@ -4,22 +4,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from gpulayer.cli.background import plane_command, serve_plane, tls_setting
-from gpulayer.cli.console import print_line, say
-from gpulayer.cli.handover import export_line, join_line
+from gpulayer.cli.console import print_error, print_line, say
+from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_tail, start_detached, wait_until_gone
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, TimedOut, Unreachable
-from gpulayer.net.address import LOOPBACK, parse_url
+from gpulayer.errors import Conflict, GpulayerError, TimedOut, Unreachable
+from gpulayer.net.address import parse_url
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
 from gpulayer.variables import background_variables
@@ -72,7 +71,7 @@ def up(
     if running is not None and not running.embedded:
         if detach:
             say("it runs already, as it was started; gpulayer down ends it")
-            _announce(running, folder)
+            _announce(running, folder, has_client=True)
             return 0
         raise Conflict(
             f"a control plane serves {folder} already: {running.url}, process {running.pid}",
@@ -109,9 +108,11 @@ def _checked_tls(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
     """Raises UsageError also for files that can't be used: in the log of a detached one nobody would look."""
     chosen = tls_setting(text)
     if not isinstance(chosen, str):
-        from gpulayer.server.certificates import server_context  # noqa: PLC0415 - only for one's own
+        from gpulayer.server.certificates import load_certificate  # noqa: PLC0415 - only for one's own
 
-        server_context(chosen)
+        warning = load_certificate(chosen, now_ms=time.time_ns() // 1_000_000).warning
+        if warning:
+            say(f"warning: {warning}")
     return chosen
 
 
@@ -124,7 +125,7 @@ def _start(argv: list[str], folder: Path) -> int:
         found = find_plane(folder)
         if found is not None and found.pid == process.pid:
             process.returncode = 0  # it goes on without this command; Popen need not warn of that
-            _announce(found, folder)
+            _announce(found, folder, has_client=True)
             return 0
         time.sleep(0.01)
     if process.poll() is None:
@@ -138,20 +139,33 @@ def _start(argv: list[str], folder: Path) -> int:
 
 
 def _announce_when_up(folder: Path) -> None:
+    """In a thread of its own. The control plane goes on, whatever hinders this."""
+    try:
+        _announce_once_up(folder)
+    except GpulayerError as error:
+        print_error(error)
+        say("the control plane goes on; gpulayer token create prints the lines that others need")
+
+
+def _announce_once_up(folder: Path) -> None:
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends:
         found = find_plane(folder)
         if found is not None and found.pid == os.getpid():
-            _announce(found, folder)
+            # Off a terminal stdout is a unit's journal or a log, where a token of 90 days would stand for all to read.
+            _announce(found, folder, has_client=sys.stdout.isatty())
             return
         time.sleep(0.02)
 
 
-def _announce(endpoint: "EndpointFound", folder: Path) -> None:
-    """How to add machines and how to reach it. Only a join token that works once stands in a command line."""
+def _announce(endpoint: "EndpointFound", folder: Path, *, has_client: bool) -> None:
+    """How to add machines and how to reach it. Only a join token that works once stands in a command line.
+
+    has_client: with a client token, for whoever looks or has asked for the lines.
+    """
     with Transport(endpoint.location) as transport:
         join = transport.send(calls.create_token())
-        client = _client_token(transport, folder / _PRINTED)
+        client = _client_token(transport, folder / _PRINTED) if has_client else None
     for text, is_pasted in announcement(endpoint, join, client):
         (print_line if is_pasted else say)(text)
 
@@ -167,50 +181,11 @@ def _client_token(transport: Transport, printed: Path) -> "TokenReply":
         if token["id"] == before and token["state"] == "valid" and token["last_used_at"] is None:
             transport.send(calls.revoke_token(before))
     made = transport.send(calls.create_token("submitter", name=_CLIENT_NAME))
-    printed.write_text(made["token_id"], encoding="ascii")
+    try:
+        printed.write_text(made["token_id"], encoding="ascii")
+    except OSError as error:
+        say(f"note: {printed} can't be written ({error.strerror}): the next start does not revoke this client token")
     return made
-
-
-def announcement(endpoint: "EndpointFound", join: "TokenReply", client: "TokenReply") -> Sequence[tuple[str, bool]]:
-    """The lines, each with whether it is one to paste (stdout). Pure."""
-    is_named = "--public-url" in endpoint.restart  # then all of them were meant for others
-    urls = (endpoint.urls if is_named else endpoint.urls[:1]) or (endpoint.url,)
-    others = [url for url in endpoint.urls if url not in urls]
-    return [
-        (f"the control plane serves {' '.join(urls)}", False),
-        (f"add a worker (works once, for {_life(join)}):", False),
-        (join_line(urls, join["token"], endpoint.fingerprints), True),
-        (f"use it from elsewhere (submits, and manages what it submitted; {_life(client)}):", False),
-        (export_line(urls, client["token"], endpoint.fingerprints), True),
-        *([(f"other addresses of this machine: {' '.join(others)}", False)] if others else []),
-        ("more of both, for people by name or for many workers: gpulayer token create", False),
-        *((text, False) for text in _unreachable(endpoint)),
-    ]
-
-
-def _unreachable(endpoint: "EndpointFound") -> Sequence[str]:
-    """Why no other machine gets here, and what to do about it; nothing where they do."""
-    if endpoint.urls:
-        return []
-    port = endpoint.port
-    if _is_alone(endpoint):
-        return [
-            "no other machine reaches it there. Start it without --host for that; or forward the port, and these lines"
-            " hold there:",
-            f"  ssh -R {port}:127.0.0.1:{port} THERE from here, or ssh -L {port}:127.0.0.1:{port} HERE from there",
-        ]
-    return ["no address is known that others could use: say it with --public-url URL"]
-
-
-def _is_alone(endpoint: "EndpointFound") -> bool:
-    """Whether it was started for this machine alone."""
-    words = endpoint.restart
-    return "--host" in words and words[words.index("--host") + 1] in LOOPBACK
-
-
-def _life(token: "TokenReply") -> str:
-    minutes = token["expires_in_s"] // 60
-    return f"{minutes // 1440} days" if minutes >= 2 * 1440 else f"{minutes} min"
 
 
 def _check_port(host: str, port: int, tls: "Literal['auto', 'off'] | CertificateFiles") -> None:

@@ -110,7 +110,7 @@ def unreachable(url: str, why: BaseException | str) -> Unreachable:
     """The error for a try that got no answer; ``why`` is told as it is, or by its type where it has no text."""
     return Unreachable(
         f"no control plane answers at {url}: {why or type(why).__name__}",
-        hint="see `gpulayer status`; `gpulayer up` starts one on this machine",
+        hint="`gpulayer doctor` shows which step fails; where it has moved: gpulayer context add NAME NEW-URL",
         details={"url": url},
     )
 

@@ -7,7 +7,7 @@ again), that of a context in the file of contexts (the machine moved, and somebo
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +34,7 @@ class Settings:
     """
 
     where: Configured | Local
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # tokens may be in it
     version: str
     client: str
     idle_exit_s: float | None = None

@@ -7,12 +7,16 @@ import http.client
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
 
 from gpulayer.client.answers import CHUNK, Failed, plain_reason, unreachable
 from gpulayer.client.reach import Route, Way
 from gpulayer.net import (
     HEAD_LIMIT,
+    Address,
     connect_request,
     head_is_whole,
     socket_options,
@@ -21,7 +25,34 @@ from gpulayer.net import (
 )
 from gpulayer.protocol.retry import Failure, FailureKind
 
-__all__ = ["Connection", "open_connection"]
+__all__ = ["Connection", "Opening", "Step", "open_connection"]
+
+_LEAST_S: Final = 0.1  # for a step that is left when the time is over: what answers at once still does
+
+
+class Step(StrEnum):
+    """The steps of opening a connection, in their order; a tunnel and TLS only where the route has them."""
+
+    NAME = "name"
+    ADDRESS = "address"
+    TUNNEL = "tunnel"
+    TLS = "tls"
+    OPEN = "open"  # nothing is left to do
+
+
+@dataclass(slots=True)
+class Opening:
+    """How far the opening of one connection has come, for whoever tells it to people; filled in on the way.
+
+    step: the one that is or was under way. numeric: the addresses that the name stands for, of the proxy's where there
+    is one. connected_s: how long it took until TCP stood, the name's look-up not counted. error: what ended it, as it
+    was met.
+    """
+
+    step: Step = Step.NAME
+    numeric: tuple[str, ...] = ()
+    connected_s: float = 0.0
+    error: Exception | None = None
 
 
 class _NoTunnel(OSError):
@@ -42,17 +73,31 @@ class Connection(http.client.HTTPConnection):
         self.idle_since = 0.0
 
 
-def open_connection(way: Way, context: Callable[[], ssl.SSLContext]) -> Connection:
-    """Connect within ``way.connect_s``. context: asked for where TLS is needed.
+def open_connection(
+    way: Way,
+    context: Callable[[], ssl.SSLContext],
+    *,
+    opening: Opening | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Connection:
+    """Connect within ``way.connect_s`` once the name is looked up, which the system's resolver limits by itself.
 
+    context: asked for where TLS is needed. opening: told how far it came.
     Raises Failed (nothing was sent) and UntrustedServer.
     """
     route = way.route
-    ends = time.monotonic() + way.connect_s
+    opening = opening or Opening()
     first = route.proxy or route.address
     try:
-        sock = socket.create_connection((first.host, first.port), timeout=way.connect_s)
-    except OSError as error:
+        found = socket.getaddrinfo(first.host, first.port, type=socket.SOCK_STREAM)
+        opening.numeric = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        opening.step = Step.ADDRESS
+        began = monotonic()
+        ends = began + way.connect_s
+        sock = _connected(found, ends, monotonic)
+        opening.connected_s = monotonic() - began
+    except (OSError, ValueError) as error:  # ValueError: a name that can't be one, which is encoded first
+        opening.error = error
         why = plain_reason(error)
         raise _not_sent(route, why if route.proxy is None else f"the proxy {route.proxy}: {why}") from None
     try:
@@ -60,13 +105,17 @@ def open_connection(way: Way, context: Callable[[], ssl.SSLContext]) -> Connecti
         for level, option, value in socket_options():
             sock.setsockopt(level, option, value)
         if route.proxy is not None:
-            _tunnel(sock, route, ends)
+            opening.step = Step.TUNNEL
+            _tunnel(sock, route.proxy, route.address, ends, monotonic)
         if route.address.is_secure:
-            sock.settimeout(max(0.1, ends - time.monotonic()))
+            opening.step = Step.TLS
+            sock.settimeout(max(_LEAST_S, ends - monotonic()))
             sock = context().wrap_socket(sock, server_hostname=route.address.name)
+        opening.step = Step.OPEN
         return Connection(route, sock)
     except (OSError, ValueError) as error:
         sock.close()
+        opening.error = error
         untrusted = trust_failure(error, route.address)
         if untrusted is not None:
             raise untrusted from None
@@ -76,14 +125,41 @@ def open_connection(way: Way, context: Callable[[], ssl.SSLContext]) -> Connecti
         raise
 
 
-def _tunnel(sock: socket.socket, route: Route, ends: float) -> None:
-    proxy = route.proxy
-    if proxy is None:
-        return
-    sock.sendall(connect_request(route.address))
+def _connected(
+    found: Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]],  # Any: each family's own form
+    ends: float,
+    monotonic: Callable[[], float],
+) -> socket.socket:
+    """To the first that answers. Each has an equal share of the time that is left, so that one whose packets are
+    dropped, as IPv6 often is, does not use up that of the next. Raises what the last one failed with."""
+    failed: OSError = OSError("no address")
+    for tried, (family, kind, protocol, _, address) in enumerate(found):
+        share_s = (ends - monotonic()) / (len(found) - tried)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # a family that this machine has not
+            failed = error
+            continue
+        try:
+            sock.settimeout(max(_LEAST_S, share_s))
+            sock.connect(address)
+        except OSError as error:
+            failed = error
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failed
+
+
+def _tunnel(sock: socket.socket, proxy: Address, address: Address, ends: float, monotonic: Callable[[], float]) -> None:
+    sock.settimeout(max(_LEAST_S, ends - monotonic()))
+    sock.sendall(connect_request(address))
     received = b""
     while not head_is_whole(received):
-        left_s = ends - time.monotonic()
+        left_s = ends - monotonic()
         if left_s <= 0:
             raise _NoTunnel(f"the proxy {proxy} opened no tunnel in time")
         sock.settimeout(left_s)
@@ -94,7 +170,7 @@ def _tunnel(sock: socket.socket, route: Route, ends: float) -> None:
         if not piece:
             break
         received += piece
-    refused = tunnel_refusal(received, proxy=proxy, address=route.address)
+    refused = tunnel_refusal(received, proxy=proxy, address=address)
     if refused is not None:
         raise _NoTunnel(refused)
 

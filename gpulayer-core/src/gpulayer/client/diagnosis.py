@@ -1,15 +1,15 @@
 """``gpulayer doctor``: from the name to the token, one step after another, so that the first that fails is the trouble.
 
-A step is done by hand where a library would say only that "it did not connect": the name, the connection, the
-handshake, the answer, then who the caller is there. Each finding says what is so and, where it is bad, what to do.
-Nothing is retried and every wait has a limit. The token is sent only once the server is known to be the right one.
+The connection is opened by what every command opens its own with, so that a proxy, a pin and an address mean the same
+here: first the name, the connection, the handshake, the answer, then who the caller is there. Each finding says what is
+so and, where it is bad, what to do. Nothing is retried and every wait has a limit. The token is sent only once the
+server is known to be the right one.
 """
 
 import http.client
 import json
 import os
 import shutil
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
+from gpulayer.client.answers import Failed, plain_reason
+from gpulayer.client.connection import Connection, Opening, Step, open_connection
 from gpulayer.client.embedded import is_compatible
 from gpulayer.client.location import Location
-from gpulayer.net import Address, pin_of, tls_context, trust_failure
+from gpulayer.client.reach import Route, Way
+from gpulayer.errors import UntrustedServer
+from gpulayer.net import Address, pin_of, tls_context
 from gpulayer.spec.units import format_bytes
 
 __all__ = ["Finding", "Mark", "examine", "examine_folder"]
@@ -56,26 +60,22 @@ class _Stop(Exception):
 
 
 def examine(
-    location: Location,
-    *,
-    version: str,
-    client: str,
-    wall: Callable[[], float] = time.time,
-    monotonic: Callable[[], float] = time.monotonic,
+    location: Location, *, version: str, client: str, wall: Callable[[], float] = time.time
 ) -> Iterator[Finding]:
     """The findings about one control plane, as they are made. Blocks, for some seconds where nothing answers.
 
     version: this program's. An empty token leaves out what needs one.
     """
-    reached: Address | None = None
+    reached: Way | None = None
     for address in location.addresses:
+        way = Way(Route.of(location, address), location.token, _WAIT_S)
         try:
-            yield from _reach(address, location, version=version, client=client, wall=wall, monotonic=monotonic)
+            yield from _reach(way, client=client, wall=wall)
         except _Stop:
             continue
-        reached = reached or address
+        reached = reached or way
     if reached is not None:
-        yield from _as_caller(reached, location, version=version, client=client, wall=wall)
+        yield from _as_caller(reached, version=version, client=client, wall=wall)
 
 
 def examine_folder(folder: Path) -> Iterator[Finding]:
@@ -94,106 +94,76 @@ def examine_folder(folder: Path) -> Iterator[Finding]:
     yield _disk(f"the disk of {folder}", shutil.disk_usage(place).free)
 
 
-def _reach(
-    address: Address,
-    location: Location,
-    *,
-    version: str,
-    client: str,
-    wall: Callable[[], float],
-    monotonic: Callable[[], float],
-) -> Iterator[Finding]:
-    hop = location.proxy or address
-    yield from _named(hop, is_proxy=location.proxy is not None)
-    with closing(_connection(address, location)) as connection:
-        began = monotonic()
-        try:
-            connection.connect()
-        except (OSError, http.client.HTTPException) as error:
-            yield _not_connected(error, address, hop, is_proxy=location.proxy is not None)
-            raise _Stop from None
-        took_ms = (monotonic() - began) * 1000
-        through = f" through {hop}" if location.proxy is not None else ""
-        yield Finding("address", Mark.OK, f"{address} is reached{through} in {took_ms:.0f} ms")
-        if isinstance(connection.sock, ssl.SSLSocket):
-            yield _trusted(connection.sock, location)
-        yield from _answers(connection, address, version=version, client=client, wall=wall)
-
-
-def _named(address: Address, *, is_proxy: bool) -> Iterator[Finding]:
+def _reach(way: Way, *, client: str, wall: Callable[[], float]) -> Iterator[Finding]:
+    route, opening = way.route, Opening()
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        what = "the proxy" if is_proxy else "the control plane"
-        yield Finding(
-            "name",
-            Mark.FAIL,
-            f"{address.host} has no address here: {error.strerror or error}",
-            f"check the spelling, or use the numeric address of {what}",
-        )
+        connection = open_connection(way, lambda: tls_context(route.pins), opening=opening)
+    except (Failed, UntrustedServer) as error:
+        yield from _passed(route, opening)
+        yield _not_opened(error, route, opening)
         raise _Stop from None
-    numeric = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    if address.host not in numeric:
-        yield Finding("name", Mark.OK, f"{address.host} is {', '.join(numeric)}")
+    with closing(connection):
+        yield from _passed(route, opening)
+        if isinstance(connection.sock, ssl.SSLSocket):
+            yield _trusted(connection.sock, route)
+        yield from _answers(connection, client=client, wall=wall)
 
 
-def _connection(address: Address, location: Location) -> http.client.HTTPConnection:
-    hop = location.proxy or address
-    connection: http.client.HTTPConnection
-    if address.is_secure:
-        context = tls_context(location.pins)
-        connection = http.client.HTTPSConnection(hop.host, hop.port, timeout=_WAIT_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(hop.host, hop.port, timeout=_WAIT_S)
-    if location.proxy is not None:
-        connection.set_tunnel(address.host, address.port)
-    return connection
+def _passed(route: Route, opening: Opening) -> Iterator[Finding]:
+    """The steps to a connection that were good."""
+    hop = route.proxy or route.address
+    if opening.numeric and hop.host not in opening.numeric:
+        yield Finding("name", Mark.OK, f"{hop.host} is {', '.join(opening.numeric)}")
+    if opening.step in (Step.TLS, Step.OPEN):
+        through = "" if route.proxy is None else f" through {hop}"
+        took_ms = opening.connected_s * 1000
+        yield Finding("address", Mark.OK, f"{route.address} is reached{through}: connected in {took_ms:.0f} ms")
 
 
-def _not_connected(error: BaseException, address: Address, hop: Address, *, is_proxy: bool) -> Finding:
-    untrusted = trust_failure(error, address)
-    if untrusted is not None:
-        return Finding("tls", Mark.FAIL, untrusted.message, untrusted.hint)
-    match error:
-        case ConnectionRefusedError():
+def _not_opened(error: Failed | UntrustedServer, route: Route, opening: Opening) -> Finding:
+    if isinstance(error, UntrustedServer):
+        return Finding("tls", Mark.FAIL, error.message, error.hint)
+    hop, met = route.proxy or route.address, opening.error
+    why = plain_reason(met) if met is not None else error.error.message
+    match opening.step:
+        case Step.NAME:
+            what = "the control plane" if route.proxy is None else "the proxy"
+            hint = f"check the spelling, or use the numeric address of {what}"
+            return Finding("name", Mark.FAIL, f"{hop.host} has no address here: {why}", hint)
+        case Step.ADDRESS if isinstance(met, ConnectionRefusedError):
             hint = "is it running there (`gpulayer status` on that machine), and is the port right?"
             return Finding("address", Mark.FAIL, f"{hop} refuses connections", hint)
-        case TimeoutError():
-            return Finding(
-                "address",
-                Mark.FAIL,
-                f"{hop} does not answer within {_WAIT_S:.0f} s",
-                "a firewall may drop it: open the port there, or ask for the address that others use",
-            )
-        case ssl.SSLError():
-            return Finding(
-                "tls",
-                Mark.FAIL,
-                f"{address} does not speak TLS: {error.reason or error}",
-                "is something else listening on that port? `gpulayer status` on that machine shows its address",
-            )
-        case _:
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            hint = "does the proxy allow that port?" if is_proxy else "is this machine on the right network or VPN?"
+        case Step.ADDRESS if isinstance(met, TimeoutError):
+            hint = "a firewall may drop it: open the port there, or ask for the address that others use"
+            return Finding("address", Mark.FAIL, f"{hop} does not answer within {_WAIT_S:.0f} s", hint)
+        case Step.ADDRESS:
+            hint = "is this machine on the right network or VPN?"
             return Finding("address", Mark.FAIL, f"{hop} can't be reached: {why}", hint)
+        case Step.TUNNEL:
+            return Finding("address", Mark.FAIL, why, f"does the proxy {hop} allow {route.address.netloc}?")
+        case Step.TLS:
+            hint = "is something else listening on that port? `gpulayer status` on that machine shows its address"
+            return Finding("tls", Mark.FAIL, f"{route.address} opens no TLS: {why}", hint)
+        case Step.OPEN:
+            raise AssertionError("it was opened") from error
+        case _:
+            assert_never(opening.step)
 
 
-def _trusted(socket_: ssl.SSLSocket, location: Location) -> Finding:
+def _trusted(socket_: ssl.SSLSocket, route: Route) -> Finding:
     certificate = socket_.getpeercert(binary_form=True)
     shown = "" if certificate is None else pin_of(certificate)
-    how = "its certificate is the pinned one" if location.pins else "a public CA vouches for its certificate"
+    how = "its certificate is the pinned one" if route.pins else "a public CA vouches for its certificate"
     return Finding("tls", Mark.OK, f"{socket_.version()}: {how} ({shown})")
 
 
-def _answers(
-    connection: http.client.HTTPConnection, address: Address, *, version: str, client: str, wall: Callable[[], float]
-) -> Iterator[Finding]:
-    sent = wall()
+def _answers(connection: Connection, *, client: str, wall: Callable[[], float]) -> Iterator[Finding]:
+    address, sent = connection.route.address, wall()
     try:
-        status, headers, body = _get(connection, address, "/healthz", {"User-Agent": client})
+        status, headers, body = _get(connection, "/healthz", {"User-Agent": client})
     except (OSError, http.client.HTTPException) as error:
         hint = "something between may cut it; is it a control plane's port?"
-        yield Finding("answer", Mark.FAIL, f"{address} gives no answer: {str(error) or type(error).__name__}", hint)
+        yield Finding("answer", Mark.FAIL, f"{address} gives no answer: {plain_reason(error)}", hint)
         raise _Stop from None
     if status != 200 or _document(body).get("status") != "ok":
         yield _no_plane(address, status, headers, body)
@@ -236,18 +206,20 @@ def _clock(date: str, ours: float) -> Iterator[Finding]:
     )
 
 
-def _as_caller(
-    address: Address, location: Location, *, version: str, client: str, wall: Callable[[], float]
-) -> Iterator[Finding]:
-    if not location.token:
+def _as_caller(way: Way, *, version: str, client: str, wall: Callable[[], float]) -> Iterator[Finding]:
+    if not way.token:
         yield Finding("token", Mark.SKIPPED, "no token was given: what needs one was not looked at")
         return
-    headers = {"User-Agent": client, "Authorization": f"Bearer {location.token}", "Accept": "application/json"}
+    headers = {"User-Agent": client, "Authorization": f"Bearer {way.token}", "Accept": "application/json"}
     try:
-        with closing(_connection(address, location)) as connection:
-            status, _, body = _get(connection, address, "/v1/plane", headers)
-    except (OSError, http.client.HTTPException) as error:
-        yield Finding("token", Mark.FAIL, f"{address} gives no answer: {str(error) or type(error).__name__}")
+        with closing(open_connection(way, lambda: tls_context(way.route.pins))) as connection:
+            status, _, body = _get(connection, "/v1/plane", headers)
+    except (Failed, UntrustedServer) as failed:
+        error = failed.error if isinstance(failed, Failed) else failed
+        yield Finding("token", Mark.FAIL, error.message, error.hint)
+        return
+    except (OSError, http.client.HTTPException) as broken:
+        yield Finding("token", Mark.FAIL, f"{way.route.address} gives no answer: {plain_reason(broken)}")
         return
     document = _document(body)
     if status != 200:
@@ -309,10 +281,9 @@ def _disk(what: str, free: int) -> Finding:
     return Finding("disk", Mark.OK, message)
 
 
-def _get(
-    connection: http.client.HTTPConnection, address: Address, path: str, headers: dict[str, str]
-) -> tuple[int, dict[str, str], bytes]:
-    connection.request("GET", address.prefix + path, headers={**headers, "Host": address.netloc, "Connection": "close"})
+def _get(connection: Connection, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    connection.sock.settimeout(_WAIT_S)
+    connection.request("GET", connection.route.address.prefix + path, headers={**headers, "Connection": "close"})
     answer = connection.getresponse()
     found = {name.lower(): value for name, value in answer.getheaders()}
     return answer.status, found, answer.read(2**20)

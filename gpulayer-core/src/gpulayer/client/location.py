@@ -7,7 +7,7 @@ background control plane of this user's state folder.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,7 +45,7 @@ class Location:
     public CA vouches for it; proxy: an HTTP proxy to tunnel through."""
 
     addresses: tuple[Address, ...]
-    token: str
+    token: str = field(repr=False)
     pins: tuple[Pin, ...] = ()
     proxy: Address | None = None
 
@@ -78,7 +78,7 @@ class EndpointFound:
     url: str
     host: str
     port: int
-    token: str
+    token: str = field(repr=False)
     pid: int
     version: str
     embedded: bool

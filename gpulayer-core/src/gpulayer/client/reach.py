@@ -5,7 +5,7 @@ taken as one value, so that no token goes to an address that another location na
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpulayer.client.answers import BACKOFF, Failed
@@ -33,13 +33,18 @@ class Route:
     pins: tuple[Pin, ...] = ()
     proxy: Address | None = None
 
+    @classmethod
+    def of(cls, location: Location, address: Address) -> "Route":
+        """To one of its addresses."""
+        return cls(address, location.pins, location.proxy if address.is_secure else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """What one try uses. connect_s: how long the connection may take, its TLS included."""
 
     route: Route
-    token: str
+    token: str = field(repr=False)
     connect_s: float = _CONNECT_S
 
 
@@ -55,8 +60,7 @@ class Reach:
     def way(self) -> Way:
         with self._lock:
             location, index = self._location, self._index
-        address = location.addresses[index]
-        route = Route(address, location.pins, location.proxy if address.is_secure else None)
+        route = Route.of(location, location.addresses[index])
         return Way(route, location.token, _CONNECT_S if len(location.addresses) == 1 else _CONNECT_OF_SEVERAL_S)
 
     @property

@@ -14,11 +14,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from gpulayer.clock import Clock
-from gpulayer.errors import BadRequest, Conflict, Unauthenticated
+from gpulayer.errors import BadRequest, Conflict, StorageUnavailable, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
@@ -36,6 +37,7 @@ CLIENT_LIFE_S: Final[Mapping[Role, int]] = MappingProxyType(
 """How long a client token lives where nobody says otherwise."""
 
 _KEPT_MS: Final = 86_400_000  # an expired token is named as such for a day; then it is unknown
+_PEPPER_BYTES: Final = 32
 _MINUTE_MS: Final = 60_000
 _NO_HASH: Final = "0" * 64
 _HEX: Final = frozenset("0123456789abcdef")
@@ -59,6 +61,17 @@ class Caller:
     role: Role = Role.READER
     job: JobId | None = None
     grant: Grant = Grant.NONE
+
+    @property
+    def party(self) -> str:
+        """Among whose connections its own counts: an owner's tokens and jobs together, each worker, each join token."""
+        match self.kind:
+            case TokenKind.WORKER:
+                return f"worker {self.worker}"
+            case TokenKind.JOIN:
+                return f"join {self.token_id}"
+            case _:
+                return f"owner {self.owner}"
 
     @property
     def key_owner(self) -> str:
@@ -191,6 +204,7 @@ class Auth:
         """Their (committed) rows are gone: they open nothing any more."""
         for id_ in ids:
             self._tokens.pop(id_, None)
+            self._used.discard(id_)
 
     def tokens(self) -> list[TokenRow]:
         """All that are known, also revoked and expired ones."""
@@ -216,15 +230,19 @@ class Auth:
         row = self._tokens.get(caller.token_id)
         return None if row is None else row.expires_wall_ms
 
-    def stale_tokens(self) -> list[str]:
-        """Ids of tokens that nobody can use: of this plane's own user in earlier runs, and expired ones."""
+    def ended_tokens(self) -> list[str]:
+        """Ids of tokens that expired more than a day ago."""
         now_ms = self._clock.wall_ms()
         return [
             row.id
             for row in self._tokens.values()
-            if (row.is_local and row.kind == TokenKind.CLIENT)
-            or (row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms)
+            if row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms
         ]
+
+    def stale_tokens(self) -> list[str]:
+        """Ids of tokens that nobody can use at a start: of this plane's own user in earlier runs, and ended ones."""
+        own = [row.id for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT]
+        return list(dict.fromkeys((*own, *self.ended_tokens())))
 
     def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
@@ -379,20 +397,33 @@ def check_token_name(name: str) -> None:
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
-    """The pepper of this state folder, made at its first use (mode 0600)."""
+    """The pepper of this state folder, made at its first use (mode 0600).
+
+    Raises Conflict for one that is damaged, StorageUnavailable where it can't be read or made.
+    """
     try:
-        found = layout.pepper.read_bytes()
-        if len(found) >= 32:
-            return found
-    except FileNotFoundError:
-        pass
-    made = random_bytes(32)
-    temporary = layout.pepper.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            found = layout.pepper.read_bytes()
+        except FileNotFoundError:
+            found = _make_pepper(layout.pepper, random_bytes(_PEPPER_BYTES))
+    except OSError as error:
+        raise StorageUnavailable(f"{layout.pepper} can't be used: {error.strerror}") from None
+    if len(found) != _PEPPER_BYTES:
+        # Never replaced by a new one: every token that was handed out is good only with what it was.
+        raise Conflict(
+            f"{layout.pepper} is damaged: {len(found)} bytes instead of {_PEPPER_BYTES}",
+            hint="put it back from a backup of the state folder, or move it away: then every token has to be made anew",
+        )
+    return found
+
+
+def _make_pepper(path: Path, made: bytes) -> bytes:
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, made)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(temporary, layout.pepper)
+    os.replace(temporary, path)
     return made

@@ -56,14 +56,20 @@ class EndpointKeeper:
         self._layout = layout
         self._lock = lock
         self._content = b""
+        self._is_failing = False
 
     def write(self, content: bytes) -> None:
         """Raises OSError."""
-        self._content = content
+        self.change(content)
         write_private(self._layout.endpoint, content)
 
+    def change(self, content: bytes) -> None:
+        """What the file is to say; the next ``mend`` writes it, and those after it where the disk is full."""
+        self._content = content
+
     def mend(self) -> None:
-        """Whoever lost or damaged the file could neither use this plane nor end it, nor start another."""
+        """Whoever lost or damaged the file could neither use this plane nor end it, nor start another. Raises nothing:
+        what can't be written now is tried again the next time, and said once."""
         try:
             if self._layout.endpoint.read_bytes() == self._content:
                 return
@@ -72,7 +78,11 @@ class EndpointKeeper:
         try:
             write_private(self._layout.endpoint, self._content)
         except OSError as error:
-            _log.warning("%s can't be written: %s", self._layout.endpoint, error.strerror)
+            if not self._is_failing:
+                _log.warning("%s can't be written: %s", self._layout.endpoint, error.strerror)
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
     def remove(self) -> None:
         """May be repeated; leaves the file of a plane alone that has the folder now."""

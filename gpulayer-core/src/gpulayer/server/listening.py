@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from gpulayer.errors import UsageError
 from gpulayer.net.address import LOOPBACK, host_of
+from gpulayer.net.liveness import socket_options
 
 if TYPE_CHECKING:
     import uvicorn
@@ -189,6 +190,8 @@ def _listener(stack: ExitStack, address: str, port: int) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_v6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        for level, option, value in socket_options():  # Linux hands them on to what is accepted
+            made.setsockopt(level, option, value)
         made.bind((address, port))
         made.listen(_BACKLOG)
     except OSError:

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from gpulayer import __version__
@@ -75,6 +75,7 @@ def serve(settings: ServeSettings) -> int:
         except BaseException:
             if worker is not None:
                 worker.stop()
+                worker.forget()  # it ends by itself, and has no plane to tell of that
             raise
         finally:
             endpoint.remove()
@@ -90,8 +91,8 @@ class _Served:
     reach: Reach
     endpoint: EndpointKeeper
     worker: LocalWorker | None
-    join_token: str | None
-    token: str = ""
+    join_token: str | None = field(repr=False)
+    token: str = field(default="", repr=False)
 
 
 def _start_worker(
@@ -132,6 +133,7 @@ async def _serve(served: _Served) -> None:
             mode=settings.mode,
             url=served.listeners.url,
             urls=reach.urls,
+            public_urls=reach.urls if settings.public_urls else (),
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,
@@ -241,7 +243,7 @@ async def _renew(plane: "Plane", served: _Served) -> None:
     if shown is not None and await plane.in_thread(shown.look, now_ms=plane.clock.wall_ms()):
         reach = served.reach
         plane.settings = replace(plane.settings, fingerprints=reach.fingerprints, allowed_hosts=reach.hosts)
-        served.endpoint.write(_document(served))
+        served.endpoint.change(_document(served))  # a full disk must not end a plane that serves: ``mend`` writes it
 
 
 async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:

@@ -74,8 +74,8 @@ class PlaneSettings:
     mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
     body_piece_s: how long the next piece of a body may take; body_bytes_a_second: how fast it must be on the whole.
-    keep_logs_ms: after a job's end; 0 for ever. urls, fingerprints: how other machines reach it; empty where
-    they can't.
+    keep_logs_ms: after a job's end; 0 for ever. urls, public_urls, fingerprints: how other machines reach it; empty
+    where they can't.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
     """
 
@@ -83,6 +83,7 @@ class PlaneSettings:
     mode: Literal["embedded", "standing"] = "standing"
     url: str = ""
     urls: tuple[str, ...] = ()
+    public_urls: tuple[str, ...] = ()
     fingerprints: tuple[str, ...] = ()
     has_local_worker: bool = False
     local_worker_wait_s: float = 10.0

@@ -49,7 +49,8 @@ class CallerRecord(TypedDict):
 
 class PlaneRecord(TypedDict):
     """``mode``: ``embedded`` ends when idle, ``standing`` was started by ``gpulayer up``. ``now``: its wall clock, ISO
-    text in UTC. ``urls``, ``fingerprints``: how other machines reach it. ``you``: the caller."""
+    text in UTC. ``urls``, ``fingerprints``: how other machines reach it; ``public_urls``: those of
+    them that somebody named (``up --public-url``). ``you``: the caller."""
 
     version: str
     incarnation: str
@@ -61,6 +62,7 @@ class PlaneRecord(TypedDict):
     now: str
     read_only: bool
     urls: list[str]
+    public_urls: NotRequired[list[str]]
     fingerprints: list[str]
     disk_free_bytes: int | None
     you: CallerRecord

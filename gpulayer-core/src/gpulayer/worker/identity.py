@@ -6,7 +6,7 @@ nor a boot number is ever used twice, whatever dies when.
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ _SCHEMA: Final = 1
 class Identity:
     """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters."""
 
-    private_key: str
+    private_key: str = field(repr=False)
     worker_id: str = ""
     name: str = ""
     counter: int = 0

@@ -35,7 +35,7 @@ class WorkerSettings:
     pins: tuple[Pin, ...] = ()
     proxy: Address | None = None
     token_file: Path | None = None
-    token: str = ""
+    token: str = field(default="", repr=False)
     name: str = ""
     default_name: str = "worker"
     labels: tuple[tuple[str, str], ...] = ()
