@@ -179,6 +179,23 @@ print(ask(os.environ["GPULAYER_JOB_ID"]), ask(sys.argv[1]), os.environ["GPULAYER
 """
 
 
+def test_a_granted_job_reaches_the_control_plane_that_was_started_again_meanwhile(story):
+    waits = "import os, sys, time\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+    go = story.here / "go"
+    submitted = story.run(
+        *("submit", "--detach", "--grant", "own", "--", sys.executable, "-c", waits + READS, "no-such-job", str(go))
+    )
+    assert submitted.code == 0, submitted.err
+    job_id = submitted.out.decode().strip()
+    story.until(lambda: story.job(job_id)["state"] == "running", "the job runs")
+    os.kill(story.plane_pid(), signal.SIGKILL)
+    story.until(lambda: story.job(job_id)["state"] == "running", "the plane is there again")
+    go.touch()
+    waited = story.run("job", "wait", job_id)
+    assert waited.code == 0, waited.err
+    assert story.run("job", "logs", job_id).out.decode().split()[0] == "running"
+
+
 def test_a_granted_token_reads_the_jobs_own_record_and_no_other(shared):
     other = shared.run("submit", "--detach", "--", "true").out.decode().strip()
     ended = shared.run("submit", "--grant", "own", "--", sys.executable, "-c", READS, other)

@@ -466,3 +466,28 @@ def test_the_version_of_tls_is_at_least_1_2(certify, listen, shell):
     server = listen(serve)
     with pytest.warns(DeprecationWarning, match="TLS"), pytest.raises(Unreachable, match="TLS failed"):
         shell(f"https://127.0.0.1:{server.port}", fingerprint=certificate.pin, retry_for_s=0.0).send(calls.get_plane())
+
+
+@pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned", "of a CA"])
+def test_an_address_with_a_zone_is_named_without_it_to_the_server(
+    listen, certify, authority, shell, monkeypatch, is_pinned
+):
+    certificate, heads = certify(hosts=["fe80::1"], signer=None if is_pinned else authority), []
+
+    def serve(connection):
+        with certificate.context.wrap_socket(connection, server_side=True) as secured:
+            heads.append(secured.recv(65536).decode().lower())
+            secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    listener, look_up = listen(serve), socket.getaddrinfo
+
+    def here(host, *args, **options):  # no machine is sure to have an interface with such an address
+        return look_up("127.0.0.1" if "%" in str(host) else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", here)
+    url = f"https://[fe80::1%no0]:{listener.port}"
+    assert shell(url, fingerprint=certificate.pin if is_pinned else "").send(calls.get_plane()) == {}
+    (head,) = heads
+    assert f"\r\nhost: [fe80::1]:{listener.port}\r\n" in head
+    assert "%" not in head
+    assert url in shell(url).url

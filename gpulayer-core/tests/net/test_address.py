@@ -3,7 +3,7 @@
 import pytest
 
 from gpulayer.errors import UsageError
-from gpulayer.net import Address, parse_proxy, parse_url, parse_urls
+from gpulayer.net import Address, connect_request, parse_proxy, parse_url, parse_urls
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,9 @@ from gpulayer.net import Address, parse_proxy, parse_url, parse_urls
         (" https://Box.Example ", Address("box.example", 443, True)),
         ("https://box.example:8470/team/a/", Address("box.example", 8470, True, "/team/a")),
         ("https://[2001:db8::1]:8470", Address("2001:db8::1", 8470, True)),
+        ("https://[fe80::1%eth0]:8470", Address("fe80::1%eth0", 8470, True)),
+        ("https://[fe80::1%25eth0]:8470", Address("fe80::1%eth0", 8470, True)),
+        ("https://[fe80::1%2]:8470", Address("fe80::1%2", 8470, True)),
     ],
 )
 def test_a_url_is_taken_apart_and_put_together_again(url, expected):
@@ -49,3 +52,12 @@ def test_a_proxy_is_a_host_and_a_port_over_http():
     for text in (no_port, no_scheme, *other, "http://u:p@p:1", "http://p:1/x", "http://p:x"):
         with pytest.raises(UsageError, match="is not a proxy's address"):
             parse_proxy(text)
+
+
+def test_the_zone_of_an_ipv6_address_stays_on_this_machine():
+    address = parse_url("https://[fe80::1%eth0]:8470")
+    assert (address.name, address.netloc) == ("fe80::1", "[fe80::1]:8470")
+    assert connect_request(address).splitlines()[:2] == [
+        b"CONNECT [fe80::1]:8470 HTTP/1.1",
+        b"Host: [fe80::1]:8470",
+    ]

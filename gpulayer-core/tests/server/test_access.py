@@ -1,5 +1,9 @@
 """Every route: who may call it, and the one form of its errors."""
 
+import ast
+import inspect
+from types import ModuleType
+
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,7 +15,7 @@ from gpulayer.server.app import OPEN_PATHS, create_app
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes import ROUTES
 from gpulayer.server.tokens import TokenKind, make_token, parse_token
-from gpulayer.server.web import Access, Route, json_response
+from gpulayer.server.web import Access, Query, Route, json_response
 
 _CLOSED = [route for route in ROUTES if not route.access.is_open]
 
@@ -164,6 +168,38 @@ def test_the_description_covers_every_route(plane) -> None:
         assert name in document["components"]["schemas"]
 
 
+def _readings(module: ModuleType) -> set[tuple[str, str, float, float]]:
+    """How handlers of this module read their queries: name, kind, least, most, as the description has them."""
+    kinds = {"query_int": "integer", "query_number": "number", "query_flag": "flag", "query": "string"}
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("call"), reader), [ast.Constant(str(name)), *_], bounds) if (
+                reader in kinds
+            ):
+                given = {each.arg: eval(ast.unparse(each.value), vars(module)) for each in bounds}
+                plain = Query(name, "", kinds[reader], **given)
+                found.add((name, plain.kind, plain.least, plain.most))
+            case _:
+                pass
+    return found
+
+
+def test_every_query_is_described_as_it_is_read() -> None:
+    modules = {inspect.getmodule(route.handler) for route in ROUTES}
+    by_module = {module: _readings(module) for module in modules}
+    everywhere = set().union(*by_module.values())
+    for module, readings in by_module.items():
+        routes = [route for route in ROUTES if inspect.getmodule(route.handler) is module]
+        described = {
+            (query.name, query.kind, query.least, 2**62 if query.kind == "string" else query.most)
+            for route in routes
+            for query in route.query
+        }
+        assert described <= everywhere, module  # one may be read by what two modules share
+        assert readings <= described, module
+
+
 def test_a_join_token_is_good_for_one_worker_which_may_show_it_again(plane) -> None:
     worker = plane.worker("one")
     again = worker.enrol()
@@ -189,13 +225,15 @@ def test_two_workers_with_one_name_are_refused(plane) -> None:
 
 def test_a_session_needs_the_workers_own_signature_and_a_counter_that_grows(plane) -> None:
     worker = plane.worker()
-    assert worker.session(counter=worker.counter).status_code == 401
-    assert worker.session(counter=0).status_code == 401
+    for counter in (worker.counter, 0):
+        used = worker.session(counter=counter)
+        assert used.status_code == 409
+        assert plane.check_envelope(used)["details"] == {"counter": worker.counter}
     key, worker.key = worker.key, Ed25519PrivateKey.generate()
     assert worker.session(counter=99).status_code == 401
     worker.key = key
     plane.restart()
-    assert worker.session(counter=1).status_code == 401  # the counter is durable
+    assert worker.session(counter=1).status_code == 409  # the counter is durable
     assert worker.session(counter=2).status_code == 201
     worker.id = "0" * 16
     assert worker.session(counter=3).status_code == 401
@@ -227,3 +265,14 @@ def test_drain_and_resume(plane) -> None:
     assert plane.http.post("/v1/workers/box:resume").json()["state"] == "ready"
     assert len(worker.commands(hold_s=5)) == 1
     assert plane.http.get("/v1/workers/nobody").status_code == 404
+
+
+def test_a_worker_that_was_not_heard_since_the_start_is_counted_as_silent(plane) -> None:
+    """As the list of workers says it: ``status`` and ``doctor`` read the counts."""
+    plane.worker().report()
+    assert plane.http.get("/v1/plane").json()["workers"] == {"ready": 1}
+    plane.stop()
+    plane.start()
+    (worker,) = plane.http.get("/v1/workers").json()["workers"]
+    assert worker["state"] == "silent"
+    assert plane.http.get("/v1/plane").json()["workers"] == {"silent": 1}

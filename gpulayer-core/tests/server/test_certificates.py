@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -16,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from gpulayer.errors import UsageError
 from gpulayer.net import pin_of, tls_context
+from gpulayer.server import certificates
 from gpulayer.server.certificates import Shown, load_certificate, own_certificate
 from gpulayer.server.settings import CertificateFiles
 
@@ -217,6 +219,44 @@ def test_a_broken_replacement_is_said_once_and_the_old_one_stays(tmp_path, caplo
     assert [shown.look(now_ms=NOW_MS) for _ in range(3)] == [False] * 3
     assert "own.crt can't be read: no such file" in caplog.text
     assert shown_to_a_client(shown.context) == shown.certificate.pin
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(5, "Input/output error"), ValueError("odd"), RecursionError(), MemoryError()]
+)
+@pytest.mark.parametrize("step", ["load_certificate", "server_context", "_content", "_names_of"])
+def test_whatever_is_wrong_with_a_new_certificate_the_old_one_stays(tmp_path, caplog, monkeypatch, step, fault):
+    files = make_pair(tmp_path)[0]
+    shown = Shown(load_certificate(files, now_ms=NOW_MS))
+    before = shown.certificate
+    replace_by(files, make_pair(tmp_path, stem="new")[0])
+
+    def fail(*args, **kwargs):
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, step, fail)
+        assert [shown.look(now_ms=NOW_MS) for _ in range(4)] == [False] * 4
+    assert caplog.text.count("the new certificate is not used, the old one stays") == 1
+    assert shown.certificate == before
+    assert shown_to_a_client(shown.context) == before.pin
+
+
+def test_one_that_can_not_be_read_or_made_is_told_in_words(tmp_path, monkeypatch):
+    files = make_pair(tmp_path)[0]
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", full)
+        with pytest.raises(UsageError, match=r"own.crt can't be read: no space left"):
+            load_certificate(files, now_ms=NOW_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_sync", full)
+        with pytest.raises(UsageError, match=r"no certificate can be made in .*/tls: no space left on device"):
+            own(tmp_path)
+    own(tmp_path)
 
 
 def test_a_client_that_pinned_it_needs_neither_its_name_nor_its_dates(tmp_path):

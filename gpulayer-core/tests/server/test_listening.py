@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import UsageError
-from gpulayer.net import Pin
+from gpulayer.net import Pin, socket_options
 from gpulayer.server import listening
-from gpulayer.server.addresses import Machine, best_first, read_machine
+from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.certificates import Certificate
 from gpulayer.server.listening import open_listeners
 from gpulayer.server.reach import others_urls
@@ -68,11 +68,45 @@ def test_ones_own_certificate_is_shown_on_loopback_where_that_is_asked_for():
         assert found.own.getsockname()[1] != found.port
 
 
+@pytest.mark.parametrize(
+    ("host", "tls"),
+    [("127.0.0.1", "auto"), ("::1", "off"), ("127.0.0.1", FILES), ("127.0.0.2", "auto"), ("0.0.0.0", "auto")],
+)
+def test_this_machine_finds_the_next_plane_at_the_port_of_the_one_before_unless_another_program_took_it(host, tls):
+    with open_listeners(host, 0, tls=tls) as first:
+        url, port = first.url, first.own_port
+    with open_listeners(host, 0, tls=tls, own_port=port) as again:
+        assert again.url == url
+        with open_listeners(host, 0, tls=tls, own_port=port) as other:
+            assert other.own_port not in (0, port)
+
+
+def test_a_port_that_was_asked_for_is_taken_and_no_other():
+    with open_listeners("127.0.0.1", 0, tls="auto") as free:
+        port = free.own_port
+    with open_listeners("127.0.0.1", port, tls="auto", own_port=port + 1) as found:
+        assert found.own_port == port
+        with pytest.raises(UsageError):
+            with open_listeners("127.0.0.1", port, tls="auto", own_port=port + 1):
+                pass
+
+
 def test_one_address_or_name_of_this_machine():
     with open_listeners("127.0.0.2", 0, tls="auto") as found:
         assert (names(found), found.addresses) == (["127.0.0.2"], ("127.0.0.2",))
         assert found.url.startswith("http://127.0.0.1:")
         assert not connects("127.0.0.1", found.port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "127.0.0.2"])
+def test_what_is_accepted_notices_an_end_that_is_gone(host):
+    with open_listeners(host, 0, tls="auto") as found:
+        for listener in {found.own, *found.others}:
+            address, port = listener.getsockname()[:2]
+            local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+            with socket.create_connection((local, port), timeout=10), listener.accept()[0] as accepted:
+                for level, option, value in socket_options():
+                    assert accepted.getsockopt(level, option) == value
 
 
 @pytest.mark.parametrize("lacking", ["0.0.0.0", "::"])
@@ -131,23 +165,6 @@ def test_an_address_that_is_not_this_machines_says_so(host, said):
     assert "leave --host out" in caught.value.hint
 
 
-def test_addresses_come_best_first_and_without_those_that_lead_nowhere():
-    interfaces = {
-        "lo": ["127.0.0.1", "::1"],
-        "docker0": ["172.17.0.1"],
-        "br-1a2b": ["172.18.0.1", "fd12::1"],
-        "wg0": ["10.9.0.2"],
-        "eth1": ["fe80::1%eth1", "2001:db8::7", "192.168.7.2", "169.254.1.1", "224.0.0.1", "0.0.0.0", "no address"],
-        "eth0": ["10.0.0.5", "2001:db8::5", "10.0.0.6"],
-    }
-    assert best_first(interfaces, routed=["10.0.0.5", "2001:db8::5"]) == (
-        *("10.0.0.5", "2001:db8::5"),
-        *("10.9.0.2", "192.168.7.2", "10.0.0.6", "2001:db8::7"),
-        *("172.17.0.1", "172.18.0.1", "fd12::1"),
-    )
-    assert best_first({"lo": ["127.0.0.1"]}) == ()
-
-
 def test_what_this_machine_says_of_itself_can_be_bound_and_resolves():
     found = read_machine()
     assert found.names[0] == socket.gethostname().lower()
@@ -175,6 +192,7 @@ MACHINE = Machine(("gpu-box",), ("10.0.0.5", "fd00::5"))
         (("127.0.0.2",), True, (), ()),
         ((), False, ("gpu.example.org", "*.example.org"), ("https://gpu.example.org:8470",)),
         (("127.0.0.1",), False, ("gpu.example.org",), ("https://gpu.example.org:8470",)),
+        ((), False, ("localhost", "127.0.0.1", "::1", "10.0.0.9"), ("https://10.0.0.9:8470",)),
         ((), False, ("*.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
         ((), True, ("gpu.example.org",), ("https://10.0.0.5:8470", "https://[fd00::5]:8470")),
     ],

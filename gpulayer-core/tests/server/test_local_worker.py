@@ -133,3 +133,20 @@ def test_what_is_left_of_a_worker_all_of_which_was_killed_is_ended_too(scene):
 
 def test_the_end_of_a_worker_that_never_was_is_no_fault(tmp_path):
     assert LocalWorker((), tmp_path / "none", environment={}).end_step()
+
+
+def test_a_worker_that_can_not_be_started_again_for_now_ends_nothing(tmp_path, monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    folder = tmp_path / "worker"
+    worker = LocalWorker(("true",), folder, environment=os.environ)
+    (folder / "worker.log").mkdir(parents=True)  # can't be opened, as without room or descriptors
+    for _ in range(4):
+        worker.look_after()
+        now[0] += 100
+    assert caplog.text.count("the worker can't be started: Is a directory") == 2
+    (folder / "worker.log").rmdir()
+    worker.look_after()
+    now[0] += 100
+    worker.look_after()
+    assert worker._process.wait(DEADLINE_S) == 0

@@ -1,4 +1,4 @@
-"""Logs of jobs that ended long ago go, and what is left says so. The clock is the test's."""
+"""Logs of jobs that ended long ago go, and what is left says so; so do tokens. The clock is the test's."""
 
 import asyncio
 
@@ -6,8 +6,10 @@ import pytest
 
 from gpulayer.clock import ManualClock
 from gpulayer.errors import StorageUnavailable
-from gpulayer.server.retention import keep_sweeping, sweep
-from gpulayer.server.tokens import TokenKind
+from gpulayer.server.lastuse import save_uses
+from gpulayer.server.retention import keep_sweeping, sweep, sweep_tokens
+from gpulayer.server.store import Side, reads
+from gpulayer.server.tokens import TokenKind, parse_token
 
 DAY_MS = 86_400_000
 
@@ -85,7 +87,6 @@ def test_zero_keeps_logs_for_ever(start, clock) -> None:
     job = _ended_job(plane, worker)
     assert _later(plane, clock, 10_000) == 0
     assert _logs(plane, job).content == b"hello\n"
-    plane.call(lambda: keep_sweeping(plane.plane))  # has nothing to do, and ends
 
 
 def test_a_served_plane_sweeps_by_itself_and_goes_on_after_a_failure(start, clock) -> None:
@@ -114,3 +115,70 @@ def test_a_served_plane_sweeps_by_itself_and_goes_on_after_a_failure(start, cloc
     plane.call(sweep_until_gone)
     assert failures == [first]
     assert "2.0 s after its end" in plane.check_envelope(_logs(plane, first))["message"]
+
+
+def _stored(plane) -> set[str]:
+    return {row.id for row in plane.call(lambda: plane.plane.query(reads.read_tokens))}
+
+
+def test_a_token_that_expired_is_forgotten_a_day_later_and_no_other(start, clock) -> None:
+    plane = start()
+    kept = [plane.new_token(TokenKind.CLIENT, life_s=None), plane.new_token(TokenKind.CLIENT, life_s=86_400 * 30)]
+    own = plane.new_token(TokenKind.CLIENT, life_s=None, is_local=True)  # of this machine's user, in this run
+    ended = [plane.new_token(kind, life_s=3600) for kind in (TokenKind.CLIENT, TokenKind.JOIN)]
+    for token in ended[:1]:  # used, and that not saved yet
+        assert plane.bare.get(f"{plane.url}/v1/plane", headers={"Authorization": f"Bearer {token}"}).is_success
+    ids = {parse_token(token)[1] for token in ended}
+    clock.advance(DAY_MS)
+    assert plane.call(lambda: sweep_tokens(plane.plane)) == 0
+    assert ids <= _stored(plane)
+    clock.advance(3_601_000)
+    assert plane.call(lambda: sweep_tokens(plane.plane)) >= 2  # the test's own short ones, too
+    assert not ids & _stored(plane)
+    plane.call(lambda: save_uses(plane.plane))
+    assert not ids & _stored(plane)
+    listed = {token["id"] for token in plane.http.get("/v1/tokens").json()["tokens"]}
+    assert listed == _stored(plane) >= {parse_token(token)[1] for token in (*kept, own)}
+    for token, status in ((ended[0], 401), (own, 200), (kept[1], 200)):
+        answer = plane.bare.get(f"{plane.url}/v1/plane", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == status
+
+
+def test_a_change_of_a_token_that_is_on_its_way_does_not_bring_it_back(start, clock) -> None:
+    plane = start()
+    token = plane.new_token(TokenKind.CLIENT, life_s=3600)
+    clock.advance(DAY_MS + 3_601_000)
+
+    async def both() -> None:
+        async with plane.plane.enrolling:
+            sweeping = asyncio.create_task(sweep_tokens(plane.plane))
+            await asyncio.sleep(0.02)
+            row = plane.plane.auth.token(parse_token(token)[1])
+            await plane.plane.driver.submit(side=Side(tokens=(row,)))
+            plane.plane.auth.keep_token(row)
+        await sweeping
+
+    plane.call(both)
+    assert parse_token(token)[1] not in _stored(plane)
+
+
+@pytest.mark.parametrize("keep_logs_ms", [0, 1_000])
+def test_a_served_plane_forgets_tokens_by_itself_whatever_becomes_of_the_logs(start, clock, keep_logs_ms) -> None:
+    plane = start(keep_logs_ms=keep_logs_ms)
+    ended = parse_token(plane.new_token(TokenKind.JOIN, life_s=1))[1]
+    clock.advance(DAY_MS + 2_000)
+
+    def fail():
+        raise StorageUnavailable("the disk is away")
+
+    plane.plane.logs.held = fail
+
+    async def sweep_until_gone() -> None:
+        sweeping = asyncio.create_task(keep_sweeping(plane.plane, first_s=0.01, every_s=0.01))
+        async with asyncio.timeout(20):
+            while plane.plane.auth.token(ended) is not None:
+                await asyncio.sleep(0.01)
+        sweeping.cancel()
+
+    plane.call(sweep_until_gone)
+    assert ended not in _stored(plane)

@@ -1,6 +1,7 @@
 """Whose jobs, leases and blobs: what the table of routes can't say."""
 
 import hashlib
+import json
 from typing import Any
 
 import httpx
@@ -116,6 +117,33 @@ def test_a_job_that_an_admin_runs_again_stays_its_owners(plane) -> None:
     again = _ask(plane, root, "POST", f"/v1/jobs/{job}:retry").json()
     assert again["submitted_by"] == {"token_id": root[4:16], "name": "root", "client": again["submitted_by"]["client"]}
     assert _ask(plane, alice, "POST", f"/v1/jobs/{again['id']}:cancel").json()["state"] == "cancelled"
+
+
+def test_an_admin_that_runs_anothers_job_again_is_told_of_and_uses_up_none_of_the_owners_keys(plane) -> None:
+    alice, root = plane.client_token("alice", Role.SUBMITTER), plane.client_token("root", Role.ADMIN)
+    theirs, own = _submit(plane, alice, name="train"), _submit(plane, root)
+    for job in (theirs, own):
+        assert _ask(plane, root, "POST", f"/v1/jobs/{job}:cancel").status_code == 200
+    before = len(_audit(plane))
+
+    def retry(token: str, job: str, key: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key}
+        return plane.bare.post(f"{plane.url}/v1/jobs/{job}:retry", headers=headers)
+
+    first, second = retry(root, theirs, "k"), retry(root, theirs, "k")  # the second repeats the first
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["id"] == second.json()["id"]
+    (entry,) = _audit(plane)[before:]
+    assert (entry.action, entry.subject, entry.actor) == ("job.retry_other", theirs, f"root ({root[4:16]})")
+    assert json.loads(entry.details) == {"into": first.json()["id"], "name": "train", "owner": "alice"}
+    # The same key is alice's to use, for this and for anything else.
+    assert plane.bare.post(
+        f"{plane.url}/v1/jobs", json=_BODY, headers={"Authorization": f"Bearer {alice}", "Idempotency-Key": "k"}
+    ).json()["id"] not in (theirs, first.json()["id"])
+    assert retry(root, own, "k").status_code == 422  # and root's is used up
+    assert retry(root, own, "other").status_code == 201
+    assert retry(alice, theirs, "mine").status_code == 201
+    assert len(_audit(plane)) == before + 1
 
 
 def test_revoking_acts_on_the_very_next_request(plane) -> None:

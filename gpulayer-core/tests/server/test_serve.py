@@ -22,6 +22,8 @@ from gpulayer.errors import Conflict, UsageError
 from gpulayer.net import parse_pins, pin_of, tls_context
 from gpulayer.server import ServeSettings, serve
 from gpulayer.server.certificates import own_certificate
+from gpulayer.server.folder import keep_port, kept_port
+from gpulayer.server.settings import Layout
 
 _PROGRAM = """
 import sys
@@ -251,6 +253,27 @@ def test_the_certificate_and_the_port_outlive_a_crash(serving) -> None:
         assert https.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("others", [{}, {"host": "0.0.0.0"}, {"mode": "embedded"}], ids=["here", "others", "embedded"])
+def test_what_this_machines_programs_were_told_is_good_after_a_restart(serving, others) -> None:
+    first = serving(**others).ready()
+    url = first.endpoint()["url"]
+    first.process.kill()
+    first.process.wait()
+    again = serving(**others).ready()
+    assert again.endpoint()["url"] == url
+
+
+@pytest.mark.parametrize("kept", ["", "x", "0", "99999", "-1"])
+def test_a_port_that_was_kept_badly_is_none(tmp_path, kept) -> None:
+    layout = Layout(tmp_path)
+    layout.own_port.write_text(kept)
+    assert kept_port(layout) == 0
+    keep_port(layout, 8470)
+    assert kept_port(layout) == 8470
+    assert kept_port(Layout(tmp_path / "not there")) == 0
+    keep_port(Layout(tmp_path / "not there"), 8470)  # that costs nobody more than the port
+
+
 def test_two_that_start_at_once_make_one_certificate(serving) -> None:
     both = [serving(**EVERYWHERE) for _ in range(2)]
     _until(lambda: any(each.process.poll() is not None for each in both))
@@ -281,6 +304,25 @@ def test_ones_own_certificate_is_shown_and_a_renewed_one_without_a_restart(servi
     code, said = served.wait()
     assert code == 0
     assert f"need its fingerprint {pins['b']}" in said
+
+
+def test_an_endpoint_file_that_can_not_be_written_waits_for_room_and_ends_nothing(serving, tmp_path) -> None:
+    pins = []
+    for name in ("a", "b"):
+        own_certificate(tmp_path / name, names=[name], addresses=[], now_ms=int(time.time() * 1000))
+        pins.append(pin_of(ssl.PEM_cert_to_DER_cert((tmp_path / name / "cert.pem").read_text())))
+    served = serving(**EVERYWHERE, tls=_certificate(tmp_path / "a"), idle_exit_s=0.04).ready()
+    (served.state / "endpoint.json.new").mkdir()  # in the way, for root too, as a full disk would be
+    for name in ("key.pem", "cert.pem"):
+        os.replace(tmp_path / "b" / name, tmp_path / "a" / name)
+    _until(lambda: served.http.get("/v1/plane").json()["fingerprints"] == [pins[1]])
+    assert served.endpoint()["fingerprints"] == [pins[0]]
+    (served.state / "endpoint.json.new").rmdir()
+    _until(lambda: served.endpoint()["fingerprints"] == [pins[1]])
+    served.process.send_signal(signal.SIGTERM)
+    code, said = served.wait()
+    assert code == 0
+    assert said.count("endpoint.json can't be written") == 1
 
 
 def test_a_certificate_that_can_not_be_used_is_said_in_one_line(serving, tmp_path) -> None:
@@ -376,6 +418,18 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
     assert "was removed or replaced" in said
     assert second.endpoint() == endpoint
     os.kill(int((second.state / "worker" / "agent.lock").read_text()), 0)
+
+
+def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:
+    pepper = tmp_path / "state" / "pepper"
+    pepper.parent.mkdir(mode=0o700)
+    pepper.write_bytes(b"p" * 31)
+    command = (sys.executable, "-c", _WORKER)
+    code, said = serving(worker_command=command).wait()
+    assert code == 1
+    assert said.startswith(f"{pepper} is damaged: 31 bytes instead of 32 (put it back from a backup")
+    assert said.count("\n") == 1
+    assert pepper.read_bytes() == b"p" * 31
 
 
 def test_a_state_folder_that_can_not_be_used_is_said_in_one_line(tmp_path) -> None:

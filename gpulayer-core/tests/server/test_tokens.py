@@ -9,6 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.clock import ManualClock
+from gpulayer.errors import Conflict, StorageUnavailable
+from gpulayer.server.auth import load_pepper
+from gpulayer.server.settings import Layout
 from gpulayer.server.tokens import TokenKind, parse_token
 from gpulayer.wire.trail import ChainCheck
 
@@ -391,3 +394,21 @@ def test_jobs_can_be_listed_by_whose_they_are_whatever_token_they_came_with(peop
     first = people.ask(alice, path="/v1/jobs", params={"mine": 1, "limit": 1}).json()
     rest = people.ask(alice, path="/v1/jobs", params={"mine": 1, "limit": 1, "cursor": first["next"]}).json()
     assert ([job["id"] for job in first["jobs"] + rest["jobs"]], rest["next"]) == ([made[2], made[0]], None)
+
+
+def test_the_pepper_is_made_once_and_one_that_is_no_pepper_is_never_replaced(tmp_path) -> None:
+    layout = Layout(tmp_path)
+    made = load_pepper(layout)
+    assert (len(made), load_pepper(layout), layout.pepper.stat().st_mode & 0o777) == (32, made, 0o600)
+    for damaged in (b"", made[:1], made[:31], made + b"\n"):
+        layout.pepper.write_bytes(damaged)
+        with pytest.raises(Conflict, match=f"is damaged: {len(damaged)} bytes instead of 32") as caught:
+            load_pepper(layout)
+        assert "put it back from a backup" in caught.value.hint
+        assert layout.pepper.read_bytes() == damaged
+    layout.pepper.unlink()
+    layout.pepper.mkdir()
+    with pytest.raises(StorageUnavailable, match="pepper can't be used: Is a directory"):
+        load_pepper(layout)
+    layout.pepper.rmdir()
+    assert load_pepper(layout) != made  # it was moved away on purpose

@@ -89,13 +89,22 @@ class Arena:
                     status = os.lstat(path)
                     assert not status.st_mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX), path
                     assert stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
-                    if stat.S_ISLNK(status.st_mode):
+                    if stat.S_ISLNK(status.st_mode) and not _is_loop(path):
                         lead = os.path.realpath(path)
                         assert lead == os.fsencode(folder) or lead.startswith(os.fsencode(folder) + b"/"), path
                     elif stat.S_ISREG(status.st_mode):
                         count, size = count + 1, size + status.st_size
             assert count <= LIMITS.files
             assert size <= LIMITS.size_bytes
+
+
+def _is_loop(path: bytes) -> bool:
+    """Then it leads nowhere, and ``realpath`` of "loop//a" is "/a", which is not what the system says."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from gpulayer.ids import Digest
-from gpulayer.plugins.builtin.addresses import interface_addresses
+from gpulayer.net.interfaces import interface_addresses
 from gpulayer.spawner.state import StateDir
 from gpulayer.spec.tree import Entry, EntryKind, decode_tree, digest_of, encode_tree
 

@@ -343,3 +343,23 @@ def test_what_a_name_meant_before_stands_in_while_nobody_can_look_it_up(monkeypa
 
 def test_a_context_without_pins_asks_the_public_authorities():
     assert dialing.tls_context(()).verify_mode is ssl.CERT_REQUIRED
+
+
+def test_an_address_with_a_zone_is_named_without_it_to_the_server(certify, monkeypatch):
+    certificate, seen, look_up = certify(), [], socket.getaddrinfo
+
+    def here(host, *args, **options):  # no machine is sure to have an interface with such an address
+        return look_up("127.0.0.1" if "%" in str(host) else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", here)
+
+    async def main():
+        async with listening(answering(seen), context=certificate.server_context()) as there:
+            address = Address("fe80::1%no0", there.port, is_secure=True)
+            async with HttpClient(pins=[certificate.pin]) as client:
+                assert (await client.request(address, "GET", "/")).body == b"ok"
+        (head,) = seen
+        assert f"\r\nHost: [fe80::1]:{there.port}\r\n".encode() in head
+        assert b"%" not in head
+
+    run(main())

@@ -50,3 +50,11 @@ def test_a_file_that_cannot_be_read_is_told_not_replaced(tmp_path, content):
     with pytest.raises(ProtocolError, match="join again"):
         IdentityStore(tmp_path, reserve=Reserve(tmp_path))
     assert (tmp_path / "identity.json").read_text() == content
+
+
+def test_what_the_control_plane_has_seen_is_counted_on_from_and_never_back(tmp_path):
+    store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
+    store.enrolled("w1", "box")
+    store.count_from(41)
+    store.count_from(7)
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_signature()[0] == 42

@@ -36,6 +36,9 @@ _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
 _DRIVING: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # escapes, what turns text around, what breaks lines
 
 
+_LEAST = 16  # of the last column, which is folded
+
+
 def is_fancy(stream: TextIO) -> bool:
     """Colour and animation only where a person looks and has not said NO_COLOR."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -75,11 +78,17 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
         from rich.text import Text  # noqa: PLC0415
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for header in headers:
-            table.add_column(header, overflow="fold")
+        *firsts, last = headers
+        for header in firsts:
+            table.add_column(header, no_wrap=True)  # an id that is broken can't be copied
+        table.add_column(last, overflow="fold")
         for row in cells:
             table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-        Console().print(table)
+        console = Console()
+        # Where they have no room the terminal breaks the lines, which loses nothing.
+        least = sum(max(map(_width, column)) + 2 for column in list(zip(headers, *cells, strict=True))[:-1]) + _LEAST
+        console.width = max(console.width, least)
+        console.print(table, soft_wrap=True)
         return
     for line in columns([[header.upper() for header in headers], *cells]):
         print(line)

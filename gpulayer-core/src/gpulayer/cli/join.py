@@ -158,7 +158,9 @@ def _checked_file(path: str) -> str:
         content = Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"can't be read: {error.strerror}"
-        raise UsageError(f"--token-file {path} {reason}", hint="give the file `gpulayer up` filled") from None
+        raise UsageError(
+            f"--token-file {path} {reason}", hint="put a join token into it: gpulayer token create --role join"
+        ) from None
     if content:
         _join_token(content)
     return os.path.abspath(path)

@@ -83,6 +83,7 @@ def create(
         print_json(reply)
         return
     print_line(reply["token"])
+    say(f"token {reply['token_id']} ({reply['role']} {reply['name']})")
     # The whole line only where a person looks: stderr is what ends up in logs.
     shown = reply["token"] if sys.stderr.isatty() else PLACEHOLDER
     for line in handover_lines(reply, plane, token=shown, max_uses=uses or 1):
@@ -232,6 +233,7 @@ def _used(record: "TokenRecord", now: datetime) -> str:
     at = record["last_used_at"]
     if at is None:
         return "" if record["role"] == "join" else "never"
+    at = max(at, record["created_at"])  # the beginning of the minute in which it was both made and used
     return "just now" if now - datetime.fromisoformat(at) < timedelta(minutes=2) else age(at, now)
 
 

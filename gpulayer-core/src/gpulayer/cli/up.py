@@ -108,9 +108,11 @@ def _checked_tls(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
     """Raises UsageError also for files that can't be used: in the log of a detached one nobody would look."""
     chosen = tls_setting(text)
     if not isinstance(chosen, str):
-        from gpulayer.server.certificates import server_context  # noqa: PLC0415 - only for one's own
+        from gpulayer.server.certificates import load_certificate  # noqa: PLC0415 - only for one's own
 
-        server_context(chosen)
+        warning = load_certificate(chosen, now_ms=time.time_ns() // 1_000_000).warning
+        if warning:
+            say(f"warning: {warning}")
     return chosen
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gpulayer.client.calls import Call
 from gpulayer.errors import GpulayerError, ProtocolError, Unreachable
+from gpulayer.net import Address
 from gpulayer.protocol.retry import Backoff, Failure, FailureKind, Repeatable
 
 __all__ = [
@@ -33,9 +34,11 @@ NO_HTTP: Final = "what listens there does not speak HTTP; is it https://?"
 BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
 
 
-def request_headers(call: Call[object], *, token: str, client: str) -> dict[str, str]:
+def request_headers(call: Call[object], *, address: Address, token: str, client: str) -> dict[str, str]:
     """Without a length: that is the shell's. The key of a call goes with every try of it."""
-    headers = {"Authorization": f"Bearer {token}", "User-Agent": client, "Accept": "application/json"}
+    # The host is ours to say: an HTTP library would send the zone of an IPv6 address with it.
+    headers = {"Host": address.netloc, "Authorization": f"Bearer {token}"}
+    headers |= {"User-Agent": client, "Accept": "application/json"}
     if call.content_type:
         headers["Content-Type"] = call.content_type
     if call.key:
@@ -107,7 +110,7 @@ def unreachable(url: str, why: BaseException | str) -> Unreachable:
     """The error for a try that got no answer; ``why`` is told as it is, or by its type where it has no text."""
     return Unreachable(
         f"no control plane answers at {url}: {why or type(why).__name__}",
-        hint="see `gpulayer status`; `gpulayer up` starts one on this machine",
+        hint="`gpulayer doctor` shows which step fails; where it has moved: gpulayer context add NAME NEW-URL",
         details={"url": url},
     )
 

@@ -147,7 +147,7 @@ class AsyncTransport:
             await self._sleep(then.wait_s)
 
     async def _exchange(self, call: Call[Any], way: Way) -> httpx.Response:
-        headers = request_headers(call, token=way.token, client=self._client)
+        headers = request_headers(call, address=way.route.address, token=way.token, client=self._client)
         content: bytes | AsyncIterator[bytes] | None
         if isinstance(call.body, FileBody):
             headers["Content-Length"] = str(call.body.size)
@@ -156,12 +156,14 @@ class AsyncTransport:
             content = call.body
         answer_s = QUIET_S if call.hold_s is None else ANSWER_S + call.hold_s
         pool = await self._pool(way.route)
+        address = way.route.address
         request = pool.build_request(
             call.endpoint.method,
-            str(way.route.address) + call.target,
+            str(address) + call.target,
             content=content,
             headers=headers,
             timeout=httpx.Timeout(answer_s, connect=way.connect_s),
+            extensions={"sni_hostname": address.name} if address.name != address.host else None,
         )
         try:
             return await pool.send(request, stream=True)

@@ -67,7 +67,6 @@ class Connection(http.client.HTTPConnection):
     def __init__(self, route: Route, sock: socket.socket) -> None:
         address = route.address
         super().__init__(address.host, address.port, blocksize=CHUNK)
-        self.default_port = 443 if address.is_secure else 80  # left out of the Host header
         self.auto_open = 0  # a connection that was closed is not opened again behind our back
         self.route = route
         self.sock = sock
@@ -111,7 +110,7 @@ def open_connection(
         if route.address.is_secure:
             opening.step = Step.TLS
             sock.settimeout(max(_LEAST_S, ends - monotonic()))
-            sock = context().wrap_socket(sock, server_hostname=route.address.host)
+            sock = context().wrap_socket(sock, server_hostname=route.address.name)
         opening.step = Step.OPEN
         return Connection(route, sock)
     except (OSError, ValueError) as error:

@@ -193,7 +193,7 @@ class Transport:
             raise
 
     def _send(self, connection: Connection, call: Call[Any], way: Way) -> None:
-        headers = request_headers(call, token=way.token, client=self._client)
+        headers = request_headers(call, address=way.route.address, token=way.token, client=self._client)
         method, target = call.endpoint.method, way.route.address.prefix + call.target
         if isinstance(call.body, FileBody):
             headers["Content-Length"] = str(call.body.size)

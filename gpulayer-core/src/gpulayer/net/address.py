@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gpulayer.errors import UsageError
 
-__all__ = ["LOOPBACK", "Address", "parse_proxy", "parse_url", "parse_urls"]
+__all__ = ["LOOPBACK", "Address", "host_of", "parse_proxy", "parse_url", "parse_urls"]
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PORTS: Final = {"http": 80, "https": 443}
@@ -18,7 +18,10 @@ _FORM: Final = "write it like https://gpu-box:8470, or http://127.0.0.1:8470 on 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a control plane listens. prefix: the path that its routes stand under, without a final slash."""
+    """Where a control plane listens. prefix: the path that its routes stand under, without a final slash.
+
+    host: with its zone, where it is an IPv6 address that has one (``fe80::1%eth0``, RFC 4007).
+    """
 
     host: str
     port: int
@@ -26,19 +29,29 @@ class Address:
     prefix: str = ""
 
     @property
+    def name(self) -> str:
+        """The host as the other end knows it, for TLS: a zone names an interface of this machine alone."""
+        return self.host.partition("%")[0]
+
+    @property
     def netloc(self) -> str:
-        """As a Host header names it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """As a Host header names it: without the zone, which is no part of it (RFC 6874, section 1)."""
+        return f"{host_of(self.name)}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{'https' if self.is_secure else 'http'}://{self.netloc}{self.prefix}"
+        return f"{'https' if self.is_secure else 'http'}://{host_of(self.host)}:{self.port}{self.prefix}"
+
+
+def host_of(host: str) -> str:
+    """As a URL writes it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def parse_url(url: str) -> Address:
     """Raises UsageError for what is no URL of a control plane, and for plain http to another machine."""
     try:
         parts = urlsplit(url.strip())
-        host, port = parts.hostname or "", parts.port
+        host, port = _host(parts.hostname), parts.port
     except ValueError as error:
         raise UsageError(f"{url!r} is not a URL: {error}", hint=_FORM) from None
     is_plain = not (parts.query or parts.fragment or parts.username or parts.password)
@@ -66,9 +79,15 @@ def parse_proxy(text: str) -> Address | None:
         return None
     try:
         parts = urlsplit(text.strip())
-        host, port = parts.hostname or "", parts.port
+        host, port = _host(parts.hostname), parts.port
     except ValueError:
         parts, host, port = urlsplit(""), "", None
     if parts.scheme != "http" or not host or not port or parts.path not in ("", "/") or parts.username:
         raise UsageError(f"{text!r} is not a proxy's address", hint="write it like http://proxy.example.org:3128")
     return Address(host, port)
+
+
+def _host(named: str | None) -> str:
+    """A zone may be written with ``%25`` in a URL (RFC 6874), and everywhere else has its bare ``%``."""
+    host, mark, zone = (named or "").partition("%")
+    return f"{host}%{zone.removeprefix('25') or zone}" if mark and ":" in host else host + mark + zone

@@ -98,7 +98,8 @@ def trust_failure(error: BaseException, address: Address) -> UntrustedServer | N
             case ssl.SSLCertVerificationError():
                 return UntrustedServer(
                     f"the certificate of {address} is not trusted here: {_reason(cause)}",
-                    hint="give the fingerprint that `gpulayer up` printed, with --fingerprint or GPULAYER_FINGERPRINT",
+                    hint="give the fingerprint that `gpulayer up` printed: with --fingerprint, or for commands by"
+                    " GPULAYER_FINGERPRINT; where a CA of your own signed it, SSL_CERT_FILE names that",
                 )
             case _:
                 cause = cause.__cause__ or cause.__context__

@@ -14,11 +14,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from gpulayer.clock import Clock
-from gpulayer.errors import BadRequest, Unauthenticated
+from gpulayer.errors import BadRequest, Conflict, StorageUnavailable, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
@@ -36,6 +37,7 @@ CLIENT_LIFE_S: Final[Mapping[Role, int]] = MappingProxyType(
 """How long a client token lives where nobody says otherwise."""
 
 _KEPT_MS: Final = 86_400_000  # an expired token is named as such for a day; then it is unknown
+_PEPPER_BYTES: Final = 32
 _MINUTE_MS: Final = 60_000
 _NO_HASH: Final = "0" * 64
 _HEX: Final = frozenset("0123456789abcdef")
@@ -59,6 +61,17 @@ class Caller:
     role: Role = Role.READER
     job: JobId | None = None
     grant: Grant = Grant.NONE
+
+    @property
+    def party(self) -> str:
+        """Among whose connections its own counts: an owner's tokens and jobs together, each worker, each join token."""
+        match self.kind:
+            case TokenKind.WORKER:
+                return f"worker {self.worker}"
+            case TokenKind.JOIN:
+                return f"join {self.token_id}"
+            case _:
+                return f"owner {self.owner}"
 
     @property
     def key_owner(self) -> str:
@@ -89,8 +102,17 @@ class _Session:
 class Auth:
     """Tokens and identities as the store has them, and the sessions of this run.
 
-    It writes nothing itself: what it makes or changes is a row that the caller commits and then ``keep``s. Whoever
-    changes a token's row does so under ``Plane.enrolling``, so that no change is written over another.
+    It writes nothing itself: what it makes or changes is a row that the caller commits and then ``keep``s. The rule by
+    which no change is written over another, and nothing that was removed comes back:
+
+    * Whoever changes a token's row, or makes, changes or removes an identity, holds ``Plane.enrolling`` from the look
+      at what there is until the change is kept or forgotten here.
+    * A session changes nothing of an identity but its counter, and takes no lock: all that are asked for at once share
+      a commit. ``take_signature`` checks the counter and raises it here in one turn, before the commit: of two requests
+      with one counter one wins. It stays raised when the commit fails: a signature is used up by the try, and its
+      worker signs with a higher counter.
+    * Counters only rise, in ``keep_identity`` and in the store (``Side.counters``), and neither makes an identity of
+      one. A session that was on its way while its worker was removed is refused after its commit (``open_session``).
     """
 
     def __init__(
@@ -182,6 +204,7 @@ class Auth:
         """Their (committed) rows are gone: they open nothing any more."""
         for id_ in ids:
             self._tokens.pop(id_, None)
+            self._used.discard(id_)
 
     def tokens(self) -> list[TokenRow]:
         """All that are known, also revoked and expired ones."""
@@ -207,15 +230,19 @@ class Auth:
         row = self._tokens.get(caller.token_id)
         return None if row is None else row.expires_wall_ms
 
-    def stale_tokens(self) -> list[str]:
-        """Ids of tokens that nobody can use: of this plane's own user in earlier runs, and expired ones."""
+    def ended_tokens(self) -> list[str]:
+        """Ids of tokens that expired more than a day ago."""
         now_ms = self._clock.wall_ms()
         return [
             row.id
             for row in self._tokens.values()
-            if (row.is_local and row.kind == TokenKind.CLIENT)
-            or (row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms)
+            if row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms
         ]
+
+    def stale_tokens(self) -> list[str]:
+        """Ids of tokens that nobody can use at a start: of this plane's own user in earlier runs, and ended ones."""
+        own = [row.id for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT]
+        return list(dict.fromkeys((*own, *self.ended_tokens())))
 
     def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
@@ -250,7 +277,10 @@ class Auth:
         return any(row.is_local for row in self._identities.values())
 
     def keep_identity(self, row: IdentityRow) -> None:
-        """In memory; call it once the row is durable."""
+        """In memory; call it once the row is durable. A counter that was raised meanwhile stays so."""
+        known = self._identities.get(row.worker)
+        if known is not None and known.counter > row.counter:
+            row = replace(row, counter=known.counter)
         self._identities[row.worker] = row
 
     def forget_worker(self, worker: WorkerId) -> None:
@@ -258,37 +288,47 @@ class Auth:
         self._identities.pop(worker, None)
         self._sessions = {id_: session for id_, session in self._sessions.items() if session.worker != worker}
 
-    def check_signature(self, worker: WorkerId, counter: int, signature: str) -> IdentityRow:
-        """The identity's row with this counter, to be committed before a session is given.
+    def take_signature(self, worker: WorkerId, counter: int, signature: str) -> None:
+        """Check the signature and use its counter up, which is to be committed before a session is given.
 
-        Raises Unauthenticated for an unknown worker, a false signature, or a counter that was used before.
+        Raises Unauthenticated for an unknown worker or a false signature, and Conflict for a counter that is not higher
+        than the last one, which ``details`` then names: the worker may sign again above it.
         """
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - start-up time
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
 
-        row = self._identities.get(worker)
-        if row is None:
-            raise Unauthenticated(f"no worker {worker[:40]!r} is enrolled here", hint="join it again")
+        row = self._enrolled(worker)
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row.public_key))
             key.verify(bytes.fromhex(signature), f"gpulayer-session:{worker}:{counter}".encode())
         except (InvalidSignature, ValueError):
             raise Unauthenticated("the signature is not this worker's") from None
         if counter <= row.counter:
-            raise Unauthenticated(
+            raise Conflict(
                 f"counter {counter} was used before; the last one was {row.counter}",
-                hint="send a higher counter",
+                hint="sign with a higher counter",
+                details={"counter": row.counter},
             )
-        return replace(row, counter=counter)
+        self._identities[worker] = replace(row, counter=counter)
 
     def open_session(self, worker: WorkerId, life_s: int) -> str:
-        """A session token. Older sessions of the worker go on until they expire, so that a late request is good."""
+        """A session token. Older sessions of the worker go on until they expire, so that a late request is good.
+
+        Raises Unauthenticated for a worker that is not known, or no more.
+        """
+        self._enrolled(worker)
         token = make_token(TokenKind.WORKER, self._random)
         _, id_, secret = parse_token(token)
         now_ms = self._clock.monotonic_ms()
         self._sessions = {key: session for key, session in self._sessions.items() if session.expires_ms > now_ms}
         self._sessions[id_] = _Session(worker, self._hash(secret), now_ms + life_s * 1000)
         return token
+
+    def _enrolled(self, worker: WorkerId) -> IdentityRow:
+        row = self._identities.get(worker)
+        if row is None:
+            raise Unauthenticated(f"no worker {worker[:40]!r} is enrolled here", hint="join it again")
+        return row
 
     def _of_row(self, kind: TokenKind, id_: str, secret: str) -> Caller:
         row = self._tokens.get(id_)
@@ -357,20 +397,33 @@ def check_token_name(name: str) -> None:
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
-    """The pepper of this state folder, made at its first use (mode 0600)."""
+    """The pepper of this state folder, made at its first use (mode 0600).
+
+    Raises Conflict for one that is damaged, StorageUnavailable where it can't be read or made.
+    """
     try:
-        found = layout.pepper.read_bytes()
-        if len(found) >= 32:
-            return found
-    except FileNotFoundError:
-        pass
-    made = random_bytes(32)
-    temporary = layout.pepper.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            found = layout.pepper.read_bytes()
+        except FileNotFoundError:
+            found = _make_pepper(layout.pepper, random_bytes(_PEPPER_BYTES))
+    except OSError as error:
+        raise StorageUnavailable(f"{layout.pepper} can't be used: {error.strerror}") from None
+    if len(found) != _PEPPER_BYTES:
+        # Never replaced by a new one: every token that was handed out is good only with what it was.
+        raise Conflict(
+            f"{layout.pepper} is damaged: {len(found)} bytes instead of {_PEPPER_BYTES}",
+            hint="put it back from a backup of the state folder, or move it away: then every token has to be made anew",
+        )
+    return found
+
+
+def _make_pepper(path: Path, made: bytes) -> bytes:
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, made)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(temporary, layout.pepper)
+    os.replace(temporary, path)
     return made

@@ -52,17 +52,22 @@ def own_certificate(folder: Path, *, names: Iterable[str], addresses: Iterable[s
     """The certificate of this state folder, made at its first use: ``folder/cert.pem`` and, mode 0600, ``key.pem``.
 
     Whoever calls this holds the lock of the state folder. Raises UsageError where one of the two files is missing or
-    can't be read: another certificate would lock everybody out who was given the old one's pin.
+    can't be read: another certificate would lock everybody out who was given the old one's pin; and where none can be
+    made.
     """
     files = CertificateFiles(folder / "cert.pem", folder / "key.pem")
-    if not folder.exists():
-        _make(folder, names, addresses, now_ms)
+    try:
+        if not folder.exists():
+            _make(folder, names, addresses, now_ms)
+    except OSError as error:
+        raise UsageError(f"no certificate can be made in {folder}: {_said(error)}") from None
     hint = f"bring {folder} back, or remove it: then there is a new certificate, with a new fingerprint for everybody"
     try:
         server_context(files)
+        pin = _pin(_content(files.cert), files.cert)
     except UsageError as error:
         raise UsageError(error.message, hint=hint) from None
-    return Certificate(files, _pin(files.cert.read_bytes(), files.cert), is_self_signed=True)
+    return Certificate(files, pin, is_self_signed=True)
 
 
 def load_certificate(files: CertificateFiles, *, now_ms: int) -> Certificate:
@@ -70,7 +75,7 @@ def load_certificate(files: CertificateFiles, *, now_ms: int) -> Certificate:
     from cryptography import x509  # noqa: PLC0415 - slow: see the module
 
     server_context(files)
-    content = files.cert.read_bytes()
+    content = _content(files.cert)
     try:
         leaf = x509.load_pem_x509_certificates(content)[0]
     except ValueError as error:
@@ -90,7 +95,7 @@ def server_context(files: CertificateFiles) -> ssl.SSLContext:
             with open(path, "rb"):
                 pass
         except OSError as error:
-            raise UsageError(f"{path} can't be read: {(error.strerror or str(error)).lower()}") from None
+            raise _unreadable(path, error) from None
 
     def password() -> str:  # asked only for an encrypted key; without this, OpenSSL would ask the terminal
         raise UsageError(
@@ -103,7 +108,7 @@ def server_context(files: CertificateFiles) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(f"the key {files.key} does not belong to the certificate {files.cert}") from None
-        blamed = files.cert if not _BLOCK.search(files.cert.read_bytes()) else files.key
+        blamed = files.cert if not _BLOCK.search(_content(files.cert)) else files.key
         raise UsageError(
             f"{blamed} can't be used for TLS: {error.reason or error}", hint="both files must be PEM"
         ) from None
@@ -127,7 +132,7 @@ class Shown:
         """Whether the files were replaced and are in use now. Reads files; call it now and then.
 
         Files are tried once they have stayed the same for two looks: the two are never written at one instant. Where
-        they are no good that is said once in the log, and the old ones stay in use.
+        they are no good, whatever is wrong with them, that is said once in the log, and the old ones stay in use.
         """
         signature = _signature(self._files)
         if signature != self._pending:
@@ -140,6 +145,9 @@ class Shown:
             fresh, context = load_certificate(self._files, now_ms=now_ms), server_context(self._files)
         except UsageError as error:
             _log.warning("the new certificate is not used, the old one stays: %s", error.message)
+            return False
+        except Exception:  # somebody else's files, read by two libraries: none may end a plane that serves
+            _log.warning("the new certificate is not used, the old one stays", exc_info=True)
             return False
         if fresh.is_self_signed and fresh.pin != self.certificate.pin:
             _log.warning("the certificate was replaced: clients and workers need its fingerprint %s", fresh.pin)
@@ -207,6 +215,21 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} can't be read: {_said(error)}")
+
+
+def _said(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _pin(content: bytes, path: Path) -> Pin:

@@ -15,7 +15,7 @@ from typing import Final
 from gpulayer.errors import Conflict
 from gpulayer.server.settings import Layout
 
-__all__ = ["EndpointKeeper", "is_ours", "locked", "write_private"]
+__all__ = ["EndpointKeeper", "is_ours", "keep_port", "kept_port", "locked", "write_private"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -56,14 +56,20 @@ class EndpointKeeper:
         self._layout = layout
         self._lock = lock
         self._content = b""
+        self._is_failing = False
 
     def write(self, content: bytes) -> None:
         """Raises OSError."""
-        self._content = content
+        self.change(content)
         write_private(self._layout.endpoint, content)
 
+    def change(self, content: bytes) -> None:
+        """What the file is to say; the next ``mend`` writes it, and those after it where the disk is full."""
+        self._content = content
+
     def mend(self) -> None:
-        """Whoever lost or damaged the file could neither use this plane nor end it, nor start another."""
+        """Whoever lost or damaged the file could neither use this plane nor end it, nor start another. Raises nothing:
+        what can't be written now is tried again the next time, and said once."""
         try:
             if self._layout.endpoint.read_bytes() == self._content:
                 return
@@ -72,12 +78,33 @@ class EndpointKeeper:
         try:
             write_private(self._layout.endpoint, self._content)
         except OSError as error:
-            _log.warning("%s can't be written: %s", self._layout.endpoint, error.strerror)
+            if not self._is_failing:
+                _log.warning("%s can't be written: %s", self._layout.endpoint, error.strerror)
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
     def remove(self) -> None:
         """May be repeated; leaves the file of a plane alone that has the folder now."""
         if is_ours(self._layout, self._lock):
             self._layout.endpoint.unlink(missing_ok=True)
+
+
+def kept_port(layout: Layout) -> int:
+    """Where this machine reached the last plane of this folder; 0 where that is not known."""
+    try:
+        port = int(layout.own_port.read_bytes())
+    except (OSError, ValueError):
+        return 0
+    return port if 0 < port < 65_536 else 0
+
+
+def keep_port(layout: Layout, port: int) -> None:
+    """For the next plane of this folder. What can't be kept costs it only the same port."""
+    try:
+        write_private(layout.own_port, f"{port}\n".encode())
+    except OSError as error:
+        _log.warning("%s can't be written: %s", layout.own_port, error.strerror)
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from gpulayer.errors import UsageError
-from gpulayer.net.address import LOOPBACK
-from gpulayer.server.addresses import host_of
+from gpulayer.net.address import LOOPBACK, host_of
+from gpulayer.net.liveness import socket_options
 
 if TYPE_CHECKING:
     import uvicorn
@@ -49,6 +49,10 @@ class Listeners:
         return int((self.others or (self.own,))[0].getsockname()[1])
 
     @property
+    def own_port(self) -> int:
+        return int(self.own.getsockname()[1])
+
+    @property
     def url(self) -> str:
         host, port = self.own.getsockname()[:2]
         return f"http://{host_of(_LOCAL.get(host, host))}:{port}"
@@ -61,18 +65,24 @@ class Listeners:
 
 
 @contextmanager
-def open_listeners(host: str, port: int, *, tls: "Literal['auto', 'off'] | CertificateFiles") -> Iterator[Listeners]:
-    """Listen as ``ServeSettings`` says. Raises UsageError where that can't be."""
+def open_listeners(
+    host: str, port: int, *, tls: "Literal['auto', 'off'] | CertificateFiles", own_port: int = 0
+) -> Iterator[Listeners]:
+    """Listen as ``ServeSettings`` says. Raises UsageError where that can't be.
+
+    own_port: that of the plane before, taken again for this machine where any would do and it is still free: programs
+    that were told of it go on. 0: there was none.
+    """
     with ExitStack() as stack:
         if host in LOOPBACK and tls in ("auto", "off"):
-            (own,) = _bound(stack, host, port)
+            (own,) = _bound(stack, host, port, wished=own_port)
             yield Listeners(own)
         elif host in EVERYWHERE:
             others = _everywhere(stack, port)
-            yield Listeners(others[0] if tls == "off" else _own(stack), tuple(others))
+            yield Listeners(others[0] if tls == "off" else _own(stack, own_port), tuple(others))
         else:
             others = _bound(stack, host, port)
-            yield Listeners(_own(stack), tuple(others))
+            yield Listeners(_own(stack, own_port), tuple(others))
 
 
 def http_server(
@@ -108,13 +118,24 @@ def http_server(
     return GatedServer(config, gate, own | dict.fromkeys(listeners.others, tls))
 
 
-def _own(stack: ExitStack) -> socket.socket:
+def _own(stack: ExitStack, wished: int) -> socket.socket:
     try:
-        return _listener(stack, "127.0.0.1", 0)
+        return _any_port(stack, "127.0.0.1", wished)
     except OSError as error:
         if error.errno not in _MISSING:
             raise
-        return _listener(stack, "::1", 0)
+        return _any_port(stack, "::1", wished)
+
+
+def _any_port(stack: ExitStack, address: str, wished: int) -> socket.socket:
+    """On the port that is wished for, or on any."""
+    if wished:
+        try:
+            return _listener(stack, address, wished)
+        except OSError as error:
+            if error.errno in _MISSING:
+                raise
+    return _listener(stack, address, 0)
 
 
 def _everywhere(stack: ExitStack, port: int) -> list[socket.socket]:
@@ -143,7 +164,8 @@ def _everywhere(stack: ExitStack, port: int) -> list[socket.socket]:
     raise UsageError("no port is free for both IPv4 and IPv6", hint="choose one with --port N")
 
 
-def _bound(stack: ExitStack, host: str, port: int) -> list[socket.socket]:
+def _bound(stack: ExitStack, host: str, port: int, *, wished: int = 0) -> list[socket.socket]:
+    """wished: as of ``_any_port``, where ``port`` is 0."""
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
@@ -153,7 +175,8 @@ def _bound(stack: ExitStack, host: str, port: int) -> list[socket.socket]:
     failure: OSError | None = None
     for _, _, _, _, address in known:
         try:
-            return [_listener(stack, str(address[0]), port)]
+            text = str(address[0])
+            return [_listener(stack, text, port) if port else _any_port(stack, text, wished)]
         except OSError as error:
             failure = failure or error
     raise _unusable(host, port, failure or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL)))
@@ -167,6 +190,8 @@ def _listener(stack: ExitStack, address: str, port: int) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_v6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        for level, option, value in socket_options():  # Linux hands them on to what is accepted
+            made.setsockopt(level, option, value)
         made.bind((address, port))
         made.listen(_BACKLOG)
     except OSError:

@@ -115,7 +115,10 @@ class LocalWorker:
         elif now >= self._restart_at:
             self._restart_at = 0.0
             self._wait_s = min(self._wait_s * 2, _RESTART_LAST_S)
-            self.start()
+            try:
+                self.start()
+            except OSError as error:  # no room for its log, no descriptors, no memory: the plane goes on
+                _log.warning("the worker can't be started: %s", error.strerror or error)
 
     def stop(self) -> None:
         """Ask it to end in good order. May be repeated."""

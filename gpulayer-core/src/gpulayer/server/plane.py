@@ -72,11 +72,12 @@ class Plane:
         self.random_bytes = random_bytes
         self.incarnation = new_id(random_bytes)
         self.started_wall_ms = self.clock.wall_ms()
+        pepper = load_pepper(layout, random_bytes)
         self.store = Store(str(layout.store))
         with self.store.reading() as connection:
             tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
         self.auth = Auth(
-            pepper=load_pepper(layout, random_bytes),
+            pepper=pepper,
             clock=self.clock,
             attempts=_Attempts(self),
             tokens=tokens,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from gpulayer.net.address import parse_url
-from gpulayer.server.addresses import Machine, host_of, read_machine
+from gpulayer.net.address import host_of, parse_url
+from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.settings import CertificateFiles, ServeSettings
 
 if TYPE_CHECKING:
@@ -76,13 +76,23 @@ def reach_of(settings: ServeSettings, listeners: "Listeners", *, now_ms: int) ->
 def others_urls(machine: Machine, bound: Sequence[str], port: int, certificate: "Certificate") -> tuple[str, ...]:
     """The URLs to print, best first. bound: the addresses listened on, empty for all. Pure.
 
-    A certificate that a CA vouches for is good under its own names alone; a pinned one under any address.
+    A certificate that a CA vouches for is good under its own names alone, of which those of loopback mean another
+    machine to everybody else; a pinned one is good under any address.
     """
     hosts: Collection[str]
-    if not certificate.is_self_signed and (own := [name for name in certificate.names if "*" not in name]):
+    if not certificate.is_self_signed and (own := [name for name in certificate.names if _is_for_others(name)]):
         hosts = own
     elif bound:
         hosts = [each for each in bound if not ip_address(each.partition("%")[0]).is_loopback]
     else:
         hosts = machine.addresses
     return tuple(f"https://{host_of(host)}:{port}" for host in hosts)
+
+
+def _is_for_others(name: str) -> bool:
+    if "*" in name or name in ("localhost", "localhost.localdomain"):
+        return False
+    try:
+        return not ip_address(name).is_loopback
+    except ValueError:
+        return True

@@ -37,6 +37,7 @@ __all__ = [
     "explain_reply",
     "job_record",
     "output_records",
+    "presence",
     "waiting_reason",
     "worker_record",
     "worker_views",
@@ -141,7 +142,7 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
     return {
         "id": worker.id,
         "name": worker.name,
-        "state": str(state or _presence(worker)),
+        "state": str(state or presence(worker)),
         "last_seen_at": iso_utc(worker.seen_wall_ms or None),
         "version": worker.facts.version,
         "platform": worker.facts.platform,
@@ -199,7 +200,7 @@ def _noted(image: JobImage) -> ReasonRecord | None:
     return {"code": image.reason_code, "message": image.reason_message}
 
 
-def _presence(worker: Worker) -> WorkerState:
+def presence(worker: Worker) -> WorkerState:
     """A worker that has not reported since this control plane started is not known to be there."""
     is_present = worker.is_heard or worker.state not in (WorkerState.READY, WorkerState.DRAINING)
     return worker.state if is_present else WorkerState.SILENT
@@ -219,7 +220,7 @@ def _view(state: State, worker: Worker) -> WorkerView:
     return WorkerView(
         id=worker.id,
         name=worker.name,
-        state=_presence(worker),
+        state=presence(worker),
         facts=worker.facts,
         free=worker.free,
         holders=tuple(holders),

@@ -21,7 +21,7 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, locked, write_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, write_private
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.reach import Reach, reach_of
@@ -61,8 +61,9 @@ def serve(settings: ServeSettings) -> int:
         ) from None
     with (
         locked(layout) as lock,
-        open_listeners(settings.host, settings.port, tls=settings.tls) as listeners,
+        open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
+        keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)
         endpoint.remove()  # of a plane that was killed; our worker must not follow it
@@ -74,6 +75,7 @@ def serve(settings: ServeSettings) -> int:
         except BaseException:
             if worker is not None:
                 worker.stop()
+                worker.forget()  # it ends by itself, and has no plane to tell of that
             raise
         finally:
             endpoint.remove()
@@ -241,7 +243,7 @@ async def _renew(plane: "Plane", served: _Served) -> None:
     if shown is not None and await plane.in_thread(shown.look, now_ms=plane.clock.wall_ms()):
         reach = served.reach
         plane.settings = replace(plane.settings, fingerprints=reach.fingerprints, allowed_hosts=reach.hosts)
-        served.endpoint.write(_document(served))
+        served.endpoint.change(_document(served))  # a full disk must not end a plane that serves: ``mend`` writes it
 
 
 async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:

@@ -35,6 +35,10 @@ class Layout:
         return self.root / "endpoint.json"
 
     @property
+    def own_port(self) -> Path:
+        return self.root / "own-port"
+
+    @property
     def store(self) -> Path:
         return self.root / "store.db"
 

@@ -6,8 +6,9 @@ one request at a time, and its row is committed with the jobs.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.engine.events import JobSubmitted
@@ -17,17 +18,27 @@ from gpulayer.server.auth import Caller
 from gpulayer.server.driver import Make
 from gpulayer.server.job_secrets import Withheld, open_secrets, seal_all, withhold
 from gpulayer.server.plane import Plane
-from gpulayer.server.store import IdempotencyRow, JobRow, SecretRow, Side, reads
+from gpulayer.server.store import AuditEntry, IdempotencyRow, JobRow, SecretRow, Side, reads
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.staging.limits import DEFAULT_LIMITS
 from gpulayer.staging.trees import TreeTotals, check_tree
 from gpulayer.wire.convert import SpecReader
 from gpulayer.wire.jobs import JobSubmission
 
-__all__ = ["await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
+__all__ = ["Again", "await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
 
 _SLICE: Final = 100
 _KEY_LIMIT: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The job that others repeat: they have its owner, whoever asks for them, and its secrets. audit: what the trail
+    tells of each new one."""
+
+    job_id: JobId
+    owner: str
+    audit: Callable[[JobId], tuple[AuditEntry, ...]]
 
 
 async def submit_jobs(
@@ -38,20 +49,20 @@ async def submit_jobs(
     client: str,
     key: str = "",
     body: bytes = b"",
-    secrets_of: JobId | None = None,
+    again: Again | None = None,
 ) -> tuple[list[JobId], Sequence[JobRow]]:
     """Submit all of these in one transaction. Returns their ids, and their rows if they are new.
 
-    secrets_of: a job of which these are repetitions, and whose secrets they get; its submission is as it was kept.
+    again: the job of which these are repetitions; its submission is as it was kept.
 
     Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here,
     IdempotencyMismatch for a key that came before with another body.
     """
     if len(key) > _KEY_LIMIT:
         raise BadRequest(f"Idempotency-Key: {len(key)} characters; the limit is {_KEY_LIMIT}")
-    withheld = withhold(submissions) if secrets_of is None else Withheld(submissions, {})
+    withheld = withhold(submissions) if again is None else Withheld(submissions, {})
     if not key:
-        return await _submit(plane, caller, submissions, withheld, client=client, secrets_of=secrets_of)
+        return await _submit(plane, caller, submissions, withheld, client=client, again=again)
     digest = plane.auth.body_digest(body) if withheld.taken else hashlib.sha256(body).hexdigest()
     async with _one_at_a_time(plane, caller.key_owner, key):
         known = await plane.query(reads.find_idempotency, caller.key_owner, key)
@@ -64,7 +75,7 @@ async def submit_jobs(
                 )
             return list(known.job_ids), ()
         return await _submit(
-            plane, caller, submissions, withheld, client=client, secrets_of=secrets_of, idempotency=(key, digest)
+            plane, caller, submissions, withheld, client=client, again=again, idempotency=(key, digest)
         )
 
 
@@ -131,7 +142,7 @@ async def _submit(
     withheld: Withheld,
     *,
     client: str,
-    secrets_of: JobId | None,
+    again: Again | None,
     idempotency: tuple[()] | tuple[str, str] = (),
 ) -> tuple[list[JobId], Sequence[JobRow]]:
     specs = await specs_of(submissions, batch=len(submissions) > 1)
@@ -140,12 +151,13 @@ async def _submit(
         plane.trees.keep(root, totals.digests)
     await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()
+    owner = caller.owner if again is None else again.owner
     rows: list[JobRow] = []
     makes: list[Make] = []
     job_ids = _job_ids(plane, len(specs))
     for place, (job_id, spec, submission) in enumerate(zip(job_ids, specs, withheld.submissions, strict=True)):
-        rows.append(JobRow(job_id, caller.owner, caller.name, client, wall_ms, spec, submission, caller.token_id))
-        makes.append(_submitted(JobEntry.of(job_id, caller.owner, spec)))
+        rows.append(JobRow(job_id, owner, caller.name, client, wall_ms, spec, submission, caller.token_id))
+        makes.append(_submitted(JobEntry.of(job_id, owner, spec)))
         if place % 500 == 499:
             await asyncio.sleep(0)
     ids = [row.id for row in rows]
@@ -154,12 +166,14 @@ async def _submit(
         key, digest = idempotency
         keys = (IdempotencyRow(caller.key_owner, key, digest, tuple(ids), wall_ms),)
     sealed: tuple[SecretRow, ...] = ()
-    taken = withheld.taken if secrets_of is None else await _secrets_again(plane, secrets_of, submissions)
+    taken = withheld.taken if again is None else await _secrets_again(plane, again.job_id, submissions)
     if taken:
         sealed = await seal_all(plane, {ids[place]: values for place, values in taken.items()})
     if len(rows) <= 64:
         plane.remember({row.id: row.submission for row in rows})
-    await plane.driver.submit(*makes, side=Side(jobs=tuple(rows), idempotency=tuple(keys), secrets=sealed))
+    told = () if again is None else tuple(entry for job_id in ids for entry in again.audit(job_id))
+    side = Side(jobs=tuple(rows), idempotency=tuple(keys), secrets=sealed, audit=told)
+    await plane.driver.submit(*makes, side=side)
     return ids, rows
 
 

@@ -108,7 +108,8 @@ class EnrolReply(TypedDict):
 class SessionBody(TypedDict):
     """Proof of possession: Ed25519 over ``gpulayer-session:<worker id>:<counter>``, 128 hex characters.
 
-    ``counter`` grows with every request of this identity, so that a signature can't be used twice.
+    ``counter`` grows with every request of this identity, so that a signature can't be used twice: one that is not
+    higher than the last is answered 409, and ``details.counter`` names that. Sign again above it.
     """
 
     schema: Schema

@@ -52,7 +52,7 @@ class Dialer:
             sock = await self._connect(address)
         else:
             sock = await _tunnel(await self._connect(self._proxy), self._proxy, address)
-        return await _over(sock, limit, context, address.host)
+        return await _over(sock, limit, context, address.name)
 
     async def _connect(self, address: Address) -> socket.socket:
         return await _race(await self._names.look_up(address.host, address.port))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpulayer.plugins.builtin.addresses import own_first
+from gpulayer.net.interfaces import own_first
 from gpulayer.plugins.contracts import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
 from gpulayer.spec.machine import Locality, WorkerFacts
 

@@ -3,7 +3,7 @@
 Why not a library: an async client of the usual kind costs the control path several milliseconds a call and tens of
 megabytes. Kept-alive connections are pooled by address; bodies go and come whole or in pieces; every wait has a time
 limit. No redirects, cookies or content codings: both ends are ours. ``dialing`` opens connections and decides whom to
-trust, ``connection`` speaks on one.
+trust, ``exchange`` speaks on one.
 
 Networks lose connections without a word: a NAT forgets, an address changes, a machine sleeps. So silence on one
 connection makes all others to that address suspect: what is idle is dropped, what stands still and may be repeated
@@ -25,8 +25,8 @@ from typing import Final, Self
 from gpulayer.clock import suspended_ms
 from gpulayer.errors import TooLarge, Unreachable
 from gpulayer.net import Address, Pin, trust_failure
-from gpulayer.worker.connection import MAX_HEAD_BYTES, Body, Connection, request_head
 from gpulayer.worker.dialing import Dialer
+from gpulayer.worker.exchange import MAX_HEAD_BYTES, Body, Connection, request_head
 
 __all__ = ["Body", "HttpClient", "Incoming", "Response"]
 

@@ -75,6 +75,11 @@ class IdentityStore:
         self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot
 
+    def count_from(self, counter: int) -> None:
+        """The next signature has a higher counter than this one, which the control plane has seen."""
+        if counter > self.identity.counter:
+            self._keep(replace(self.identity, counter=counter))
+
     def next_signature(self) -> tuple[int, str]:
         """A counter that was never used before, and the signature over it."""
         counter = self.identity.counter + 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpulayer.clock import suspended_ms
-from gpulayer.plugins.builtin.addresses import interface_addresses, is_for_others
+from gpulayer.net.interfaces import interface_addresses, is_for_others
 
 __all__ = ["LOOK_EVERY_S", "NetworkWatch"]
 

@@ -57,6 +57,8 @@ _PASSING: Final = (
 _SAY_EVERY: Final = 200  # of tries, once their waits have grown: every ten minutes or so
 _USER_AGENT: Final = f"gpulayer-worker/{__version__}"
 _MINT_S: Final = 10.0  # of all workers at once, perhaps, after a restart; then nobody's lease is short
+_SIGNATURES: Final = 5  # more are asked for only where somebody else signs with the same key
+_COUNTER_END: Final = 2**62  # of the wire's counters
 _Result = TypeVar("_Result")
 
 
@@ -272,18 +274,34 @@ class Plane:
         async with self._minting:
             if self._token != refused:
                 return
-            counter, signature = self._identities.next_signature()
-            body: SessionBody = {"schema": SCHEMA_VERSION, "counter": counter, "signature": signature}
-            path = f"{self.worker_path}/sessions"
-            try:
-                reply: SessionReply = await self._exchange(
-                    "POST", path, "", json.dumps(body).encode(), timeout_s=_MINT_S
-                )
-            except (Unauthenticated, NotFound) as error:
-                raise NotKnown(error.message, hint=error.hint) from None
+            reply = await self._sign()
             self._token = reply["token"]
             self._renew_at_ms = self._clock.monotonic_ms() + reply["expires_in_s"] * 1000 * 2 // 3
         self._on_session(reply)
+
+    async def _sign(self) -> SessionReply:
+        """Each signature is sent once. One that comes too late (this folder is older than its worker: it was restored
+        from a backup) is followed by another, above the last that the control plane has seen."""
+        path = f"{self.worker_path}/sessions"
+        for _ in range(_SIGNATURES):
+            counter, signature = self._identities.next_signature()
+            body: SessionBody = {"schema": SCHEMA_VERSION, "counter": counter, "signature": signature}
+            content = json.dumps(body).encode()
+            try:
+                reply: SessionReply = await self._exchange("POST", path, "", content, timeout_s=_MINT_S, is_once=True)
+            except (Unauthenticated, NotFound) as error:
+                raise NotKnown(error.message, hint=error.hint) from None
+            except Conflict as error:
+                last = error.details.get("counter")
+                if not isinstance(last, int) or not 0 <= last < _COUNTER_END:
+                    raise ProtocolError(f"a session was refused without a counter: {error.message}") from None
+                self._identities.count_from(last)
+            else:
+                return reply
+        raise Unauthenticated(
+            "somebody else signs with this worker's key, and is always first",
+            hint="a worker's folder can't be used twice: end the other one, or join from an empty folder",
+        )
 
     async def _exchange(
         self,

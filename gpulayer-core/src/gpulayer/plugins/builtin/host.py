@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from gpulayer.plugins.builtin.addresses import interface_addresses
+from gpulayer.net.interfaces import interface_addresses
 from gpulayer.plugins.contracts import Findings, ProbeSite
 
 __all__ = ["HostProbe", "host_platform"]

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from starlette.responses import Response
@@ -24,7 +23,7 @@ from gpulayer.server.records import (
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
 from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
-from gpulayer.server.submission import await_local_worker, submit_jobs, tree_reader
+from gpulayer.server.submission import Again, await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
@@ -108,7 +107,7 @@ async def cancel(call: Call) -> Response:
     check_manages(call.client, job)
     grace_ms = body.get("grace_ms")
     if await call.plane.driver.read(lambda state: job_id in state.jobs):
-        audit = _told_if_anothers(call, job)
+        audit = _told_if_anothers(call, job, "job.cancel_other")
         side = Side(audit=audit) if audit else None
         await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms, _who(call)), side=side)
     return json_response(await read_record(call.plane, job_id))
@@ -116,24 +115,23 @@ async def cancel(call: Call) -> Response:
 
 async def retry(call: Call) -> Response:
     """A new job from the same spec, and of the same owner, whoever asks for it: what it is granted is then no more than
-    what its owner may."""
+    what its owner may. The idempotency key is the caller's own: nobody uses up another's."""
     plane = call.plane
     job_id = await find_job(call)
     job = await plane.query(reads.read_job, job_id)
     check_manages(call.client, job)
-    caller = replace(call.client, owner=job.owner)
     if not job.image.state.is_final:
         raise Conflict(
             f"job {job_id} is {job.image.state}; only a job that has ended runs again", hint="cancel it first"
         )
     ids, rows = await submit_jobs(
         plane,
-        caller,
+        call.client,
         [job.submission],
         client=_client_of(call),
         key=_key_of(call),
         body=f"retry {job_id}".encode(),
-        secrets_of=job_id,
+        again=Again(job_id, job.owner, lambda new: _told_if_anothers(call, job, "job.retry_other", into=new)),
     )
     return await _submitted(plane, ids[0], rows)
 
@@ -316,13 +314,13 @@ async def _tails(plane: Plane, job: StoredJob) -> dict[Epoch, Tail]:
     return await plane.in_thread(read_tails, plane.logs, job.attempts)
 
 
-def _told_if_anothers(call: Call, job: StoredJob) -> tuple[AuditEntry, ...]:
+def _told_if_anothers(call: Call, job: StoredJob, action: str, **details: object) -> tuple[AuditEntry, ...]:
     caller = call.client
     if not is_anothers(caller, job):
         return ()
     name = job.submission.get("name") or None
     now_ms = call.plane.clock.wall_ms()
-    return (entry(now_ms, caller, "job.cancel_other", job.image.id, owner=job.owner, name=name),)
+    return (entry(now_ms, caller, action, job.image.id, owner=job.owner, name=name, **details),)
 
 
 def _client_of(call: Call) -> str:
@@ -379,7 +377,7 @@ ROUTES: Final = (
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
-            Query("mine", "1: only jobs of the caller's owner"),
+            Query("mine", "1: only jobs of the caller's owner", "flag"),
             Query("limit", "jobs on the page, 1 to 500", least=1, most=500),
             Query("cursor", "the previous page's next"),
         ),

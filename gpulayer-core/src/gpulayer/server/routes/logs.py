@@ -1,7 +1,7 @@
 """Logs of jobs as raw bytes from an offset, followed where asked for.
 
-A response holds one piece in memory and the log's file open. A reader that takes nothing costs just that, for as long
-as its connection stands, and holds up nobody: each follower reads for itself, and the worker's uploads wait for none.
+A response holds one piece in memory and the log's file open. A reader that takes nothing costs just that until its
+connection is closed, and holds up nobody: each follower reads for itself, and the worker's uploads wait for none.
 """
 
 from typing import Final

@@ -13,6 +13,7 @@ from gpulayer.clock import iso_utc
 from gpulayer.errors import StorageUnavailable
 from gpulayer.server.audit import entry
 from gpulayer.server.openapi import describe
+from gpulayer.server.records import presence
 from gpulayer.server.store import Side, reads
 from gpulayer.server.web import ADMIN, OPEN, READ, READ_OR_WORKER, Call, Route, json_response
 from gpulayer.wire.plane import PlaneRecord, ShutdownBody
@@ -38,7 +39,7 @@ async def show(call: Call) -> Response:
     """``read_only``: the store takes no writes, so nothing is accepted or placed."""
     plane = call.plane
     jobs = await plane.query(reads.count_jobs)
-    states = await plane.driver.read(lambda state: [str(worker.state) for worker in state.workers.values()])
+    states = await plane.driver.read(lambda state: [str(presence(worker)) for worker in state.workers.values()])
     record: PlaneRecord = {
         "version": __version__,
         "incarnation": plane.incarnation,

@@ -79,13 +79,15 @@ async def enrol(call: Call) -> Response:
     check_schema(body["schema"], "enrolment")
     public_key, name = _public_key(body["public_key"]), _name(body["name"])
     reported = facts_from_wire(body["facts"])
-    async with plane.enrolling:  # one at a time: a name and a token belong to one worker
+    async with plane.enrolling:  # one at a time: a name, a token and a key belong to one worker; see ``Auth``
         known = plane.auth.identity_of_key(public_key)
         token = plane.auth.spend(call.client, None if known is None else known.worker)
         worker_id = new_worker_id(plane.random_bytes) if known is None else known.worker
         held_by = await plane.driver.read(lambda state: _holder_of(state, name))
         if held_by is not None and held_by != worker_id:
             raise Conflict(f"another worker has the name {name!r}", hint="join under another name: --name NAME")
+        # Looked at again after the wait, and written in the same turn: sessions raise its counter without the lock.
+        known = plane.auth.identity(worker_id)
         identity = _joined(known or IdentityRow(worker_id, public_key, -1, is_local=False), token)
         facts = offered(reported, identity)
         digest = _facts_digest(facts)
@@ -108,10 +110,8 @@ async def open_session(call: Call) -> Response:
     plane, body = call.plane, await call.json(SessionBody)
     check_schema(body["schema"], "session")
     worker_id = WorkerId(call.path("id"))
-    async with plane.enrolling:
-        identity = plane.auth.check_signature(worker_id, body["counter"], body["signature"])
-        await plane.driver.submit(side=Side(identities=(identity,)))
-        plane.auth.keep_identity(identity)
+    plane.auth.take_signature(worker_id, body["counter"], body["signature"])
+    await plane.driver.submit(side=Side(counters=((worker_id, body["counter"]),)))
     reply: SessionReply = {
         "token": plane.auth.open_session(worker_id, plane.settings.session_life_s),
         "expires_in_s": plane.settings.session_life_s,
@@ -256,18 +256,19 @@ async def remove(call: Call) -> Response:
     """Forget a worker and its key; what it holds is lost."""
     plane = call.plane
     is_forced = call.query_flag("force")
-    worker_id, name = await _find_id(call)
-    if plane.settings.has_local_worker and plane.auth.is_local(worker_id):
-        raise Conflict(
-            "this is the control plane's own worker; without it nothing would start it again",
-            hint="`gpulayer worker drain` keeps work off it; `gpulayer up --no-worker` starts a plane without one",
+    async with plane.enrolling:  # no enrolment with its key may come between; see ``Auth``
+        worker_id, name = await _find_id(call)
+        if plane.settings.has_local_worker and plane.auth.is_local(worker_id):
+            raise Conflict(
+                "this is the control plane's own worker; without it nothing would start it again",
+                hint="`gpulayer worker drain` keeps work off it; `gpulayer up --no-worker` starts a plane without one",
+            )
+        record = await plane.driver.read(lambda state: _check_removable(state, worker_id, is_forced=is_forced))
+        told = _told(call, "worker.remove", worker_id, name)
+        await plane.driver.submit(
+            lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,), audit=(told,))
         )
-    record = await plane.driver.read(lambda state: _check_removable(state, worker_id, is_forced=is_forced))
-    told = _told(call, "worker.remove", worker_id, name)
-    await plane.driver.submit(
-        lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,), audit=(told,))
-    )
-    plane.auth.forget_worker(worker_id)
+        plane.auth.forget_worker(worker_id)
     plane.hub.wake([("commands", worker_id)])
     plane.mailboxes.forget(worker_id)
     return json_response(record)

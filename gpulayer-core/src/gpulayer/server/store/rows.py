@@ -126,12 +126,16 @@ class IdentityRow:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Rows that must be as durable as the events they come with; replaced by key. audit: appended, never replaced."""
+    """Rows that must be as durable as the events they come with; replaced by key. audit: appended, never replaced.
+
+    counters: of workers' identities; one only rises, and where there is no identity (any more) it makes none.
+    """
 
     jobs: tuple[JobRow, ...] = ()
     idempotency: tuple[IdempotencyRow, ...] = ()
     tokens: tuple[TokenRow, ...] = ()
     identities: tuple[IdentityRow, ...] = ()
+    counters: tuple[tuple[WorkerId, int], ...] = ()
     forget_identities: tuple[WorkerId, ...] = ()
     forget_tokens: tuple[str, ...] = ()
     secrets: tuple[SecretRow, ...] = ()

@@ -270,6 +270,7 @@ class _Split:
         self.idempotency: list[IdempotencyRow] = []
         self.tokens: dict[str, TokenRow] = {}
         self.identities: dict[WorkerId, IdentityRow] = {}
+        self.raised: list[tuple[WorkerId, int]] = []
         self.forgotten: list[WorkerId] = []
         self.forgotten_tokens: list[str] = []
         self.secrets: list[SecretRow] = []
@@ -358,6 +359,7 @@ class _Split:
                 for row in self.identities.values()
             ],
         )
+        yield _RAISE_COUNTER, [(counter, worker, counter) for worker, counter in self.raised]
         yield _FORGET_IDENTITY, [(worker,) for worker in self.forgotten]
         yield _FORGET_TOKEN, [(id_,) for id_ in self.forgotten_tokens]
         yield _UPSERT_SECRET, [(row.job_id, row.name, row.sealed) for row in self.secrets]
@@ -403,6 +405,7 @@ def _split(batch: Batch) -> _Split:
         split.idempotency.extend(side.idempotency)
         split.tokens.update((row.id, row) for row in side.tokens)
         split.identities.update((row.worker, row) for row in side.identities)
+        split.raised.extend(side.counters)
         split.forgotten.extend(side.forget_identities)
         split.forgotten_tokens.extend(side.forget_tokens)
         split.secrets.extend(side.secrets)
@@ -451,6 +454,7 @@ _INSERT_EVENT: Final = _insert(tables.events, _EVENT)
 _UPSERT_IDEMPOTENCY: Final = _upsert(tables.idempotency)
 _UPSERT_TOKEN: Final = _upsert(tables.tokens)
 _UPSERT_IDENTITY: Final = _upsert(tables.identities)
+_RAISE_COUNTER: Final = "UPDATE identities SET counter = ? WHERE worker = ? AND counter < ?"
 _UPSERT_SECRET: Final = _upsert(tables.secrets)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
