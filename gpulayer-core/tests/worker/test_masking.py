@@ -52,7 +52,7 @@ def test_every_byte_of_every_occurrence_is_a_star_and_no_other(secrets, text):
     assert Masks(secrets).mask(text) == naive(patterns_of(secrets), text)
 
 
-def send(path, secrets, stages, draw, *, limit_bytes=0, start=0, most=20, **options):
+def send(path, secrets, stages, draw, *, limit_bytes=0, start=0, **options):
     """All that is sent of a spool from ``start`` on, in pieces of any length by agents that are replaced at any time,
     to a control plane that loses any end of it at any time. stages: the sizes of the spool while its program runs."""
     sent, size, ends = bytearray(), start, iter([*stages, None])
@@ -65,7 +65,7 @@ def send(path, secrets, stages, draw, *, limit_bytes=0, start=0, most=20, **opti
             masked = MaskedSpool(Masks(secrets), limit_bytes=limit_bytes)  # a new agent, for all it matters
             if draw(st.integers(0, 5), "the answer was lost, or the store") == 5:
                 del sent[draw(st.integers(0, len(sent)), "goes back to") :]
-            count = most - draw(st.integers(0, most - 1), "fewer at a time")
+            count = 20 - draw(st.integers(0, 19), "fewer at a time")
             ended = options if is_whole else {}
             offset = start + len(sent)
             piece = masked.read(reader.fileno(), offset, count, size=size, is_whole=is_whole, **ended)
@@ -103,7 +103,7 @@ def test_so_do_they_at_the_limit_of_a_log_and_on_a_full_disk(tmp_path_factory, l
         whole = masked.read(reader.fileno(), start, size, size=size, is_whole=True, is_cut=is_cut)
     assert path.read_bytes() == text
     stages = sorted(data.draw(st.lists(st.integers(start, min(size, MIN_LIMIT_BYTES)), max_size=4)))
-    sent = send(path, secrets, stages, data.draw, limit_bytes=1, start=start, most=60, is_cut=is_cut)
+    sent = send(path, secrets, stages, data.draw, limit_bytes=1, start=start, is_cut=is_cut)
     assert sent == whole
     assert path.read_bytes()[start:] == (text[start:] if Masks(secrets).is_starry else whole)
 
