@@ -41,6 +41,8 @@ def test_values_and_names_come_to_the_same_submission(secrets):
         ({"secrets": ["HF_TOKEN"], "env": {"HF_TOKEN": "x"}}, "HF_TOKEN is a variable of env"),
         ({"secrets": {"HF_TOKEN": f"{VALUE}\udcff"}}, "not UTF-8"),
         ({"grant": "everything"}, "unknown"),
+        ({"secrets": {f"S{number}": VALUE + "x" * 60_000 for number in range(64)}}, "1 MiB together"),
+        ({"env": {"BIG": VALUE + "x" * 131_072}}, "BIG has 131,0.. bytes .* 128 KiB"),
     ],
 )
 def test_what_can_not_be_meant_is_refused_before_anything_is_sent(options, why):

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
+from gpulayer.spec.environment import check_environment
 from gpulayer.spec.secrets import Secret, check_grant, check_secrets, shown_name
 from gpulayer.spec.units import format_bytes, parse_bytes, parse_duration_ms
 
@@ -202,6 +203,7 @@ def plan_job(
     secrets = _secrets(options.get("secrets", ()), env, environment)
     if secrets:
         submission["secrets"] = secrets
+    check_environment(env, secrets)
     source = options.get("source")
     return JobPlan(
         submission,
