@@ -165,12 +165,21 @@ async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_followin
                     return found[-1]
                 if not is_following or not is_live:
                     if wanted is not None and not is_following:
-                        raise NotFound(f"job {job_id} has no attempt {wanted}; it has had {len(tries)}")
+                        raise _no_attempt(job_id, wanted, had=len(tries), is_live=is_live)
                     return None
                 if hold.is_over:
                     # An empty log would be taken for all of it, and the attempt that is yet to come for a read one.
                     raise StorageUnavailable("the control plane is shutting down", hint="try again when it is back")
                 await hold.wait()
+
+
+def _no_attempt(job_id: JobId, wanted: int, *, had: int, is_live: bool) -> NotFound:
+    """Who just asks for the log of a job asks for its first attempt, and need not know what attempts are."""
+    if had:
+        return NotFound(f"job {job_id} has no attempt {wanted}; it has had {had}")
+    if is_live:
+        return NotFound(f"job {job_id} has not started yet", hint=f"gpulayer job logs --follow {job_id} waits for it")
+    return NotFound(f"job {job_id} never started", hint=f"gpulayer job show {job_id} tells why")
 
 
 def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:
