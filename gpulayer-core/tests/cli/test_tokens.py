@@ -187,6 +187,10 @@ def test_revoking_says_what_was_revoked_and_what_of_that_name_is_still_good(cli,
     assert (len(said.out.splitlines()), said.err) == (2, "")
     assert plane.of("POST", "/v1/tokens/alice:revoke")[0].query == {"all": "1"}
     assert json.loads(cli("token", "revoke", "alice", "--json", plane=plane).out)["tokens"][0]["state"] == "revoked"
+    chain = [gone, record(id="d" * 12, state="revoked", replaces="b" * 12)]
+    plane.on("POST", "/v1/tokens/{ref}:revoke", {"tokens": chain, "next": None})
+    said = cli("token", "revoke", "b" * 12, plane=plane)
+    assert b"token dddddddddddd (submitter alice) revoked: bbbbbbbbbbbb was rotated into it" in said.out
 
 
 def test_several_tokens_of_a_name_are_listed(cli, plane, parts):

@@ -40,6 +40,10 @@ class Identity:
         """Over ``gpulayer-session:<worker id>:<counter>``, as ``wire.workers.SessionBody`` says."""
         return self._key().sign(f"gpulayer-session:{self.worker_id}:{counter}".encode()).hex()
 
+    def sign_enrolment(self, token_id: str, name: str) -> str:
+        """Over ``gpulayer-enrol:<join token id>:<name>``, as ``wire.workers.EnrolBody`` says."""
+        return self._key().sign(f"gpulayer-enrol:{token_id}:{name}".encode("utf-8", "surrogatepass")).hex()
+
     def _key(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))
 

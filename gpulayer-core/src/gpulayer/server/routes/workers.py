@@ -78,6 +78,7 @@ async def enrol(call: Call) -> Response:
     plane, body = call.plane, await call.json(EnrolBody)
     check_schema(body["schema"], "enrolment")
     public_key, name = _public_key(body["public_key"]), _name(body["name"])
+    plane.auth.check_enrolment(call.client, name, public_key, body["signature"])
     reported = facts_from_wire(body["facts"])
     async with plane.enrolling:  # one at a time: a name, a token and a key belong to one worker; see ``Auth``
         known = plane.auth.identity_of_key(public_key)
