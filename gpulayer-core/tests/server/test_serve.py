@@ -418,7 +418,8 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
     assert "was removed or replaced" in said
     assert second.endpoint() == endpoint
     os.kill(int((second.state / "worker" / "agent.lock").read_text()), 0)
-    os.kill(int((first.state.with_name("away") / "worker" / "agent.lock").read_text()), signal.SIGKILL)  # left alone
+    assert second.http.post("/v1/plane:shutdown").json() == {}
+    assert second.wait()[0] == 0
 
 
 def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:
