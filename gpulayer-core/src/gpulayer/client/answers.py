@@ -26,9 +26,11 @@ __all__ = [
     "repeatable",
     "request_headers",
     "unreachable",
+    "whole_number",
 ]
 
 CHUNK: Final = 256 * 1024
+_DIGITS: Final = 18  # more are no number of bytes or seconds that anybody means
 NO_HTTP: Final = "what listens there does not speak HTTP; is it https://?"
 # Quicker than an agent's: somebody waits for the answer.
 BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
@@ -63,8 +65,8 @@ class Failed(Exception):
 
 def raise_for_answer(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
     """Raise what an unexpected answer stands for. ``headers``: looked up in lower case."""
-    after = headers.get("retry-after", "").strip()
-    failure = Failure(FailureKind.ANSWERED, status, int(after) * 1000 if after.isdigit() else None)
+    after_s = whole_number(headers.get("retry-after", "").strip())
+    failure = Failure(FailureKind.ANSWERED, status, None if after_s is None else after_s * 1000)
     raise Failed(failure, error_from_answer(call, status, body, location=headers.get("location", "")))
 
 
@@ -113,6 +115,11 @@ def unreachable(url: str, why: BaseException | str) -> Unreachable:
         hint="see `gpulayer status`; `gpulayer up` starts one on this machine",
         details={"url": url},
     )
+
+
+def whole_number(text: str) -> int | None:
+    """Of a header; None for anything else. ASCII: other scripts have digits, too, and int() takes signs and spaces."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
 def plain_reason(error: BaseException) -> str:

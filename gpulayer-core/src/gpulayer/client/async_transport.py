@@ -22,6 +22,7 @@ from gpulayer.client.answers import (
     repeatable,
     request_headers,
     unreachable,
+    whole_number,
 )
 from gpulayer.client.async_tunnel import NoTunnel, PlaneTransport
 from gpulayer.client.calls import Call, FileBody
@@ -45,7 +46,7 @@ class AsyncByteStream:
 
     chunks: AsyncIterator[bytes]
     start: int = 0
-    attempt: int = 0
+    attempt: int | None = None
     is_timed: bool = True
 
 
@@ -109,7 +110,7 @@ class AsyncTransport:
         try:
             yield AsyncByteStream(
                 chunks=_chunks(response, is_followed=call.hold_s is None),
-                start=_header_number(response, "X-Gpulayer-Log-Start"),
+                start=_header_number(response, "X-Gpulayer-Log-Start") or 0,
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
                 is_timed=response.headers.get("X-Gpulayer-Log-Timed", "") != "0",
             )
@@ -245,6 +246,5 @@ async def _file_chunks(path: str) -> AsyncIterator[bytes]:
         file.close()
 
 
-def _header_number(response: httpx.Response, name: str) -> int:
-    text = response.headers.get(name, "")
-    return int(text) if text.isdigit() else 0
+def _header_number(response: httpx.Response, name: str) -> int | None:
+    return whole_number(response.headers.get(name, ""))

@@ -25,6 +25,7 @@ from gpulayer.client.answers import (
     repeatable,
     request_headers,
     unreachable,
+    whole_number,
 )
 from gpulayer.client.calls import Call, FileBody
 from gpulayer.client.connection import Connection, open_connection
@@ -57,13 +58,14 @@ class StreamQuiet(StreamBroken):
 class ByteStream:
     """A body as it comes. ``chunks`` raises StreamBroken where the connection is lost before the end.
 
-    start: the offset of the first byte in its log; attempt: whose log it is (0: the answer did not say).
+    start: the offset of the first byte in its log; attempt: whose log it is (0: of none, for there
+    is none yet; None: the answer did not say).
     is_timed: false where a time was asked for and the control plane does not know when the bytes came.
     """
 
     chunks: Iterator[bytes]
     start: int = 0
-    attempt: int = 0
+    attempt: int | None = None
     is_timed: bool = True
 
 
@@ -130,7 +132,7 @@ class Transport:
         try:
             yield ByteStream(
                 chunks=_chunks(response, is_followed=call.hold_s is None),
-                start=_header_number(response, "X-Gpulayer-Log-Start"),
+                start=_header_number(response, "X-Gpulayer-Log-Start") or 0,
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
                 is_timed=response.getheader("X-Gpulayer-Log-Timed", "") != "0",
             )
@@ -266,9 +268,8 @@ def _chunks(response: http.client.HTTPResponse, *, is_followed: bool) -> Iterato
         yield chunk
 
 
-def _header_number(response: http.client.HTTPResponse, name: str) -> int:
-    text = response.getheader(name, "")
-    return int(text) if text.isdigit() else 0
+def _header_number(response: http.client.HTTPResponse, name: str) -> int | None:
+    return whole_number(response.getheader(name, ""))
 
 
 def _no_answer(route: Route, error: BaseException) -> GpulayerError:

@@ -74,6 +74,8 @@ class PlaneSettings:
     mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
     body_piece_s: how long the next piece of a body may take; body_bytes_a_second: how fast it must be on the whole.
+    log_hold_s: how long a follower waits for an attempt that is still to come before it is told to ask again; well
+    below the minute after which clients, and what stands between, take silence for a dead connection.
     keep_logs_ms: after a job's end; 0 for ever. urls, fingerprints: how other machines reach it; empty where
     they can't.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
@@ -91,6 +93,7 @@ class PlaneSettings:
     max_log_chunk_bytes: int = 2**20
     body_piece_s: float = 30.0
     body_bytes_a_second: int = 1024
+    log_hold_s: float = 25.0
     heartbeat_ms: int = 10_000
     session_life_s: int = 86_400
     join_token_life_s: int = 900
