@@ -219,3 +219,32 @@ def test_a_rotated_token_that_can_not_be_kept_is_printed(cli, lab, parts, token,
     said = cli("token", "rotate")
     assert said.out == f"{new}\n".encode()
     assert "context lab still has the old token: others on this machine may read" in said.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("context", "add", "lab", "https://user:hunter2@box:8470"),
+        ("context", "add", "https://user:hunter2@box:8470", "https://box"),
+        ("context", "use", "https://user:hunter2@box:8470"),
+        ("--target", "https://user:hunter2@box:8470", "status"),
+        ("status", "--target", "https://user:hunter2@box:8470"),
+        ("doctor", "https://user:hunter2@box:8470"),
+        ("up", "--public-url", "https://user:hunter2@box:8470"),
+        ("join", "https://user:hunter2@box:8470", "--token", "gle_x"),
+    ],
+)
+def test_a_password_in_an_address_is_not_printed(cli, monkeypatch, argv):
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_" + "a" * 12 + "_secret")
+    said = cli(*argv)
+    assert said.code == 2
+    assert "hunter2" not in said.err + said.out.decode()
+
+
+def test_neither_is_that_of_the_variables(cli, monkeypatch):
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_" + "a" * 12 + "_secret")
+    for name in ("GPULAYER_URL", "GPULAYER_PROXY"):
+        monkeypatch.setenv("GPULAYER_URL", "https://box:8470")
+        monkeypatch.setenv(name, "https://user:hunter2@box:8470")
+        said = cli("status")
+        assert (said.code, "hunter2" in said.err + said.out.decode()) == (2, False), name

@@ -63,7 +63,7 @@ class Contexts:
         if found is None:
             known = ", ".join(self.named) or "none yet"
             hint = f"there are: {known}; gpulayer context add NAME URL adds one"
-            raise UsageError(f"there is no context {name!r}", hint=hint)
+            raise UsageError(f"there is no context {_shown(name)}", hint=hint)
         return found
 
     def with_context(self, name: str, context: Context, *, is_current: bool | None = None) -> "Contexts":
@@ -90,7 +90,7 @@ def check_name(name: str) -> str:
     """Raises UsageError for what can be no context's name, or means something else after ``--target``."""
     if not _NAME.fullmatch(name) or name in (LOCAL, REMOTE):
         raise UsageError(
-            f"{name[:80]!r} can't be the name of a context",
+            f"{_shown(name)} can't be the name of a context",
             hint="letters, digits, dots, - and _, up to 64, beginning with a letter or digit; not local, not remote",
         )
     return name
@@ -223,6 +223,11 @@ def _context(path: str, name: str, entry: object) -> Context:
     except UsageError as error:
         raise _damaged(path, f"its context {name!r}: {error.message}") from None
     return context
+
+
+def _shown(name: str) -> str:
+    """A URL given in a name's place may hold a password."""
+    return "that" if "@" in name or "%40" in name else repr(name[:80])
 
 
 def _damaged(path: str, why: str) -> UsageError:

@@ -135,7 +135,7 @@ def locate(
         if not name:
             return Local(state_dir)
         if contexts is None:
-            raise UsageError(f"there is no context {name!r}", hint="gpulayer context add NAME URL adds one")
+            raise UsageError("there is no context yet", hint="gpulayer context add NAME URL adds one")
         return Configured(contexts.find(name).location(proxy=proxy), name)
     chosen_token = token or environment.get("GPULAYER_TOKEN", "")
     location = Location.of(
