@@ -183,7 +183,7 @@ def test_a_job_that_asks_for_more_than_its_own_is_told_what_its_token_is_good_fo
         answer = plane.bare.get(plane.url + path, headers={"Authorization": f"Bearer {token}"})
         assert answer.status_code == 403
         hint = plane.check_envelope(answer)["hint"]
-        assert f"gpulayer job show, logs, events and outputs {job}" in hint
+        assert f"gpulayer job show, logs, events and result {job}" in hint
         assert ("gpulayer submit; job cancel and retry of those" in hint) == (grant == "submit")
         assert ("with --grant submit also" in hint) == (grant == "own")
 

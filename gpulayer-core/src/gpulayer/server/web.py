@@ -90,7 +90,7 @@ _MADE_FOR: Final = {
 
 def _job_may(caller: Caller) -> str:
     """What the token of a job is good for, in commands."""
-    own = f"with this job's token: gpulayer job show, logs, events and outputs {caller.job}"
+    own = f"with this job's token: gpulayer job show, logs, events and result {caller.job}"
     if not caller.grant.includes(Grant.SUBMIT):
         return f"{own}; with --grant submit also gpulayer submit"
     return f"{own} and of the jobs it submits; gpulayer submit; job cancel and retry of those"
