@@ -156,7 +156,9 @@ def parse_endpoint(content: bytes) -> EndpointFound | None:
     """Read ``endpoint.json``; None for a file that is damaged, of another schema or not on loopback."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or type(document.get("schema")) is not int:  # true is equal to 1
         return None
     match document:
         case {
