@@ -20,7 +20,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from gpulayer.client.connection import keep_pace
 from gpulayer.client.embedded import is_compatible
+from gpulayer.client.limits import Limits, Pace
 from gpulayer.client.location import Location
 from gpulayer.net import Address, pin_of, tls_context, trust_failure
 from gpulayer.spec.units import format_bytes
@@ -123,12 +125,12 @@ def _reach(
 def _named(address: Address, *, is_proxy: bool) -> Iterator[Finding]:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that can't be asked for
         what = "the proxy" if is_proxy else "the control plane"
         yield Finding(
             "name",
             Mark.FAIL,
-            f"{address.host} has no address here: {error.strerror or error}",
+            f"{address.host} has no address here: {getattr(error, 'strerror', None) or error}",
             f"check the spelling, or use the numeric address of {what}",
         )
         raise _Stop from None
@@ -220,7 +222,7 @@ def _no_plane(address: Address, status: int, headers: dict[str, str], body: byte
 def _clock(date: str, ours: float) -> Iterator[Finding]:
     try:
         theirs = parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return
     skew = ours - theirs
     if abs(skew) <= _SKEW_S:
@@ -268,11 +270,11 @@ def _judged(plane: dict[str, Any], *, version: str, now: float) -> Iterator[Find
     else:
         hint = f"install the same minor series: pip install 'gpulayer=={theirs}'"
         yield Finding("version", Mark.FAIL, f"version {theirs} there, {version} here: they may not understand", hint)
-    yield _known(plane.get("you") or {}, now)
+    yield _known(_fields(plane.get("you")), now)
     if plane.get("read_only"):
         hint = "free space on its disk; its log, plane.log, says more"
         yield Finding("plane", Mark.FAIL, "the control plane can't write: it takes no jobs now", hint)
-    workers = plane.get("workers") or {}
+    workers = _fields(plane.get("workers"))
     ready, silent = workers.get("ready", 0), workers.get("silent", 0)
     counts = ", ".join(f"{count} {state}" for state, count in workers.items()) or "none has joined"
     if not ready:
@@ -294,7 +296,10 @@ def _known(you: dict[str, Any], now: float) -> Finding:
     expires = you.get("expires_at")
     if not expires:
         return Finding("token", Mark.OK, f"{who}; this token does not expire")
-    left = datetime.fromisoformat(str(expires)).timestamp() - now
+    try:
+        left = datetime.fromisoformat(str(expires)).timestamp() - now
+    except (ValueError, OverflowError):
+        return Finding("token", Mark.WARN, f"{who}; nobody can tell for how long: {str(expires)[:40]!r} is no time")
     mark = Mark.WARN if left < _RENEW_S else Mark.OK
     hint = "`gpulayer token rotate` replaces it" if mark is Mark.WARN else ""
     return Finding("token", mark, f"{who}; this token is good for {_span(max(0.0, left))} more", hint)
@@ -312,17 +317,24 @@ def _disk(what: str, free: int) -> Finding:
 def _get(
     connection: http.client.HTTPConnection, address: Address, path: str, headers: dict[str, str]
 ) -> tuple[int, dict[str, str], bytes]:
+    pace = Pace(Limits(answer_s=_WAIT_S))
+    keep_pace(connection, pace)
     connection.request("GET", address.prefix + path, headers={**headers, "Host": address.netloc, "Connection": "close"})
+    pace.head(0.0)
     answer = connection.getresponse()
+    pace.body()
     found = {name.lower(): value for name, value in answer.getheaders()}
     return answer.status, found, answer.read(2**20)
 
 
 def _document(body: bytes) -> dict[str, Any]:  # Any: what a server answered, parsed
     try:
-        found = json.loads(body)
-    except ValueError:
+        return _fields(json.loads(body))
+    except (ValueError, RecursionError):
         return {}
+
+
+def _fields(found: object) -> dict[str, Any]:  # Any: as above; nothing where it is no object
     return found if isinstance(found, dict) else {}
 
 
