@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpulayer.client.location import LOCAL, REMOTE, Location, check_token
+from gpulayer.client.location import LOCAL, REMOTE, Location, check_token, name_shown
 from gpulayer.errors import UsageError
 from gpulayer.net import parse_pins, parse_proxy, parse_urls
 
@@ -64,7 +64,7 @@ class Contexts:
         if found is None:
             known = ", ".join(self.named) or "none yet"
             hint = f"there are: {known}; gpulayer context add NAME URL adds one"
-            raise UsageError(f"there is no context {_shown(name)}", hint=hint)
+            raise UsageError(f"there is no context {name_shown(name)}", hint=hint)
         return found
 
     def with_context(self, name: str, context: Context, *, is_current: bool | None = None) -> "Contexts":
@@ -91,7 +91,7 @@ def check_name(name: str) -> str:
     """Raises UsageError for what can be no context's name, or means something else after ``--target``."""
     if not _NAME.fullmatch(name) or name in (LOCAL, REMOTE):
         raise UsageError(
-            f"{_shown(name)} can't be the name of a context",
+            f"{name_shown(name)} can't be the name of a context",
             hint="letters, digits, dots, - and _, up to 64, beginning with a letter or digit; not local, not remote",
         )
     return name
@@ -237,11 +237,6 @@ def _context(path: str, name: str, entry: object) -> Context:
     except UsageError as error:
         raise _damaged(path, f"its context {name!r}: {error.message}") from None
     return context
-
-
-def _shown(name: str) -> str:
-    """A URL given in a name's place may hold a password."""
-    return "that" if "@" in name or "%40" in name else repr(name[:80])
 
 
 def _damaged(path: str, why: str) -> UsageError:
