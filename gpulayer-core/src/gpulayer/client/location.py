@@ -107,7 +107,7 @@ def check_token(token: str) -> str:
 
 def name_shown(name: str) -> str:
     """A context's name for messages. A URL that was given in its place may hold a password."""
-    return "of that name" if "@" in name or "%40" in name else repr(name[:80])
+    return "'…'" if "@" in name or "%40" in name else repr(name[:80])
 
 
 def is_context_wanted(*, environment: Mapping[str, str], url: str = "", target: str = "") -> bool:
