@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gpulayer.errors import UsageError
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.spawner import tree
 from gpulayer.spawner.state import StateDir, read_exit_record
@@ -37,6 +38,22 @@ while True:
 def is_alive(pid):
     seen = tree.process(pid)
     return seen is not None and not seen.is_dead
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{garbage", b"[]", b'{"private_key": ""}', b'{"private_key": "zz", "worker_id": "w"}', None]
+)
+def test_an_identity_that_is_not_whole_is_told_and_left_where_it_is(tmp_path, content):
+    path = tmp_path / "identity.json"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match="identity.json can't be read") as caught:
+        LocalWorker(["false"], tmp_path, environment={}).needs_join_token()
+    assert "move it away" in caught.value.hint
+    assert [each.name for each in tmp_path.iterdir()] == ["identity.json"]
+    assert content is None or path.read_bytes() == content
 
 
 class Scene:

@@ -44,6 +44,25 @@ def test_a_pool_token_joins_as_many_workers_as_it_says_and_each_may_come_again(p
     assert "gpulayer token create --role join" in error["hint"]
 
 
+def test_a_worker_that_was_removed_joins_again_with_a_new_token_and_not_with_the_one_it_had(plane) -> None:
+    token = plane.new_token(TokenKind.JOIN, max_uses=5)
+    one, two = (plane.worker(name, join_token=token) for name in ("one", "two"))
+    one.report()
+    assert plane.http.post("/v1/workers/one:remove?force=1").status_code == 200
+    for _ in range(2):
+        refused = one.enrol(name="another")
+        assert refused.status_code == 401
+        error = plane.check_envelope(refused)
+        assert "this worker was removed" in error["message"]
+        assert "gpulayer token create --role join" in error["hint"]
+        plane.restart()
+    assert two.enrol().status_code == 200  # its own key was not removed
+    assert plane.worker("three", join_token=token).id
+    one.join_token = plane.new_token(TokenKind.JOIN)
+    assert one.enrol().status_code == 201
+    assert [worker["name"] for worker in plane.http.get("/v1/workers").json()["workers"]] == ["one", "three", "two"]
+
+
 def test_labels_and_devices_are_as_the_token_says_whatever_the_worker_says(plane) -> None:
     labels = (("pool", "shared"), ("room", "north"))
     token = plane.new_token(TokenKind.JOIN, labels=labels, max_devices=1)

@@ -158,6 +158,59 @@ def test_a_head_below_the_limits_is_served(plane, line) -> None:
     assert line(plane, _head(plane, "GET", "/v1/plane", *headers)).answer()[0] == 200
 
 
+_CANARY = "glc_canary000000_" + "s" * 40
+
+_MISPLACED = [
+    "Authorization : Bearer {0}",
+    "Authorization Bearer {0}",
+    "Authorization: Bearer {0}\0",
+    "Authorization: Bearer \x7f{0}",
+    "{0}",
+    "{0} x: y",
+    "Host: localhost\r\n Authorization: Bearer {0}",
+    "Host: {0} x",
+    "Host: other\r\nAuthorization: Bearer {0}",
+    "Content-Length: {0}",
+    "Transfer-Encoding: {0}",
+    "Origin: https://{0}",
+    "Sec-Fetch-Site: {0}",
+    "User-Agent: gpulayer/9.9.9{0}",
+    "Authorization: Basic {0}",
+    "Authorization: Bearer {0}",
+    "Authorization: {0}",
+    "Authorization: Bearer {0}\r\nAuthorization: Bearer {0}",
+]
+
+
+@pytest.mark.parametrize("misplaced", _MISPLACED)
+@pytest.mark.parametrize("start", ["GET /v1/plane HTTP/1.1\r\n", "GET /v1/plane HTTP/1.1\r\nHost: localhost\r\n"])
+def test_no_answer_and_no_log_repeats_a_token_that_stands_in_the_wrong_place(plane, line, caplog, start, misplaced):
+    caplog.set_level(0)
+    head = start + misplaced.format(_CANARY) + "\r\n\r\n"
+    status, _, body = line(plane, head.encode("latin-1")).answer()
+    assert status in (400, 401, 403)
+    for text in (body.decode(), caplog.text):
+        assert "canary" not in text
+    assert _serves(plane)
+
+
+@pytest.mark.parametrize(
+    "first", [f"{_CANARY} /v1/plane HTTP/1.1", f"GET  {_CANARY} HTTP/1.1", f"{_CANARY}", f"GET / {_CANARY}"]
+)
+def test_no_answer_repeats_a_first_line_that_is_none(plane, line, first):
+    status, _, body = line(plane, f"{first}\r\nHost: localhost\r\n\r\n".encode()).answer()
+    assert status in (400, 405)
+    assert b"canary" not in body
+
+
+def test_two_authorizations_are_refused_whichever_is_good(plane, line):
+    for second in (plane.token, "glc_other"):
+        for path in ("/v1/plane", "/healthz"):
+            request = _head(plane, "GET", path, f"Authorization: Bearer {second}")
+            status, _, body = line(plane, request).answer()
+            assert (status, json.loads(body)["error"]["code"]) == (400, "bad_request")
+
+
 _UNREADABLE = {
     "no HTTP": b"hello\r\n\r\n",
     "a TLS client": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300),

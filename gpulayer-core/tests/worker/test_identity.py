@@ -44,7 +44,10 @@ def test_the_signature_is_over_worker_and_counter(tmp_path):
     key.verify(bytes.fromhex(signature), f"gpulayer-session:w1:{counter}".encode())
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"schema": 9})])
+_SHORT = {"schema": 1, "private_key": "ab", "worker_id": "w", "name": "box", "counter": 1, "boot": 1}
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"schema": 9}), json.dumps(_SHORT)])
 def test_a_file_that_cannot_be_read_is_told_not_replaced(tmp_path, content):
     (tmp_path / "identity.json").write_text(content)
     with pytest.raises(ProtocolError, match="join again"):

@@ -128,7 +128,9 @@ async def _unknown(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return error_response(NotFound(f"no route {request.url.path[:200]!r}", hint="/openapi.json lists the routes"))
     if error.status_code == 405:
-        answer = error_response(BadRequest(f"{request.method} is not a method of {request.url.path[:200]}"), 405)
+        said = request.method
+        method = said if said.isalpha() and len(said) <= 10 else "that"  # what is longer may be a token in its place
+        answer = error_response(BadRequest(f"{method} is not a method of {request.url.path[:200]}"), 405)
         answer.headers.update(error.headers or {})
         return answer
     return error_response(BadRequest(str(error.detail)), error.status_code)

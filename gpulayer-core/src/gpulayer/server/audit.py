@@ -1,16 +1,12 @@
 """Entries of the audit trail, as the control plane writes them: in the same commit as what they tell of."""
 
 import json
-from typing import Final
 
-from gpulayer.server.auth import Caller
+from gpulayer.server.auth import SYSTEM, Caller
 from gpulayer.server.store import AuditEntry
 from gpulayer.server.tokens import TokenKind
 
 __all__ = ["SYSTEM", "actor_of", "entry"]
-
-SYSTEM: Final = "system"
-"""The control plane itself, or the machine it runs on."""
 
 
 def actor_of(caller: Caller) -> str:

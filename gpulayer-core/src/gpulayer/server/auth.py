@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,13 @@ from gpulayer.server.settings import Layout
 from gpulayer.server.store import IdentityRow, TokenRow
 from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
 
-__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
+__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "SYSTEM", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
 
 LOCAL_OWNER: Final = "local"
 """Whoever runs the control plane, at its own machine."""
+
+SYSTEM: Final = "system"
+"""In the audit trail: the control plane itself, or the machine it runs on."""
 
 _DAY_S: Final = 86_400
 CLIENT_LIFE_S: Final[Mapping[Role, int]] = MappingProxyType(
@@ -271,15 +275,21 @@ class Auth:
         own = [row.id for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT]
         return list(dict.fromkeys((*own, *self.ended_tokens())))
 
-    def spend(self, caller: Caller, worker: WorkerId | None) -> TokenRow | None:
+    def spend(self, caller: Caller, public_key: str, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
 
         Returns the token's row if it has to be counted, None for a worker that comes again with its own. Raises
-        Unauthenticated for a token that is used up, or was revoked since its caller was looked at.
+        Unauthenticated for a token that is used up, or was revoked since its caller was looked at, and for the key of a
+        worker that joined with it and was removed: it would come back by itself.
         """
         row = self._tokens.get(caller.token_id)
         if row is None or row.is_revoked:
             raise Unauthenticated(f"token {caller.token_id} was revoked", hint=_JOIN_ANEW)
+        if public_key in row.removed_keys:
+            raise Unauthenticated(
+                f"this worker was removed, and join token {row.id}, which it had, joins it no more",
+                hint=f"to have it back, {_JOIN_ANEW}",
+            )
         identity = None if worker is None else self._identities.get(worker)
         if identity is not None and identity.token_id == row.id:
             return None
@@ -309,6 +319,15 @@ class Auth:
         if known is not None and known.counter > row.counter:
             row = replace(row, counter=known.counter)
         self._identities[row.worker] = row
+
+    def removal(self, worker: WorkerId) -> TokenRow | None:
+        """What keeps a worker that is to be removed from joining again with the token that it has: the token's row, to
+        be committed and kept. None where nobody has such a token any more."""
+        identity = self._identities.get(worker)
+        row = None if identity is None else self._tokens.get(identity.token_id)
+        if identity is None or row is None or identity.public_key in row.removed_keys:
+            return None
+        return replace(row, removed_keys=(*row.removed_keys, identity.public_key))
 
     def forget_worker(self, worker: WorkerId) -> None:
         """The worker is gone: its key and its sessions open nothing any more."""
@@ -436,10 +455,22 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 
 def check_token_name(name: str) -> None:
     """Raises BadRequest for a name that nobody can have."""
-    if name.casefold() == LOCAL_OWNER:
+    looks = _looks(name)
+    if looks == LOCAL_OWNER:
         raise BadRequest(f"name: {name!r} is whoever runs the control plane, on its own machine", hint="choose another")
-    if not name.isprintable() or name != name.strip() or "/" in name:  # a slash: it stands in paths
+    if looks == SYSTEM:
+        raise BadRequest(f"name: {name!r} is the control plane itself, in its audit trail", hint="choose another")
+    if " (job " in looks:
+        raise BadRequest(f"name: {name[:60]!r} looks like a job's: NAME (job ID)", hint="choose another")
+    # A slash and dots: it stands in paths.
+    if not name.isprintable() or name != name.strip() or "/" in name or name in (".", ".."):
         raise BadRequest(f"name: {name[:60]!r} has characters or spaces that a name can't have")
+
+
+def _looks(name: str) -> str:
+    """The same for names that look alike: in letters of other widths, styles and case, with marks or without."""
+    apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(each for each in apart if unicodedata.category(each) != "Mn").strip()
 
 
 def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:

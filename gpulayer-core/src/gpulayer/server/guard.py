@@ -29,7 +29,7 @@ SECURITY_HEADERS: Final = (
 
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
 _OWN_SITE: Final = (b"none", b"same-origin")  # typed by the user, and sent by a page of this very server
-_PROGRAM: Final = re.compile(rb"gpulayer(?:-worker)?/(\d{1,6})\.(\d{1,6})\.")
+_PROGRAM: Final = re.compile(rb"gpulayer(?:-worker)?/(\d{1,6})\.(\d{1,6})\.([0-9a-z.+]{0,20})")
 _SERIES: Final = tuple(__version__.encode().split(b".")[:2])
 # What ends or replaces a control plane of another version, and what looks whether it is there.
 _ANY_VERSION: Final = frozenset({"/v1/plane", "/v1/plane:shutdown", "/healthz", "/readyz"})
@@ -54,13 +54,15 @@ class Guard:
     def _refusal(self, scope: Scope) -> GpulayerError | None:
         hosts: list[bytes] = []
         origins: list[bytes] = []
-        is_foreign, agent = False, b""
+        is_foreign, agent, authorizations = False, b"", 0
         for name, value in scope["headers"]:
             match name:
                 case b"host":
                     hosts.append(value)
                 case b"sec-fetch-site":
                     is_foreign |= value.strip().lower() not in _OWN_SITE
+                case b"authorization":
+                    authorizations += 1
                 case b"origin":
                     origins.append(value)
                 case b"user-agent":
@@ -69,7 +71,11 @@ class Guard:
                     pass
         if len(hosts) != 1:
             return BadRequest(f"{len(hosts) or 'no'} Host headers; a request has one")
+        if authorizations > 1:
+            return BadRequest("several Authorization headers; a request has one")
         host = hosts[0].decode("latin-1")
+        if _HOST.fullmatch(host) is None:  # not repeated: it may be a token in the wrong place
+            return BadRequest("the Host header is not a name or address, with or without a port")
         if not is_own_host(host, self._hosts()):
             return BadRequest(
                 f"this is not host {host[:100]!r}",
@@ -81,8 +87,8 @@ class Guard:
         if is_foreign or any(origin.partition(b"://")[2].lower() != own for origin in origins):
             return Forbidden("another site's page may not send requests here")
         program = _PROGRAM.match(agent)
-        if program is not None and program.groups() != _SERIES and scope["path"] not in _ANY_VERSION:
-            theirs = agent.split(b" ", 1)[0].partition(b"/")[2].decode("latin-1")[:40]
+        if program is not None and program.groups()[:2] != _SERIES and scope["path"] not in _ANY_VERSION:
+            theirs = f"{program[1].decode()}.{program[2].decode()}.{program[3].decode()}".rstrip(".")
             return VersionMismatch(
                 f"this control plane is version {__version__}, the caller is {theirs}",
                 hint=f"install the same minor series on both: pip install 'gpulayer=={b'.'.join(_SERIES).decode()}.*'",

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from gpulayer.errors import UsageError
 from gpulayer.server.filelimit import give_file_limit
 from gpulayer.spawner import tree
 from gpulayer.spawner.recovery import recover
@@ -28,6 +29,7 @@ from gpulayer.spawner.state import StateDir
 __all__ = ["LocalWorker"]
 
 _log: Final = logging.getLogger(__name__)
+_KEY_BYTES: Final = 32
 _AGENT_S: Final = 30.0  # to end its jobs, bring home what they made, and say so
 _SPAWNER_S: Final = 20.0  # to kill what runs; its watchdog waits 5 s for a sign of life, then does it
 _RESTART_FIRST_S: Final = 1.0
@@ -67,17 +69,30 @@ class LocalWorker:
         self._spawner_end_at: float | None = None
 
     def needs_join_token(self) -> bool:
-        """It has not joined yet, or can't say who it is any more (then what is left of that is put aside)."""
+        """It has not joined yet. Raises UsageError where it can't say any more who it is: another worker in its place
+        would be a stranger to its own jobs, and nobody would know why."""
         path = self._folder / "identity.json"
         try:
-            is_whole = bool(json.loads(path.read_bytes())["private_key"])
+            document = json.loads(path.read_bytes())
+            is_whole = (
+                len(bytes.fromhex(document["private_key"])) == _KEY_BYTES
+                and isinstance(document["worker_id"], str)
+                and isinstance(document["counter"], int)
+                and isinstance(document["boot"], int)
+            )
+            reason = "it is not whole"
         except FileNotFoundError:
             return True
-        except (OSError, ValueError, KeyError, TypeError):
-            is_whole = False
+        except OSError as error:
+            is_whole, reason = False, (error.strerror or str(error)).lower()
+        except (ValueError, KeyError, TypeError):
+            is_whole, reason = False, "it is not whole"
         if not is_whole and not self.is_running():
-            path.replace(path.with_name("identity.damaged.json"))
-            return True
+            raise UsageError(
+                f"{path} can't be read: {reason}; it says which worker this machine's is",
+                hint="bring it back, or move it away and this machine joins as a new worker; gpulayer up --no-worker "
+                "starts without one",
+            )
         return False
 
     def start(self) -> None:

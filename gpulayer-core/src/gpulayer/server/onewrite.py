@@ -39,6 +39,24 @@ _JOINED: Final = 64 * 1024
 _DROPPED: Final = 4 * 1024 * 1024
 _PHRASES: Final = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
+_KINDS: Final = (
+    ("header line", "a header line is malformed"),
+    ("header name", "a header's name is malformed"),
+    ("header value", "a header's value is malformed"),
+    ("continuation line", "a header line is malformed"),
+    ("request line", "its first line is malformed"),
+    ("target characters", "its target is malformed"),
+    ("method characters", "its method is malformed"),
+    ("Missing mandatory Host", "it has no Host header"),
+    ("multiple Host", "it has several Host headers"),
+    ("beside Content-Length", "it has Transfer-Encoding beside Content-Length, or in HTTP/1.0"),
+    ("Content-Length", "its Content-Length is malformed, or there are several"),
+    ("Transfer-Encoding", "its Transfer-Encoding is not chunked"),
+    ("chunk", "its body is not in chunks as it should be"),
+    ("another version", "it is not HTTP/1.0 or HTTP/1.1"),
+)
+"""What of a refusal tells which it is, and what it is called."""
+
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)  # uvicorn warns of what strangers send: a log that they can fill is none
 
@@ -124,8 +142,7 @@ class OneWriteProtocol(H11Protocol):
             limit = f"{self._limits.bytes // 1024} KiB or {self._limits.headers} headers"
             self._refuse(431, TooLarge(f"the head of the request is over the limit of {limit}"))
         else:
-            reason = str(refusal) if refusal is not None else msg
-            self._refuse(400, BadRequest(f"this is no HTTP request that can be read: {reason[:200]}"))
+            self._refuse(400, BadRequest(f"this is no HTTP request that can be read: {_kind(str(refusal or msg))}"))
 
     @property
     def is_idle(self) -> bool:
@@ -210,6 +227,11 @@ class OneWriteProtocol(H11Protocol):
             self.transport.write_eof()
 
 
+def _kind(reason: str) -> str:
+    """What is wrong, in words of our own: h11 repeats what was sent, and that may be a token in the wrong place."""
+    return next((kind for known, kind in _KINDS if known in reason), "its form is not that of HTTP/1.1")
+
+
 class _Connection(h11.Connection):
     """h11's, which also refuses heads that are too large, or that two readers could read differently."""
 
@@ -233,7 +255,7 @@ class _Connection(h11.Connection):
         if size > self._limits.bytes or len(request.headers) > self._limits.headers:
             raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
         if request.http_version not in (b"1.0", b"1.1"):
-            raise h11.RemoteProtocolError(f"HTTP/{request.http_version.decode('ascii')}, which is not spoken here")
+            raise h11.RemoteProtocolError("HTTP of another version")
         names = [name for name, _ in request.headers]
         if b"transfer-encoding" in names and (b"content-length" in names or request.http_version != b"1.1"):
             # A proxy in front may go by the other one, and take the rest for a request of its own.

@@ -19,6 +19,7 @@ from gpulayer.worker.disk import Reserve
 __all__ = ["Identity", "IdentityStore", "write_whole"]
 
 _SCHEMA: Final = 1
+_KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ class IdentityStore:
                     counter=int(document["counter"]),
                     boot=int(document["boot"]),
                 )
-                bytes.fromhex(identity.private_key)
+                if len(bytes.fromhex(identity.private_key)) != _KEY_BYTES:
+                    raise ValueError("private_key is not 64 hex characters")
             except FileNotFoundError:
                 continue
             except (ValueError, KeyError, TypeError) as error:

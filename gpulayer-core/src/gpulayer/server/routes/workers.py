@@ -82,7 +82,7 @@ async def enrol(call: Call) -> Response:
     reported = facts_from_wire(body["facts"])
     async with plane.enrolling:  # one at a time: a name, a token and a key belong to one worker; see ``Auth``
         known = plane.auth.identity_of_key(public_key)
-        token = plane.auth.spend(call.client, None if known is None else known.worker)
+        token = plane.auth.spend(call.client, public_key, None if known is None else known.worker)
         worker_id = new_worker_id(plane.random_bytes) if known is None else known.worker
         held_by = await plane.driver.read(lambda state: _holder_of(state, name))
         if held_by is not None and held_by != worker_id:
@@ -254,7 +254,7 @@ async def resume(call: Call) -> Response:
 
 
 async def remove(call: Call) -> Response:
-    """Forget a worker and its key; what it holds is lost."""
+    """Forget a worker and its key; what it holds is lost. It joins again only with a token that it has not had."""
     plane = call.plane
     is_forced = call.query_flag("force")
     async with plane.enrolling:  # no enrolment with its key may come between; see ``Auth``
@@ -266,9 +266,14 @@ async def remove(call: Call) -> Response:
             )
         record = await plane.driver.read(lambda state: _check_removable(state, worker_id, is_forced=is_forced))
         told = _told(call, "worker.remove", worker_id, name)
+        token = plane.auth.removal(worker_id)
+        tokens = () if token is None else (token,)
         await plane.driver.submit(
-            lambda at: WorkerRemoved(at, worker_id), side=Side(forget_identities=(worker_id,), audit=(told,))
+            lambda at: WorkerRemoved(at, worker_id),
+            side=Side(tokens=tokens, forget_identities=(worker_id,), audit=(told,)),
         )
+        for row in tokens:
+            plane.auth.keep_token(row)
         plane.auth.forget_worker(worker_id)
     plane.hub.wake([("commands", worker_id)])
     plane.mailboxes.forget(worker_id)
@@ -554,7 +559,7 @@ ROUTES: Final = (
         "/v1/workers/{ref}:remove",
         remove,
         ADMIN,
-        "Forget a worker and its key",
+        "Forget a worker and its key, which joins again only with another token",
         reply=WorkerRecord,
         query=(Query("force", "1: also while it holds attempts, which are lost", "flag"),),
     ),

@@ -239,6 +239,7 @@ def read_tokens(connection: Connection) -> list[TokenRow]:
             max_devices=row.max_devices,
             used_wall_ms=row.used_wall_ms,
             replaces=row.replaces,
+            removed_keys=tuple(json.loads(row.removed_keys)),
         )
         for row in connection.execute(select(tokens))
     ]

@@ -87,7 +87,7 @@ class TokenRow:
     role, owner: of a client token: what it may do, and whose jobs are its own. max_uses, uses: of a join token.
     labels, max_devices: what its workers are labelled with, and how many devices each may offer (None: all).
     used_wall_ms: when it was last used, to the minute; None: never. replaces: the id of the token that was rotated into
-    this one.
+    this one. removed_keys: of a join token: public keys of workers that it joined and that were removed.
     """
 
     id: str
@@ -106,6 +106,7 @@ class TokenRow:
     max_devices: int | None = None
     used_wall_ms: int | None = None
     replaces: str = ""
+    removed_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

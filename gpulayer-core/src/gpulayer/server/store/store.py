@@ -345,6 +345,7 @@ class _Split:
                     row.max_devices,
                     row.used_wall_ms,
                     row.replaces,
+                    dump(row.removed_keys),
                 )
                 for row in self.tokens.values()
             ],

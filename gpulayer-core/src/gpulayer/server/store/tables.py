@@ -175,6 +175,7 @@ tokens: Final = Table(
     Column("max_devices", Integer),
     Column("used_wall_ms", BigInteger),
     Column("replaces", String(12), nullable=False, server_default=""),
+    Column("removed_keys", Text, nullable=False, server_default="[]"),
 )
 
 identities: Final = Table(

@@ -23,6 +23,7 @@ def upgrade() -> None:
     op.add_column("tokens", sa.Column("max_devices", sa.Integer))
     op.add_column("tokens", sa.Column("used_wall_ms", sa.BigInteger))
     op.add_column("tokens", sa.Column("replaces", sa.String(12), nullable=False, server_default=""))
+    op.add_column("tokens", sa.Column("removed_keys", sa.Text, nullable=False, server_default="[]"))
     op.add_column("identities", sa.Column("token_id", sa.String(12), nullable=False, server_default=""))
     op.add_column("identities", sa.Column("labels", sa.Text, nullable=False, server_default="{}"))
     op.add_column("identities", sa.Column("max_devices", sa.Integer))
