@@ -162,6 +162,7 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "now": str,
         "read_only": bool,
         "urls": [str],
+        "public_urls": [str],
         "fingerprints": [str],
         "disk_free_bytes": (int, None),
         "you": "plane.CallerRecord",
@@ -193,6 +194,7 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "uses": int,
         "labels": {"*": str},
         "max_devices": (int, None),
+        "replaces": (str, None),
     },
     "tokens.TokenReply": {"token": str, "token_id": str, "role": str, "name": str, "expires_in_s": int},
     "workers.DeviceFields": {
