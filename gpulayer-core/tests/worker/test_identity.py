@@ -36,12 +36,15 @@ def test_boots_and_counters_grow_over_restarts(tmp_path):
     assert counters == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_signature_is_over_worker_and_counter(tmp_path):
+def test_the_signature_is_over_worker_counter_boot_and_instance(tmp_path):
     store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
+    boot = store.next_boot()
     store.enrolled("w1", "box")
     counter, signature = store.next_signature()
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(store.identity.public_key))
-    key.verify(bytes.fromhex(signature), f"gpulayer-session:w1:{counter}".encode())
+    text = f"gpulayer-session:w1:{counter}:{boot}:{store.instance}"
+    key.verify(bytes.fromhex(signature), text.encode())
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).instance != store.instance
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"schema": 9})])

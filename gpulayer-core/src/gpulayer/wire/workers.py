@@ -106,8 +106,11 @@ class EnrolReply(TypedDict):
 
 
 class SessionBody(TypedDict):
-    """Proof of possession: Ed25519 over ``gpulayer-session:<worker id>:<counter>``, 128 hex characters.
+    """Proof of possession: Ed25519 over ``gpulayer-session:<worker id>:<counter>:<boot>:<instance>``, 128 hex
+    characters; agents of before sign without the last two, and send neither.
 
+    ``boot`` counts the starts of this agent, ``instance`` names its process. A session is for the newest start alone,
+    and ends those of earlier ones; any other is answered 409 with ``details.superseded``: it has lost its place.
     ``counter`` grows with every request of this identity, so that a signature can't be used twice: one that is not
     higher than the last is answered 409, and ``details.counter`` names that. Sign again above it.
     """
@@ -115,6 +118,8 @@ class SessionBody(TypedDict):
     schema: Schema
     counter: Counter
     signature: Annotated[str, MinLen(128), MaxLen(128)]
+    boot: NotRequired[Counter | None]
+    instance: NotRequired[Annotated[str, MinLen(1), MaxLen(64)] | None]
 
 
 class SessionReply(TypedDict):

@@ -6,6 +6,7 @@ nor a boot number is ever used twice, whatever dies when.
 
 import json
 import os
+import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.errors import ProtocolError
 from gpulayer.staging.blobs import storage_error
+from gpulayer.wire.sessions import session_text
 from gpulayer.worker.disk import Reserve
 
 __all__ = ["Identity", "IdentityStore", "write_whole"]
@@ -36,9 +38,9 @@ class Identity:
         """Ed25519, 64 hex characters."""
         return self._key().public_key().public_bytes_raw().hex()
 
-    def sign(self, counter: int) -> str:
-        """Over ``gpulayer-session:<worker id>:<counter>``, as ``wire.workers.SessionBody`` says."""
-        return self._key().sign(f"gpulayer-session:{self.worker_id}:{counter}".encode()).hex()
+    def sign(self, counter: int, *, instance: str) -> str:
+        """As ``wire.workers.SessionBody`` says, for the present boot."""
+        return self._key().sign(session_text(self.worker_id, counter, boot=self.boot, instance=instance)).hex()
 
     def _key(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))
@@ -46,9 +48,13 @@ class Identity:
 
 class IdentityStore:
     """The file ``identity.json``. It appears with enrolment; before, the key waits beside it, because a control plane
-    takes the file's being there for "has joined". Blocks for a few syncs. Raises DiskFull and StorageUnavailable."""
+    takes the file's being there for "has joined". Blocks for a few syncs. Raises DiskFull and StorageUnavailable.
+
+    ``instance`` is this object's alone and on no disk: it tells two agents apart that run in copies of one folder.
+    """
 
     def __init__(self, folder: Path, *, reserve: Reserve) -> None:
+        self.instance: Final = secrets.token_hex(16)
         self._reserve = reserve
         self._path = folder / "identity.json"
         self._unused = folder / "identity.new.json"
@@ -81,10 +87,10 @@ class IdentityStore:
             self._keep(replace(self.identity, counter=counter))
 
     def next_signature(self) -> tuple[int, str]:
-        """A counter that was never used before, and the signature over it."""
+        """A counter that was never used before, and the signature over it, this boot and ``instance``."""
         counter = self.identity.counter + 1
         self._keep(replace(self.identity, counter=counter))
-        return counter, self.identity.sign(counter)
+        return counter, self.identity.sign(counter, instance=self.instance)
 
     def _keep(self, identity: Identity) -> None:
         document = {

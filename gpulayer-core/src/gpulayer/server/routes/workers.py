@@ -31,13 +31,14 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
-from gpulayer.server.audit import entry
+from gpulayer.server.audit import SYSTEM, entry
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
 from gpulayer.server.pools import offered
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
+from gpulayer.server.starts import Start, start_of
 from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
@@ -110,10 +111,18 @@ async def open_session(call: Call) -> Response:
     plane, body = call.plane, await call.json(SessionBody)
     check_schema(body["schema"], "session")
     worker_id = WorkerId(call.path("id"))
-    plane.auth.take_signature(worker_id, body["counter"], body["signature"])
-    await plane.driver.submit(side=Side(counters=((worker_id, body["counter"]),)))
+    start = start_of(body.get("boot"), body.get("instance"))
+    try:
+        starts = plane.auth.take_signature(worker_id, body["counter"], body["signature"], start=start)
+    except Conflict as refusal:
+        if start is not None and refusal.details.get("superseded") and plane.auth.is_first_refusal(worker_id, start):
+            await plane.driver.submit(side=Side(audit=(_told_superseded(call, worker_id, start),)))
+        raise
+    if starts:
+        plane.hub.wake([("commands", worker_id)])  # of its earlier starts, whose sessions have ended
+    await plane.driver.submit(side=Side(counters=((worker_id, body["counter"]),), starts=starts))
     reply: SessionReply = {
-        "token": plane.auth.open_session(worker_id, plane.settings.session_life_s),
+        "token": plane.auth.open_session(worker_id, plane.settings.session_life_s, start=start),
         "expires_in_s": plane.settings.session_life_s,
         "incarnation": plane.incarnation,
         "lease_ttl_ms": plane.policy.lease_ttl_ms,
@@ -135,6 +144,7 @@ async def report(call: Call) -> Response:
     items = tuple([await _item(plane, item) for item in body["items"]])
     for item in items:
         await _mark_log(plane, worker_id, item)
+    plane.auth.check_session(call.client, boot=body["boot"])
     effects = await plane.driver.submit(
         lambda at: WorkerReported(
             at,
@@ -171,6 +181,7 @@ async def commands(call: Call) -> Response:
                 watch.clear()
                 if plane.auth.identity(worker_id) is None:
                     raise NotFound(f"worker {worker_id} was removed", hint="join it again")
+                plane.auth.check_session(call.client)
                 cursor, orders = plane.mailboxes.waiting(worker_id)
                 found = await _commands(plane, orders)
                 left_ms = until_ms - plane.clock.monotonic_ms()
@@ -193,6 +204,7 @@ async def put_log(call: Call) -> Response:
     piece = await call.content(plane.settings.max_log_chunk_bytes)
     if piece:
         here("plane.before_log_piece")
+    plane.auth.check_session(call.client)
     size = await plane.in_thread(
         plane.logs.append,
         key,
@@ -218,6 +230,7 @@ async def put_outputs(call: Call) -> Response:
         raise BadRequest(f"tree: {tree[:80]!r} is not a digest")
     here("plane.before_outputs")
     totals = await check_uploaded(plane, Digest(tree), "output tree")
+    plane.auth.check_session(call.client)
     plane.accept_tree(Digest(tree))
     here("plane.after_outputs")
     return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
@@ -430,6 +443,14 @@ async def _find_id(call: Call) -> tuple[WorkerId, str]:
 
 def _told(call: Call, action: str, worker_id: WorkerId, name: str) -> AuditEntry:
     return entry(call.plane.clock.wall_ms(), call.client, action, worker_id, name=name)
+
+
+def _told_superseded(call: Call, worker_id: WorkerId, start: Start) -> AuditEntry:
+    identity, client = call.plane.auth.identity(worker_id), call.request.client
+    newest = None if identity is None else identity.boot
+    address = None if client is None else client.host
+    wall_ms = call.plane.clock.wall_ms()
+    return entry(wall_ms, SYSTEM, "worker.superseded", worker_id, boot=start.boot, newest=newest, address=address)
 
 
 def _find(state: State, ref: str) -> Worker:
