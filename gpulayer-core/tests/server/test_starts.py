@@ -165,7 +165,7 @@ def test_what_the_earlier_start_asked_for_before_is_refused_or_ended_at_once(pla
     assert worker.try_report(worker.ended(order["epoch"])).status_code == 401
     assert worker.put_outputs(order["epoch"], "0" * 64).status_code == 401
     assert plane.job(job["id"])["state"] == "running"
-    assert plane.http.get(f"/v1/jobs/{job['job_id']}/logs").content == b"one\n"
+    assert plane.http.get(f"/v1/jobs/{job['id']}/logs").content == b"one\n"
     superseded(plane, worker.session(start=(1, "a")))
 
 

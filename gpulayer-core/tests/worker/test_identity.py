@@ -61,3 +61,16 @@ def test_what_the_control_plane_has_seen_is_counted_on_from_and_never_back(tmp_p
     store.count_from(41)
     store.count_from(7)
     assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_signature()[0] == 42
+
+
+def test_a_folder_whose_agent_was_refused_counts_no_start_until_it_is_served_or_joins_anew(tmp_path):
+    store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
+    store.enrolled("w1", "box")
+    assert store.next_boot() == 1
+    store.set_superseded(True)
+    assert [IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_boot() for _ in range(3)] == [1, 1, 1]
+    store.set_superseded(False)
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_boot() == 2
+    store.set_superseded(True)
+    store.enrolled("w2", "box")
+    assert store.next_boot() == 2

@@ -1,7 +1,9 @@
 """Who this worker is: a key pair and a counter in one file (mode 0600), written whole or not at all, and synced.
 
 The counter grows before every signature and the boot with every start, both durably, so that neither a signature
-nor a boot number is ever used twice, whatever dies when.
+nor a boot number is ever used twice, whatever dies when. The one exception is a folder whose agent was refused
+because another runs with its key: its boot stands still, so that no start, however often something tries it, takes the
+other's place.
 """
 
 import json
@@ -25,13 +27,15 @@ _SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters."""
+    """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters. ``is_superseded``: the last
+    that was heard of the control plane is that another agent has this worker's place."""
 
     private_key: str = field(repr=False)
     worker_id: str = ""
     name: str = ""
     counter: int = 0
     boot: int = 0
+    is_superseded: bool = False
 
     @property
     def public_key(self) -> str:
@@ -68,7 +72,7 @@ class IdentityStore:
         """Kept durably before it returns. A new worker id counts its signatures from nothing."""
         # A new worker id counts from nothing; the same one must count on.
         counter = self.identity.counter if worker_id == self.identity.worker_id else 0
-        self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter))
+        self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter, is_superseded=False))
         self._unused.unlink(missing_ok=True)
 
     def forget_enrolment(self) -> None:
@@ -77,9 +81,15 @@ class IdentityStore:
         self._path.unlink(missing_ok=True)
 
     def next_boot(self) -> int:
-        """Larger than ever before, and kept before it is returned."""
-        self._keep(replace(self.identity, boot=self.identity.boot + 1))
+        """Larger than ever before, and kept before it is returned; the same where another has this worker's place."""
+        if not self.identity.is_superseded:
+            self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot
+
+    def set_superseded(self, is_superseded: bool) -> None:
+        """Kept durably where that is new."""
+        if is_superseded is not self.identity.is_superseded:
+            self._keep(replace(self.identity, is_superseded=is_superseded))
 
     def count_from(self, counter: int) -> None:
         """The next signature has a higher counter than this one, which the control plane has seen."""
@@ -100,6 +110,7 @@ class IdentityStore:
             "private_key": identity.private_key,
             "counter": identity.counter,
             "boot": identity.boot,
+            "is_superseded": identity.is_superseded,
         }
         path = self._path if identity.worker_id else self._unused
         content = json.dumps(document).encode()
@@ -121,6 +132,7 @@ class IdentityStore:
                     name=str(document["name"]),
                     counter=int(document["counter"]),
                     boot=int(document["boot"]),
+                    is_superseded=bool(document.get("is_superseded", False)),
                 )
                 bytes.fromhex(identity.private_key)
             except FileNotFoundError:

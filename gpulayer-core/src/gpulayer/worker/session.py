@@ -304,12 +304,14 @@ class Plane:
                 raise NotKnown(error.message, hint=error.hint) from None
             except Conflict as error:
                 if error.details.get("superseded"):
+                    self._identities.set_superseded(True)
                     raise Superseded(error.message, hint=error.hint) from None
                 last = error.details.get("counter")
                 if not isinstance(last, int) or not 0 <= last < _COUNTER_END:
                     raise ProtocolError(f"a session was refused without a counter: {error.message}") from None
                 self._identities.count_from(last)
             else:
+                self._identities.set_superseded(False)
                 return reply
         raise Unauthenticated(
             "somebody else signs with this worker's key, and is always first",
