@@ -3,6 +3,7 @@
 Nobody starts an agent again that was refused, as a service manager would not: its exit code says that it is no use.
 """
 
+import shutil
 import subprocess
 
 import pytest
@@ -66,11 +67,18 @@ def told(scene):
     return [entry for entry in page["entries"] if entry["action"] == "worker.superseded"]
 
 
-def test_a_copy_that_starts_while_a_job_runs_takes_the_place_and_the_job_ends_once(scene):
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_copy_that_starts_while_a_job_runs_takes_the_place_and_the_job_ends_once(scene, is_older):
+    """is_older: it was made when the job had come, and had not begun."""
     worker = first(scene)
     job = scene.submit(lines=100_000, retries=0, exclusive=True)
     scene.until(lambda: b"line 3 " in scene.log(job, 1), "the job runs")
     copy = copied(scene, worker)
+    if is_older:
+        (node,) = (copy.folder / "attempts").glob("*.0")
+        (node / "phase").write_text((node / "phase").read_text().splitlines(keepends=True)[0])
+        (node / "log").unlink()
+        shutil.rmtree(copy.folder / "spawner")
     copy.start()
     is_refused(scene, worker)
     record = scene.ended(job)

@@ -162,6 +162,8 @@ class ReportBody(TypedDict):
 
     ``recovered``: the epochs that the agent still knew when it started, sent until the first answer of a boot:
     an attempt that the control plane believes there and that is not listed is lost.
+    ``unstarted``: those of them whose program has not been started: an attempt that the control plane knows to run is
+    lost, because this agent runs in a copy, or an older state, of its folder.
     ``holding``: all epochs the agent holds now; what the control plane no longer lends it comes back as ``void``.
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
     ``stopping``: it ends what it holds and starts nothing more; sent before anything else of that.
@@ -174,6 +176,7 @@ class ReportBody(TypedDict):
     sent_ms: Counter
     holding: Annotated[list[Counter], MaxLen(20_000)]
     recovered: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
+    unstarted: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
     facts: NotRequired[WorkerFactsFields | None]
     stopping: NotRequired[bool]
     leaving: NotRequired[bool]

@@ -153,6 +153,7 @@ async def report(call: Call) -> Response:
             body["seq"],
             holding=tuple(Epoch(epoch) for epoch in body["holding"]),
             recovered=None if recovered is None else tuple(Epoch(epoch) for epoch in recovered),
+            unstarted=tuple(Epoch(epoch) for epoch in body.get("unstarted") or ()),
             items=items,
             facts=facts,
             facts_digest=digest,
