@@ -321,11 +321,13 @@ class Auth:
         }
         return (StartRow(worker, start.boot, start.instance, self._clock.wall_ms()),)
 
-    def is_first_refusal(self, worker: WorkerId, start: Start) -> bool:
-        """Of this start of this worker, which asks again and again; to be told of once."""
-        is_first = self._refused.get(worker) != start
+    def is_refusal_told(self, worker: WorkerId, start: Start) -> bool:
+        """Whether the trail tells already that this start was refused, which may ask again and again."""
+        return self._refused.get(worker) == start
+
+    def refusal_told(self, worker: WorkerId, start: Start) -> None:
+        """Call it once the entry is durable."""
         self._refused[worker] = start
-        return is_first
 
     def check_session(self, caller: Caller, *, boot: int | None = None) -> None:
         """For what a worker's request is about to change, after a wait: its session may have ended meanwhile, because

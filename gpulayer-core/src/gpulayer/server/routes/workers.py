@@ -115,8 +115,8 @@ async def open_session(call: Call) -> Response:
     try:
         starts = plane.auth.take_signature(worker_id, body["counter"], body["signature"], start=start)
     except Conflict as refusal:
-        if start is not None and refusal.details.get("superseded") and plane.auth.is_first_refusal(worker_id, start):
-            await plane.driver.submit(side=Side(audit=(_told_superseded(call, worker_id, start),)))
+        if start is not None and refusal.details.get("superseded"):
+            await _tell_superseded(call, worker_id, start)
         raise
     if starts:
         plane.hub.wake([("commands", worker_id)])  # of its earlier starts, whose sessions have ended
@@ -446,12 +446,16 @@ def _told(call: Call, action: str, worker_id: WorkerId, name: str) -> AuditEntry
     return entry(call.plane.clock.wall_ms(), call.client, action, worker_id, name=name)
 
 
-def _told_superseded(call: Call, worker_id: WorkerId, start: Start) -> AuditEntry:
-    identity, client = call.plane.auth.identity(worker_id), call.request.client
-    newest = None if identity is None else identity.boot
-    address = None if client is None else client.host
-    wall_ms = call.plane.clock.wall_ms()
-    return entry(wall_ms, SYSTEM, "worker.superseded", worker_id, boot=start.boot, newest=newest, address=address)
+async def _tell_superseded(call: Call, worker_id: WorkerId, start: Start) -> None:
+    """In the trail, once for each start that is refused."""
+    plane, client = call.plane, call.request.client
+    identity = plane.auth.identity(worker_id)
+    if identity is None or plane.auth.is_refusal_told(worker_id, start):
+        return
+    told = {"boot": start.boot, "newest": identity.boot, "address": None if client is None else client.host}
+    trail = entry(plane.clock.wall_ms(), SYSTEM, "worker.superseded", worker_id, **told)
+    await plane.driver.submit(side=Side(audit=(trail,)))
+    plane.auth.refusal_told(worker_id, start)
 
 
 def _find(state: State, ref: str) -> Worker:
