@@ -191,8 +191,8 @@ class ScriptedPlane:
                 content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # cancelled by ``down``, which has no more to say
         finally:
             self._connections.discard(asyncio.current_task())
             writer.close()

@@ -65,6 +65,17 @@ class Caller:
     grant: Grant = Grant.NONE
 
     @property
+    def party(self) -> str:
+        """Among whose connections its own counts: an owner's tokens and jobs together, each worker, each join token."""
+        match self.kind:
+            case TokenKind.WORKER:
+                return f"worker {self.worker}"
+            case TokenKind.JOIN:
+                return f"join {self.token_id}"
+            case _:
+                return f"owner {self.owner}"
+
+    @property
     def key_owner(self) -> str:
         """Whose idempotency keys its own are apart from: those of a job are not its owner's, so that neither is
         answered with what the other submitted."""

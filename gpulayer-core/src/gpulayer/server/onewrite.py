@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["KNOWN", "HeadLimits", "OneWriteProtocol"]
 
 KNOWN: Final = "gpulayer.known"
-"""Where in a request's ``state`` the app finds what to call once the caller has shown a good token."""
+"""Where in a request's ``state`` the app finds what to call once the caller has shown a good token: with the party
+whose connection it is, and ``is_worker``."""
 
 _JOINED: Final = 64 * 1024
 _DROPPED: Final = 4 * 1024 * 1024
@@ -76,6 +77,7 @@ class OneWriteProtocol(H11Protocol):
         self.logger = _log
         self.deadline = math.inf
         self._entry = entry
+        self._gathering: _Gathering | None = None
         self._is_first = True
         self._is_leaving = False
         self._dropped = 0
@@ -83,7 +85,8 @@ class OneWriteProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # narrower in uvicorn
         self._wire = transport
-        super().connection_made(cast("asyncio.Transport", _Gathering(transport, self.loop)))
+        self._gathering = _Gathering(transport, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._gathering))
         self.deadline = self.loop.time() + self._limits.head_s
         if self._entry is not None:
             self._entry.protocol = self
@@ -94,6 +97,8 @@ class OneWriteProtocol(H11Protocol):
         if self._entry is not None:
             self._entry.leave()
         super().connection_lost(exc)
+        if self._gathering is not None:
+            self._gathering.let_go()
 
     def data_received(self, data: bytes) -> None:
         if self._is_leaving or (self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY):
@@ -125,6 +130,12 @@ class OneWriteProtocol(H11Protocol):
         else:
             reason = str(refusal) if refusal is not None else msg
             self._refuse(400, BadRequest(f"this is no HTTP request that can be read: {reason[:200]}"))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was asked that is not answered."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is None or cycle.response_complete
 
     def is_stuck(self, now: float) -> bool:
         """Whether something waits for the reader and it has taken nothing for ``still_s``. Call it now and then: what
@@ -262,6 +273,12 @@ class _Gathering:
         self._flush()
         self._transport.close()
 
+    def let_go(self) -> None:
+        """The connection is over. What uvicorn keeps of it goes in circles that are seldom collected; a transport with
+        TLS has buffers of a quarter of a MiB, and need not wait for that."""
+        self._kept.clear()
+        self._transport = _Gone()
+
     def _flush(self) -> None:
         kept, self._kept, self._size = self._kept, [], 0
         if kept and not self._transport.is_closing():
@@ -269,3 +286,34 @@ class _Gathering:
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the transport has
         return getattr(self._transport, name)
+
+
+class _Gone(asyncio.Transport):
+    """In the place of a transport that is over: it takes everything, and does nothing."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def write_eof(self) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_reading(self) -> bool:
+        return False
