@@ -97,8 +97,9 @@ def test_a_join_token_comes_with_its_whole_join_line(cli, reached, parts):
         "role": "join", "name": "rack", "max_uses": 20, "labels": {"room": "4", "kind": "spare"}, "max_devices": 0,
     }  # fmt: skip
     lines = said.err.splitlines()
-    assert lines[0] == "it adds a worker; it works for 20 workers, for 24 hours:"
-    assert lines[1] == f"  gpulayer join https://10.0.0.5:8470 --token TOKEN --fingerprint {PIN}"
+    assert lines[0] == "token bbbbbbbbbbbb (join rack)"
+    assert lines[1] == "it adds a worker; it works for 20 workers, for 24 hours:"
+    assert lines[2] == f"  gpulayer join https://10.0.0.5:8470 --token TOKEN --fingerprint {PIN}"
 
 
 def test_a_person_at_a_terminal_sees_the_whole_line(program, reached, parts):
@@ -186,6 +187,10 @@ def test_revoking_says_what_was_revoked_and_what_of_that_name_is_still_good(cli,
     assert (len(said.out.splitlines()), said.err) == (2, "")
     assert plane.of("POST", "/v1/tokens/alice:revoke")[0].query == {"all": "1"}
     assert json.loads(cli("token", "revoke", "alice", "--json", plane=plane).out)["tokens"][0]["state"] == "revoked"
+    chain = [gone, record(id="d" * 12, state="revoked", replaces="b" * 12)]
+    plane.on("POST", "/v1/tokens/{ref}:revoke", {"tokens": chain, "next": None})
+    said = cli("token", "revoke", "b" * 12, plane=plane)
+    assert b"token dddddddddddd (submitter alice) revoked: bbbbbbbbbbbb was rotated into it" in said.out
 
 
 def test_several_tokens_of_a_name_are_listed(cli, plane, parts):

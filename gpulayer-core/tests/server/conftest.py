@@ -123,6 +123,10 @@ class LivePlane:
         self.listener.close()
 
     @staticmethod
+    def enrolment(key: Ed25519PrivateKey, join_token: str, name: str, **fields: Any) -> dict[str, Any]:
+        return enrolment(key, join_token, name, **fields)
+
+    @staticmethod
     def check_envelope(answer: httpx.Response) -> dict[str, Any]:
         return check_envelope(answer)
 
@@ -182,6 +186,13 @@ def facts(**changes: Any) -> dict[str, Any]:
     }
 
 
+def enrolment(key: Ed25519PrivateKey, join_token: str, name: str, **fields: Any) -> dict[str, Any]:
+    """The body of an enrolment that is signed as it must be."""
+    signature = key.sign(f"gpulayer-enrol:{parse_token(join_token)[1]}:{name}".encode()).hex()
+    public_key = key.public_key().public_bytes_raw().hex()
+    return {"schema": 1, "public_key": public_key, "signature": signature, "facts": facts(), **fields, "name": name}
+
+
 class FakeWorker:
     """A worker's side of the wire, scripted by the test: over real HTTP, with a real key."""
 
@@ -204,7 +215,7 @@ class FakeWorker:
         return self.key.public_key().public_bytes_raw().hex()
 
     def enrol(self, **changes: Any) -> httpx.Response:
-        body = {"schema": 1, "name": self.name, "public_key": self.public_key, "facts": self.facts, **changes}
+        body = enrolment(self.key, self.join_token, **{"name": self.name, "facts": self.facts, **changes})
         return self.http_post("/v1/workers:enrol", body, self.join_token)
 
     def session(self, counter: int | None = None, *, start: tuple[int, str] | None = None) -> httpx.Response:
@@ -213,7 +224,7 @@ class FakeWorker:
             self.counter += 1
             counter = self.counter
         named = {} if start is None else {"boot": start[0], "instance": start[1]}
-        signature = self.key.sign(session_text(self.id, counter, **named)).hex()
+        signature = self.key.sign(session_text(self.id, counter, **named).encode()).hex()
         body = {"schema": 1, "counter": counter, "signature": signature, **named}
         return self.live.bare.post(f"{self.live.url}/v1/workers/{self.id}/sessions", json=body)
 

@@ -212,6 +212,33 @@ def test_a_join_token_is_good_for_one_worker_which_may_show_it_again(plane) -> N
     assert len(plane.http.get("/v1/workers").json()["workers"]) == 1
 
 
+def test_nobody_takes_a_worker_over_with_its_public_key_and_another_join_token(plane) -> None:
+    worker = plane.worker("one", labels={"room": "1"})
+    before = plane.http.get("/v1/workers/one").json()
+    thief = Ed25519PrivateKey.generate()
+    token = plane.new_token(TokenKind.JOIN, labels=(("room", "9"),))
+    stolen = {"public_key": worker.public_key}
+    bodies = [
+        plane.enrolment(thief, token, "one", **stolen),
+        plane.enrolment(worker.key, worker.join_token, "one"),  # signed for another token
+        {**plane.enrolment(worker.key, token, "two"), "name": "one"},  # and for another name
+        plane.enrolment(worker.key, token, "one", signature="0" * 128),
+        plane.enrolment(worker.key, token, "one", signature="z" * 128),
+    ]
+    for body in bodies:
+        answer = worker.http_post("/v1/workers:enrol", body, token)
+        assert (answer.status_code, plane.check_envelope(answer)["code"]) == (401, "unauthenticated")
+    without = plane.enrolment(worker.key, token, "one")
+    del without["signature"]
+    assert worker.http_post("/v1/workers:enrol", without, token).status_code == 400
+    assert plane.http.get("/v1/workers/one").json() == before
+    unknown = plane.enrolment(
+        thief, token, "new", public_key=Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+    )
+    assert worker.http_post("/v1/workers:enrol", unknown, token).status_code == 401
+    assert worker.http_post("/v1/workers:enrol", plane.enrolment(thief, token, "new"), token).status_code == 201
+
+
 def test_two_workers_with_one_name_are_refused(plane) -> None:
     plane.worker("box")
     other = plane.worker("other")

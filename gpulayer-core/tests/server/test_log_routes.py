@@ -114,6 +114,28 @@ def test_following_waits_for_an_attempt_that_is_still_to_come(plane, worker) -> 
     assert plane.http.get(f"/v1/jobs/{job}/logs", params={"attempt": 3}).status_code == 404
 
 
+def test_a_job_without_an_attempt_has_not_started_yet_or_never_did(plane) -> None:
+    job = plane.submit()["id"]
+
+    def refusal(ref, attempt):
+        answer = plane.http.get(f"/v1/jobs/{ref}/logs", params={"attempt": attempt})
+        assert answer.status_code == 404
+        return plane.check_envelope(answer)
+
+    for attempt in (1, 2):
+        told = refusal(job, attempt)
+        assert told["message"] == f"job {job} has not started yet"
+        assert f"gpulayer job logs --follow {job}" in told["hint"]
+    plane.http.post(f"/v1/jobs/{job}:cancel")
+    told = refusal(job, 1)
+    assert told["message"] == f"job {job} never started"
+    assert f"gpulayer job show {job}" in told["hint"]
+    worker = plane.worker()
+    worker.report()
+    started, _ = _start(plane, worker)
+    assert refusal(started, 2)["message"] == f"job {started} has no attempt 2; it has had 1"
+
+
 def test_following_a_job_that_ends_without_an_attempt_ends(plane) -> None:
     job = plane.submit()
     with ThreadPoolExecutor(1) as pool:

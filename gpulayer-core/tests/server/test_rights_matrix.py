@@ -137,9 +137,9 @@ class World:
                 return {"json": {"role": "join"}}
             case "/v1/workers:enrol":
                 self.enrolled += 1
-                key = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+                join_token = self.headers["join"]["Authorization"].removeprefix("Bearer ")
                 name = f"enrolled-{self.enrolled}"
-                return {"json": {"schema": 1, "name": name, "public_key": key, "facts": self.worker.facts}}
+                return {"json": self.live.enrolment(Ed25519PrivateKey.generate(), join_token, name)}
             case "/v1/workers/{id}/sessions":
                 self.worker.counter += 1
                 text = f"gpulayer-session:{self.worker.id}:{self.worker.counter}"

@@ -10,6 +10,7 @@ import json
 import pytest
 import requests
 import schemathesis
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -84,7 +85,6 @@ def _mended(body: object, pick: int) -> object:
         case dict():
             mended = {key: _mended(value, pick) for key, value in body.items() if key not in _MEANINGS}
             mended |= {key: 1 for key in ("schema",) if key in body}
-            mended |= {key: hashlib.sha256(str(body).encode()).hexdigest() for key in ("public_key",) if key in body}
             mended |= {key: [] for key in ("devices", "frameworks") if isinstance(body.get(key), list)}
             return mended
         case list():
@@ -93,6 +93,14 @@ def _mended(body: object, pick: int) -> object:
             return body.replace("\0", "")
         case _:
             return body
+
+
+def _signed(live, body: object, join_token: str) -> object:
+    if not isinstance(body, dict) or not isinstance(body.get("name"), str):
+        return body
+    key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(body["name"].encode()).digest())
+    signed = live.enrolment(key, join_token, body["name"])
+    return body | {field: signed[field] for field in ("public_key", "signature") if field in body}
 
 
 def _search(live, schema, route, kind, examples: int) -> None:
@@ -118,6 +126,8 @@ def _search(live, schema, route, kind, examples: int) -> None:
                     case.path_parameters[name] = things.known(route.path, name, pick)
             if pick >= 4 and not route.raw:
                 case.body = _mended(case.body, pick)
+                if route.path == "/v1/workers:enrol":
+                    case.body = _signed(live, case.body, things.tokens[TokenKind.JOIN])
             # Only what is there is waited for, and then not for long.
             held = {each.name: 0 for each in route.query if each.name in ("wait_s", "hold_s") and pick % 2}
             headers = {} if kind is None else {"Authorization": f"Bearer {things.tokens[kind]}"}

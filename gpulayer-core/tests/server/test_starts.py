@@ -34,7 +34,7 @@ class Signer:
         self.counter += 1
         named = signed or start
         fields = {} if named is None else {"boot": named.boot, "instance": named.instance}
-        signature = self.key.sign(session_text(WORKER, self.counter, **fields)).hex()
+        signature = self.key.sign(session_text(WORKER, self.counter, **fields).encode()).hex()
         return self.auth.take_signature(WORKER, self.counter, signature, start=start)
 
     def session(self, start):

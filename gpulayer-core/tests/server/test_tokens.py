@@ -287,6 +287,36 @@ def test_a_token_whose_successor_is_in_use_makes_no_other(people):
     assert people.ask(new["token"]).status_code == 200
 
 
+@pytest.mark.parametrize("ref", ["id", "name"])
+def test_revoking_a_token_revokes_all_that_it_was_rotated_into_and_says_so(people, ref):
+    first = people.create("submitter", name="alice")
+    chain = [first]
+    for _ in range(3):
+        assert people.ask(chain[-1].token).status_code == 200
+        made = people.ask(chain[-1].token, "POST", "/v1/tokens:rotate").json()
+        chain.append(SimpleNamespace(**made))
+    other = people.create("submitter", name="bob")
+    answer = people.plane.http.post(f"/v1/tokens/{first.token_id if ref == 'id' else 'alice'}:revoke")
+    records = answer.json()["tokens"]
+    assert {(record["id"], record["state"]) for record in records} == {(one.token_id, "revoked") for one in chain}
+    assert {record["id"]: record["replaces"] for record in records} == {
+        one.token_id: before and before.token_id for before, one in zip([None, *chain], chain, strict=False)
+    }
+    for one in chain:
+        people.refused(people.ask(one.token), 401)
+    assert people.ask(other.token).status_code == 200
+    told = [entry["subject"] for entry in people.audit() if entry["action"] == "token.revoke"]
+    assert sorted(told) == sorted(one.token_id for one in chain)
+
+
+def test_the_end_of_a_rotated_tokens_grace_does_not_spare_its_successor(people):
+    first = people.create("submitter", name="alice")
+    new = people.ask(first.token, "POST", "/v1/tokens:rotate").json()
+    people.clock.advance(DAY_S * 1000)
+    assert people.plane.http.post(f"/v1/tokens/{first.token_id}:revoke").status_code == 200
+    people.refused(people.ask(new["token"]), 401)
+
+
 def test_a_token_that_is_revoked_while_its_rotation_waits_makes_no_other(people):
     old = people.create("submitter", name="alice")
     plane = people.plane.plane
@@ -311,11 +341,10 @@ def test_worker_and_join_tokens_are_not_rotated(people):
 
 def test_a_revocation_among_workers_that_join_is_not_lost_and_uses_are_counted_right(people):
     pool = people.create("join", max_uses=50)
-    first = people.plane.worker("first", join_token=pool.token)
+    people.plane.worker("first", join_token=pool.token)
 
     def join(number):
-        key = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
-        body = {"schema": 1, "name": f"w{number}", "public_key": key, "facts": first.facts}
+        body = people.plane.enrolment(Ed25519PrivateKey.generate(), pool.token, f"w{number}")
         return people.ask(pool.token, "POST", "/v1/workers:enrol", json=body).status_code
 
     with ThreadPoolExecutor(8) as pool_of_threads:

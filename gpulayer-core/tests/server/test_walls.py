@@ -2,11 +2,13 @@
 served as if nothing had happened."""
 
 import contextlib
+import gc
 import json
 import resource
 import socket
 import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -17,6 +19,7 @@ from gpulayer.ids import JobId, WorkerId
 from gpulayer.net import bytes_taken
 from gpulayer.server import gate as gate_module
 from gpulayer.server.auth import Caller
+from gpulayer.server.certificates import own_certificate, server_context
 from gpulayer.server.gate import Entry, Gate, GateLimits
 from gpulayer.server.onewrite import HeadLimits
 from gpulayer.server.tokens import Role, TokenKind
@@ -591,3 +594,36 @@ def test_tls_handshakes_that_never_end_are_strangers_too(hasty) -> None:
         assert idle[0].recv(1) == b""
         live.until(lambda: live.gate.strangers == 0)  # the handshake's time is over
         assert all(each.recv(1) == b"" for each in idle)
+
+
+def test_what_tls_connections_leave_behind_needs_no_collection(hasty, tmp_path) -> None:
+    """Each has a quarter of a MiB of buffers, and a plane looks through its whole memory seldom: strangers that come
+    and go by the thousand would fill it."""
+    names = {"names": ("localhost",), "addresses": ("127.0.0.1",), "now_ms": 1_790_000_000_000}
+    live = hasty(tls=server_context(own_certificate(tmp_path / "tls", **names).files))
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+
+    def connect() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", live.listener.getsockname()[1]), timeout=10)
+
+    def come_and_go() -> None:
+        for sent in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+            with connect() as half:
+                half.sendall(sent)
+        with client.wrap_socket(connect()) as whole:
+            whole.sendall(_head(live, "GET", "/healthz", token=False))
+            assert whole.recv(12) == b"HTTP/1.1 200"
+
+    def left() -> int:
+        return sum(isinstance(each, SSLProtocol) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            come_and_go()
+        live.until(lambda: live.gate.connections == 0)
+        live.until(lambda: left() == 0)
+    finally:
+        gc.enable()

@@ -246,6 +246,9 @@ class ScriptedPlane:
     def _enrol(self, token, body):
         if token != "gle_good":
             return _error(401, "unauthenticated", "this join token is not good")
+        message = f"gpulayer-enrol:good:{body['name']}".encode()
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(body["public_key"]))
+        key.verify(bytes.fromhex(body["signature"]), message)
         if body["name"] in self.taken_names:
             return _error(409, "conflict", "another worker has that name")
         self.enrolled[body["public_key"]] = (f"w{len(self.enrolled)}", body["name"], body["facts"])
@@ -264,7 +267,7 @@ class ScriptedPlane:
         if self.is_superseded:
             return _error(409, "conflict", "another agent runs with this identity", {"superseded": True, "boot": 99})
         self.starts.append((body["boot"], body["instance"]))
-        message = session_text(worker, body["counter"], boot=body["boot"], instance=body["instance"])
+        message = session_text(worker, body["counter"], boot=body["boot"], instance=body["instance"]).encode()
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(body["signature"]), message)
         self.counters[worker] = body["counter"]
         if self.lost_sessions > 0:

@@ -124,18 +124,23 @@ def revoke(
     target: TargetOption = "",
     json: JsonFlag = False,
 ) -> None:
-    """Make it useless, from the next request on. Workers that joined with it stay; `worker remove` ends them."""
+    """Make it useless at once, and all that it was rotated into. Workers that joined with it stay; `worker remove` ends
+    them.
+    """
     with open_client(target) as client:
         revoked = client.transport.send(calls.revoke_token(token, all_of_name=every))["tokens"]
         others = [] if json else _still_good(client, revoked)
     if json:
         print_json({"tokens": revoked})
         return
+    ids = {record["id"] for record in revoked}
     for record in revoked:
-        print_line(f"token {record['id']} ({_whose(record)}) {record['state']}")
+        before = record.get("replaces")
+        origin = f": {before} was rotated into it" if before in ids else ""
+        print_line(f"token {record['id']} ({_whose(record)}) {record['state']}{origin}")
     for name in dict.fromkeys(record["name"] for record in others):
-        ids = _words([record["id"] for record in others if record["name"] == name])
-        say(f"note: {name} has other tokens that are good: {ids}; --all revokes all of a name")
+        good = _words([record["id"] for record in others if record["name"] == name])
+        say(f"note: {name} has other tokens that are good: {good}; --all revokes all of a name")
 
 
 @app.command()

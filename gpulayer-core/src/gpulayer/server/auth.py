@@ -44,6 +44,8 @@ _MINUTE_MS: Final = 60_000
 _NO_HASH: Final = "0" * 64
 _HEX: Final = frozenset("0123456789abcdef")
 _ASK: Final = "ask whoever runs the control plane for a new one: gpulayer token create"
+_SIGN: Final = "sign for a new one"
+_OF_ATTEMPT: Final = "it lives as long as the attempt that it was given to; a retry gets its own"
 _JOIN_ANEW: Final = "make a new one on the control plane's machine: gpulayer token create --role join"
 
 
@@ -93,6 +95,10 @@ class Attempts(Protocol):
         """What this job was granted when it was submitted."""
         ...
 
+    def is_live(self, epoch: Epoch) -> bool:
+        """At once, of a state that may not be committed yet: for who asks again and again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Session:
@@ -117,7 +123,7 @@ class Auth:
     * Counters only rise, in ``keep_identity`` and in the store (``Side.counters``), and neither makes an identity of
       one. A session that was on its way while its worker was removed is refused after its commit (``open_session``).
     * Starts of agents only rise, likewise (``server.starts``). A newer one ends the sessions of all others in the turn
-      in which it is taken; what they have under way is refused where it would change something (``check_session``).
+      in which it is taken; what they have under way is refused where it would change something (``check_still``).
     """
 
     def __init__(
@@ -154,6 +160,27 @@ class Auth:
                 return await self._of_attempt(id_, secret)
             case TokenKind.CLIENT | TokenKind.JOIN:
                 return self._of_row(kind, id_, secret)
+
+    def check_still(self, caller: Caller) -> None:
+        """For a request that goes on for a while. Raises Unauthenticated once what it came with is no good any more.
+
+        A wait for commits would cost each wake-up of whoever waits, so a job's token ends here with its attempt even if
+        that change then fails; whoever holds it asks again.
+        """
+        match caller.kind:
+            case TokenKind.WORKER:
+                session = self._sessions.get(caller.token_id)
+                if session is None:
+                    raise Unauthenticated("the session is unknown here", hint=_SIGN)
+                self._check_session(session)
+            case TokenKind.JOB:
+                if not self._attempts.is_live(Epoch(int(caller.token_id, 16))):
+                    raise Unauthenticated("the job's token is no good any more", hint=_OF_ATTEMPT)
+            case TokenKind.CLIENT | TokenKind.JOIN:
+                row = self._tokens.get(caller.token_id)
+                if row is None:
+                    raise Unauthenticated("the token is unknown here", hint=_ASK)
+                self._check_row(row)
 
     def new_token(
         self,
@@ -293,6 +320,14 @@ class Auth:
         self._refused.pop(worker, None)
         self._sessions = {id_: session for id_, session in self._sessions.items() if session.worker != worker}
 
+    def check_enrolment(self, caller: Caller, name: str, public_key: str, signature: str) -> None:
+        """Raises Unauthenticated unless whoever shows this join token has the private key, too."""
+        if not _is_signed(public_key, signature, f"gpulayer-enrol:{caller.token_id}:{name}"):
+            raise Unauthenticated(
+                "the enrolment is not signed with its own key",
+                hint="a worker signs it with the key in its folder: join it with gpulayer join",
+            )
+
     def take_signature(
         self, worker: WorkerId, counter: int, signature: str, *, start: Start | None = None
     ) -> tuple[StartRow, ...]:
@@ -303,16 +338,10 @@ class Auth:
         for a start that is not the newest (``details.superseded``), and for a counter that is not higher than the last
         one, which ``details.counter`` then names: the worker may sign again above it.
         """
-        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - start-up time
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
-
         row = self._enrolled(worker)
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row.public_key))
-            named = (None, None) if start is None else (start.boot, start.instance)
-            key.verify(bytes.fromhex(signature), session_text(worker, counter, boot=named[0], instance=named[1]))
-        except (InvalidSignature, ValueError):
-            raise Unauthenticated("the signature is not this worker's") from None
+        named = (None, None) if start is None else (start.boot, start.instance)
+        if not _is_signed(row.public_key, signature, session_text(worker, counter, boot=named[0], instance=named[1])):
+            raise Unauthenticated("the signature is not this worker's")
         if start is not None:
             check_newest(row, start)
         if counter <= row.counter:
@@ -340,18 +369,10 @@ class Auth:
         """Call it once the entry is durable."""
         self._refused[worker] = start
 
-    def check_session(self, caller: Caller, *, boot: int | None = None) -> None:
-        """For what a worker's request is about to change, after a wait: its session may have ended meanwhile, because
-        its agent started anew. boot: as the request names it.
-
-        Raises Unauthenticated, upon which an agent signs again and hears what has come of its place, and the Conflict
-        of ``superseded`` for an agent of before that names an older boot.
-        """
-        session = self._sessions.get(caller.token_id)
-        row = None if session is None else self._identities.get(session.worker)
-        if session is None or row is None:
-            raise Unauthenticated("the session has ended", hint="sign for a new one")
-        if boot is not None and boot < row.boot:
+    def check_boot(self, worker: WorkerId, boot: int) -> None:
+        """Raises the Conflict of ``superseded`` for what an agent says that has started anew since."""
+        row = self._enrolled(worker)
+        if boot < row.boot:
             raise superseded(row)
 
     def open_session(self, worker: WorkerId, life_s: int, *, start: Start | None = None) -> str:
@@ -385,12 +406,7 @@ class Auth:
                 "the token is unknown here",
                 hint=f"it is another control plane's, or was removed a day after its end; {_ASK}",
             )
-        anew = _JOIN_ANEW if kind is TokenKind.JOIN else _ASK
-        if row.is_revoked:
-            raise Unauthenticated(f"token {id_} was revoked", hint=anew)
-        now_ms = self._clock.wall_ms()
-        if row.expires_wall_ms is not None and now_ms >= row.expires_wall_ms:
-            raise Unauthenticated(f"token {id_} has expired", hint=anew)
+        now_ms = self._check_row(row)
         minute_ms = now_ms - now_ms % _MINUTE_MS
         if (row.used_wall_ms or 0) < minute_ms:
             self._tokens[id_] = replace(row, used_wall_ms=minute_ms)
@@ -398,14 +414,27 @@ class Auth:
         owner = LOCAL_OWNER if row.is_local else row.owner or id_
         return Caller(kind, id_, row.name, owner=owner, role=Role(row.role) if row.role else Role.READER)
 
+    def _check_row(self, row: TokenRow) -> int:
+        """Gives the time that it was looked at."""
+        anew = _JOIN_ANEW if row.kind == TokenKind.JOIN else _ASK
+        if row.is_revoked:
+            raise Unauthenticated(f"token {row.id} was revoked", hint=anew)
+        now_ms = self._clock.wall_ms()
+        if row.expires_wall_ms is not None and now_ms >= row.expires_wall_ms:
+            raise Unauthenticated(f"token {row.id} has expired", hint=anew)
+        return now_ms
+
     def _of_session(self, id_: str, secret: str) -> Caller:
         session = self._sessions.get(id_)
         matches = hmac.compare_digest(self._hash(secret), session.secret_hash if session is not None else _NO_HASH)
         if session is None or not matches:
-            raise Unauthenticated("the session is unknown here", hint="sign for a new one")
-        if self._clock.monotonic_ms() >= session.expires_ms:
-            raise Unauthenticated("the session has expired", hint="sign for a new one")
+            raise Unauthenticated("the session is unknown here", hint=_SIGN)
+        self._check_session(session)
         return Caller(TokenKind.WORKER, id_, "worker", session.worker)
+
+    def _check_session(self, session: _Session) -> None:
+        if self._clock.monotonic_ms() >= session.expires_ms:
+            raise Unauthenticated("the session has expired", hint=_SIGN)
 
     def body_digest(self, body: bytes) -> str:
         """Tells a body from another without telling of it: a plain digest of a guessable secret would be the secret."""
@@ -420,10 +449,7 @@ class Auth:
         is_known = hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected.encode()) and found
         grant = await self._attempts.grant_of(job_id) if is_known else Grant.NONE
         if grant is Grant.NONE:
-            raise Unauthenticated(
-                "the job's token is no good here, or no more",
-                hint="it lives as long as the attempt that it was given to; a retry gets its own",
-            )
+            raise Unauthenticated("the job's token is no good here, or no more", hint=_OF_ATTEMPT)
         return Caller(TokenKind.JOB, id_, f"{owner} (job {job_id})", owner=owner, job=job_id, grant=grant)
 
     def _job_secret(self, epoch: Epoch, job_id: JobId) -> bytes:
@@ -432,6 +458,18 @@ class Auth:
 
     def _hash(self, secret: str) -> str:
         return hashlib.sha256(self._pepper + secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _is_signed(public_key: str, signature: str, text: str) -> bool:
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - start-up time
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+        key.verify(bytes.fromhex(signature), text.encode())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def check_token_name(name: str) -> None:

@@ -44,10 +44,16 @@ class Hub:
             yield watch
         finally:
             for key in keys:
-                watches = self._watches[key]
-                watches.discard(watch)
-                if not watches:
-                    del self._watches[key]
+                self._drop(key, watch)
+
+    @contextmanager
+    def waking(self, watch: Watch, key: Hashable) -> Iterator[None]:
+        """This key wakes the watch, too, for as long as the context is open."""
+        self._watches.setdefault(key, set()).add(watch)
+        try:
+            yield
+        finally:
+            self._drop(key, watch)
 
     def is_watched(self, key: Hashable) -> bool:
         """Whether anybody watches it now."""
@@ -62,3 +68,9 @@ class Hub:
     def wake_all(self) -> None:
         """For the end: every watch looks again."""
         self.wake(list(self._watches))
+
+    def _drop(self, key: Hashable, watch: Watch) -> None:
+        watches = self._watches[key]
+        watches.discard(watch)
+        if not watches:
+            del self._watches[key]

@@ -77,7 +77,6 @@ class OneWriteProtocol(H11Protocol):
         self.logger = _log
         self.deadline = math.inf
         self._entry = entry
-        self._gathering: _Gathering | None = None
         self._is_first = True
         self._is_leaving = False
         self._dropped = 0
@@ -85,8 +84,7 @@ class OneWriteProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # narrower in uvicorn
         self._wire = transport
-        self._gathering = _Gathering(transport, self.loop)
-        super().connection_made(cast("asyncio.Transport", self._gathering))
+        super().connection_made(cast("asyncio.Transport", _Gathering(transport, self.loop)))
         self.deadline = self.loop.time() + self._limits.head_s
         if self._entry is not None:
             self._entry.protocol = self
@@ -97,8 +95,6 @@ class OneWriteProtocol(H11Protocol):
         if self._entry is not None:
             self._entry.leave()
         super().connection_lost(exc)
-        if self._gathering is not None:
-            self._gathering.let_go()
 
     def data_received(self, data: bytes) -> None:
         if self._is_leaving or (self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY):
@@ -273,12 +269,6 @@ class _Gathering:
         self._flush()
         self._transport.close()
 
-    def let_go(self) -> None:
-        """The connection is over. What uvicorn keeps of it goes in circles that are seldom collected; a transport with
-        TLS has buffers of a quarter of a MiB, and need not wait for that."""
-        self._kept.clear()
-        self._transport = _Gone()
-
     def _flush(self) -> None:
         kept, self._kept, self._size = self._kept, [], 0
         if kept and not self._transport.is_closing():
@@ -286,34 +276,3 @@ class _Gathering:
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the transport has
         return getattr(self._transport, name)
-
-
-class _Gone(asyncio.Transport):
-    """In the place of a transport that is over: it takes everything, and does nothing."""
-
-    def is_closing(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        pass
-
-    def write_eof(self) -> None:
-        pass
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def is_reading(self) -> bool:
-        return False

@@ -218,6 +218,9 @@ class _Attempts:
         granted = "" if submission is None else submission.get("grant", "")
         return Grant(granted) if granted in tuple(Grant) else Grant.NONE
 
+    def is_live(self, epoch: Epoch) -> bool:
+        return self._plane.driver.look(lambda state: epoch in state.attempts) or False
+
 
 class _Observer:
     """What follows a commit: commands into mailboxes, and wake-ups."""

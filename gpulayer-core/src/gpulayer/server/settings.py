@@ -74,6 +74,7 @@ class PlaneSettings:
     mode: ``embedded`` ends when idle. has_local_worker: submissions wait for its first report.
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
     body_piece_s: how long the next piece of a body may take; body_bytes_a_second: how fast it must be on the whole.
+    look_again_s: how often a request that is held looks whether its caller's token is still good.
     keep_logs_ms: after a job's end; 0 for ever. urls, public_urls, fingerprints: how other machines reach it; empty
     where they can't.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
@@ -91,6 +92,7 @@ class PlaneSettings:
     max_blob_bytes: int = 10 * 2**30
     max_log_chunk_bytes: int = 2**20
     body_piece_s: float = 30.0
+    look_again_s: float = 10.0
     body_bytes_a_second: int = 1024
     heartbeat_ms: int = 10_000
     session_life_s: int = 86_400

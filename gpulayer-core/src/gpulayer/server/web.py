@@ -256,7 +256,10 @@ class Call:
 
 @dataclass(slots=True)
 class Hold:
-    """A request that is held open. ``is_over``: nobody waits for the answer any more, or the plane is closing."""
+    """A request that is held open. ``is_over``: nobody waits for the answer any more, or the plane is closing.
+
+    Its caller is looked at again with every wake-up, which the end of a token is, too, and now and then in between.
+    """
 
     watch: Watch
     call: Call
@@ -268,12 +271,21 @@ class Hold:
         return self.is_gone or self.call.plane.is_closing
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until the watch is woken, the client has gone, the plane closes, or the time is over."""
+        """Until the watch is woken, the client has gone, the plane closes, the time is over, or for no reason: look.
+
+        Raises Unauthenticated once the caller's token is no good any more.
+        """
         if not self.is_over:
+            look_s = self.call.plane.settings.look_again_s
             with suppress(TimeoutError):
                 # Not wait_for, which wraps its work in a task: a wake-up would take two turns of the loop more.
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(look_s if timeout_s is None else min(timeout_s, look_s)):
                     await self.watch.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raises Unauthenticated once the caller's token is no good any more; for what goes on without waiting."""
+        self.call.plane.auth.check_still(self.call.client)
 
 
 @asynccontextmanager
@@ -289,7 +301,8 @@ async def held(call: Call, watch: Watch) -> AsyncIterator[Hold]:
 
     noticing = asyncio.ensure_future(notice())
     try:
-        yield hold
+        with call.plane.hub.waking(watch, ("token", call.client.token_id)):
+            yield hold
     finally:
         noticing.cancel()
         with suppress(asyncio.CancelledError):

@@ -38,6 +38,7 @@ class TokenReply(TypedDict):
 
 class TokenRecord(TypedDict):
     """state: ``valid``, ``expired``, ``revoked``, or of a join token ``used up``. last_used_at: to the minute.
+    replaces: the id of the token that was rotated into this one.
 
     Of join tokens alone: max_uses, uses, labels, max_devices (None: all).
     """
@@ -54,6 +55,7 @@ class TokenRecord(TypedDict):
     uses: int
     labels: dict[str, str]
     max_devices: int | None
+    replaces: NotRequired[str | None]
 
 
 class TokenPage(TypedDict):

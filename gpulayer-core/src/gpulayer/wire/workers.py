@@ -90,11 +90,16 @@ class WorkerFactsFields(TypedDict):
 
 
 class EnrolBody(TypedDict):
-    """Exchanges a join token (in the Authorization header) for an identity. ``public_key``: Ed25519, 64 hex."""
+    """Exchanges a join token (in the Authorization header) for an identity. ``public_key``: Ed25519, 64 hex.
+
+    signature: proof of possession: Ed25519 over ``gpulayer-enrol:<join token id>:<name>``, 128 hex characters. Without
+    it, whoever knows a worker's public key and has a join token could change that worker's facts and labels.
+    """
 
     schema: Schema
     name: Annotated[str, MinLen(1), MaxLen(100)]
     public_key: Annotated[str, MinLen(64), MaxLen(64)]
+    signature: Annotated[str, MinLen(128), MaxLen(128)]
     facts: WorkerFactsFields
 
 

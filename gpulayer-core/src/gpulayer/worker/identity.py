@@ -44,7 +44,12 @@ class Identity:
 
     def sign(self, counter: int, *, instance: str) -> str:
         """As ``wire.workers.SessionBody`` says, for the present boot."""
-        return self._key().sign(session_text(self.worker_id, counter, boot=self.boot, instance=instance)).hex()
+        text = session_text(self.worker_id, counter, boot=self.boot, instance=instance)
+        return self._key().sign(text.encode()).hex()
+
+    def sign_enrolment(self, token_id: str, name: str) -> str:
+        """Over ``gpulayer-enrol:<join token id>:<name>``, as ``wire.workers.EnrolBody`` says."""
+        return self._key().sign(f"gpulayer-enrol:{token_id}:{name}".encode("utf-8", "surrogatepass")).hex()
 
     def _key(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))

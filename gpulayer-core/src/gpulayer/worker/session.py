@@ -185,10 +185,17 @@ class Plane:
         Raises Conflict where ``name`` is held by another worker, Unauthenticated for a token that is not good, and
         Unreachable.
         """
-        key = self._identities.identity.public_key
+        identity, token_id = self._identities.identity, _token_id(token)
+        key = identity.public_key
         names = [name] if name else [default_name, f"{default_name}-{key[:4]}", f"{default_name}-{key[:12]}"]
         for candidate in names:
-            body: EnrolBody = {"schema": SCHEMA_VERSION, "name": candidate, "public_key": key, "facts": facts}
+            body: EnrolBody = {
+                "schema": SCHEMA_VERSION,
+                "name": candidate,
+                "public_key": key,
+                "signature": identity.sign_enrolment(token_id, candidate),
+                "facts": facts,
+            }
             try:
                 reply: EnrolReply = await self._exchange("POST", "/v1/workers:enrol", token, json.dumps(body).encode())
             except Conflict:
@@ -358,6 +365,11 @@ class Plane:
             return json.loads(answer.body or b"null")
         except ValueError:
             raise ProtocolError(f"{method} {path}: the answer is no JSON") from None
+
+
+def _token_id(token: str) -> str:
+    """Of ``gle_<id>_<secret>``."""
+    return token.partition("_")[2].partition("_")[0]
 
 
 def _error(status: int, body: bytes) -> GpulayerError:

@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.responses import Response, StreamingResponse
 
-from gpulayer.errors import BadRequest, NotFound
+from gpulayer.errors import BadRequest, NotFound, Unauthenticated
 from gpulayer.ids import Digest, is_digest
 from gpulayer.server.rights import check_reads_blobs
 from gpulayer.server.web import READ_OR_WORKER, SUBMIT_OR_WORKER, Call, Route, json_response
@@ -53,7 +53,7 @@ async def get_blob(call: Call) -> Response:
     size = await call.plane.in_thread(blobs.size, digest)
     # The last piece comes only if the content has its digest: a damaged blob ends short of its length.
     return StreamingResponse(
-        blobs.chunks(digest),
+        _while_good(call, blobs.chunks(digest)),
         headers={"Content-Length": str(size), "X-Content-Type-Options": "nosniff"},
         media_type="application/octet-stream",
     )
@@ -73,10 +73,20 @@ async def fetch(call: Call) -> Response:
     await check_reads_blobs(call.plane, call.client, digests)
     total = await call.plane.in_thread(_check_packable, call.plane.blobs, digests)
     return StreamingResponse(
-        _frames(call.plane.blobs, digests),
+        _while_good(call, _frames(call.plane.blobs, digests)),
         headers={"Content-Length": str(total)},
         media_type="application/octet-stream",
     )
+
+
+def _while_good(call: Call, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """What is left is not sent once the caller's token is no good any more: short of its length, it is no blob."""
+    for piece in pieces:
+        try:
+            call.plane.auth.check_still(call.client)
+        except Unauthenticated:
+            return
+        yield piece
 
 
 def _digest(call: Call) -> Digest:

@@ -4,6 +4,7 @@ A response holds one piece in memory and the log's file open. A reader that take
 connection is closed, and holds up nobody: each follower reads for itself, and the worker's uploads wait for none.
 """
 
+from contextlib import suppress
 from typing import Final
 
 from starlette.responses import Response
@@ -14,13 +15,13 @@ from gpulayer.engine import State
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage
 from gpulayer.engine.turn import attempt_image
-from gpulayer.errors import BadRequest, NotFound, StorageUnavailable
+from gpulayer.errors import BadRequest, NotFound, StorageUnavailable, Unauthenticated
 from gpulayer.ids import JobId
 from gpulayer.server.logs import READ_PIECE, LogKey
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes.jobs import find_job
 from gpulayer.server.store import reads
-from gpulayer.server.web import READ_OR_JOB, Call, Query, Route, held
+from gpulayer.server.web import READ_OR_JOB, Call, Hold, Query, Route, held
 from gpulayer.spec.logs import LogStream
 from gpulayer.spec.units import format_duration
 
@@ -80,29 +81,35 @@ class _LogResponse(Response):
         self._is_following = is_following
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plane, key = self._call.plane, self._key
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with self._reader, plane.hub.watching(("job", key.job_id), key) as watch:
+        with self._reader, suppress(Unauthenticated):
+            await self._send_all(send)
+        # Where the plane closes or the caller's token ends, the response stays unfinished on purpose, so that no
+        # follower takes it for the log's end.
+
+    async def _send_all(self, send: Send) -> None:
+        plane, key = self._call.plane, self._key
+        with plane.hub.watching(("job", key.job_id), key) as watch:
             async with held(self._call, watch) as hold:
                 while not hold.is_over:
                     watch.clear()
                     # What is there goes out at once; whether more can come is asked when there is nothing, because
                     # that answer may have to wait for a commit. Bytes may have come since: hence the second look.
-                    if await self._send_piece(send):
+                    if await self._send_piece(send, hold):
                         continue
                     if self._is_following and not await _has_ended(plane, key):
                         await hold.wait()
-                    elif not await self._send_piece(send):
+                    elif not await self._send_piece(send, hold):
                         await send({"type": "http.response.body", "body": b"", "more_body": False})
                         return
-        # Closing: the response stays unfinished on purpose, so that no follower takes it for the log's end.
 
-    async def _send_piece(self, send: Send) -> bool:
+    async def _send_piece(self, send: Send, hold: Hold) -> bool:
         piece = self._call.plane.logs.latest(self._key, self._offset)
         if not piece:
             piece = await self._call.plane.in_thread(self._reader.read, self._offset)
         # In slices, each taken before the next: a reader that is slow holds no more than one of them in memory.
         for start in range(0, len(piece), READ_PIECE):
+            hold.check()
             part = memoryview(piece)[start : start + READ_PIECE]
             self._offset += len(part)
             await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -165,12 +172,21 @@ async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_followin
                     return found[-1]
                 if not is_following or not is_live:
                     if wanted is not None and not is_following:
-                        raise NotFound(f"job {job_id} has no attempt {wanted}; it has had {len(tries)}")
+                        raise _no_attempt(job_id, wanted, had=len(tries), is_live=is_live)
                     return None
                 if hold.is_over:
                     # An empty log would be taken for all of it, and the attempt that is yet to come for a read one.
                     raise StorageUnavailable("the control plane is shutting down", hint="try again when it is back")
                 await hold.wait()
+
+
+def _no_attempt(job_id: JobId, wanted: int, *, had: int, is_live: bool) -> NotFound:
+    """Who just asks for the log of a job asks for its first attempt, and need not know what attempts are."""
+    if had:
+        return NotFound(f"job {job_id} has no attempt {wanted}; it has had {had}")
+    if is_live:
+        return NotFound(f"job {job_id} has not started yet", hint=f"gpulayer job logs --follow {job_id} waits for it")
+    return NotFound(f"job {job_id} never started", hint=f"gpulayer job show {job_id} tells why")
 
 
 def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:

@@ -53,11 +53,13 @@ async def list_tokens(call: Call) -> Response:
 
 
 async def revoke(call: Call) -> Response:
-    """They open nothing from the next request on. What was revoked already stays so."""
+    """They open nothing any more, nor does what they were rotated into: who took one has perhaps rotated it. What was
+    revoked already stays so."""
     plane, ref, is_all = call.plane, call.path("ref"), call.query_flag("all")
     async with plane.enrolling:
         now_ms = plane.clock.wall_ms()
-        found = _meant(plane.auth.tokens(), ref, now_ms, is_all=is_all)
+        rows = plane.auth.tokens()
+        found = _with_successors(_meant(rows, ref, now_ms, is_all=is_all), rows)
         if any(row.is_local and row.kind == TokenKind.CLIENT for row in found):
             raise Conflict(
                 "this token is what commands on the control plane's own machine use",
@@ -71,6 +73,7 @@ async def revoke(call: Call) -> Response:
             await plane.driver.submit(side=Side(tokens=changed, audit=told))
             for row in changed:
                 plane.auth.keep_token(row)
+            plane.hub.wake(("token", row.id) for row in changed)
         rows = [plane.auth.token(row.id) or row for row in found]
     return json_response({"tokens": [_record(row, now_ms) for row in rows], "next": None})
 
@@ -115,6 +118,7 @@ async def rotate(call: Call) -> Response:
         await plane.driver.submit(side=Side(tokens=tuple(rows), audit=tuple(told)))
         for each in rows:
             plane.auth.keep_token(each)
+        plane.hub.wake(("token", each.id) for each in lost)
     return json_response(_reply(token, row), 201)
 
 
@@ -153,7 +157,8 @@ def _labels(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _meant(rows: Sequence[TokenRow], ref: str, now_ms: int, *, is_all: bool) -> list[TokenRow]:
-    """By id, else by name: the one token of that name that is still good, or all of them.
+    """By id, else by name: the one token of that name that is still good, or all of them. One that was rotated is one
+    with what it became.
 
     Raises NotFound, and Conflict where several are good and not all are meant.
     """
@@ -166,6 +171,8 @@ def _meant(rows: Sequence[TokenRow], ref: str, now_ms: int, *, is_all: bool) -> 
     if is_all:
         return named
     good = [row for row in named if _state(row, now_ms) == "valid"]
+    ids = {row.id for row in good}
+    good = [row for row in good if row.replaces not in ids]
     if len(good) > 1:
         raise Conflict(
             f"{len(good)} tokens of {ref} are good",
@@ -173,6 +180,16 @@ def _meant(rows: Sequence[TokenRow], ref: str, now_ms: int, *, is_all: bool) -> 
             details={"candidates": [f"{row.id}  {_role(row)}  {iso_utc(row.created_wall_ms)}" for row in good]},
         )
     return good or named
+
+
+def _with_successors(found: list[TokenRow], rows: Sequence[TokenRow]) -> list[TokenRow]:
+    """With all that they were rotated into, however often."""
+    meant = {row.id: row for row in found}
+    before = 0
+    while before < len(meant):
+        before = len(meant)
+        meant |= {row.id: row for row in rows if row.replaces in meant}
+    return list(meant.values())
 
 
 def _role(row: TokenRow) -> str:
@@ -207,6 +224,7 @@ def _record(row: TokenRow, now_ms: int) -> TokenRecord:
         "uses": row.uses,
         "labels": dict(row.labels),
         "max_devices": row.max_devices,
+        "replaces": row.replaces or None,
     }
 
 
@@ -242,7 +260,7 @@ ROUTES: Final = (
         "/v1/tokens/{ref}:revoke",
         revoke,
         ADMIN,
-        "Make a token useless, by its id or its name; repeating changes nothing",
+        "Make a token useless, by its id or its name, and what it was rotated into; repeating changes nothing",
         reply=TokenPage,
         query=(Query("all", "1: all tokens of this name", "flag"),),
     ),

@@ -79,6 +79,7 @@ async def enrol(call: Call) -> Response:
     plane, body = call.plane, await call.json(EnrolBody)
     check_schema(body["schema"], "enrolment")
     public_key, name = _public_key(body["public_key"]), _name(body["name"])
+    plane.auth.check_enrolment(call.client, name, public_key, body["signature"])
     reported = facts_from_wire(body["facts"])
     async with plane.enrolling:  # one at a time: a name, a token and a key belong to one worker; see ``Auth``
         known = plane.auth.identity_of_key(public_key)
@@ -144,7 +145,8 @@ async def report(call: Call) -> Response:
     items = tuple([await _item(plane, item) for item in body["items"]])
     for item in items:
         await _mark_log(plane, worker_id, item)
-    plane.auth.check_session(call.client, boot=body["boot"])
+    plane.auth.check_still(call.client)
+    plane.auth.check_boot(worker_id, body["boot"])
     effects = await plane.driver.submit(
         lambda at: WorkerReported(
             at,
@@ -182,9 +184,9 @@ async def commands(call: Call) -> Response:
                 watch.clear()
                 if plane.auth.identity(worker_id) is None:
                     raise NotFound(f"worker {worker_id} was removed", hint="join it again")
-                plane.auth.check_session(call.client)
                 cursor, orders = plane.mailboxes.waiting(worker_id)
                 found = await _commands(plane, orders)
+                hold.check()  # what is meant for the newest start goes to no other
                 left_ms = until_ms - plane.clock.monotonic_ms()
                 if found:
                     here("plane.before_commands")
@@ -205,7 +207,7 @@ async def put_log(call: Call) -> Response:
     piece = await call.content(plane.settings.max_log_chunk_bytes)
     if piece:
         here("plane.before_log_piece")
-    plane.auth.check_session(call.client)
+    plane.auth.check_still(call.client)
     size = await plane.in_thread(
         plane.logs.append,
         key,
@@ -231,7 +233,7 @@ async def put_outputs(call: Call) -> Response:
         raise BadRequest(f"tree: {tree[:80]!r} is not a digest")
     here("plane.before_outputs")
     totals = await check_uploaded(plane, Digest(tree), "output tree")
-    plane.auth.check_session(call.client)
+    plane.auth.check_still(call.client)
     plane.accept_tree(Digest(tree))
     here("plane.after_outputs")
     return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
