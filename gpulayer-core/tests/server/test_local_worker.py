@@ -49,7 +49,7 @@ def test_an_identity_that_is_not_whole_is_told_and_left_where_it_is(tmp_path, co
         path.mkdir()
     else:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match="identity.json can't be read") as caught:
+    with pytest.raises(UsageError, match=r"identity\.json can't be read") as caught:
         LocalWorker(["false"], tmp_path, environment={}).needs_join_token()
     assert "move it away" in caught.value.hint
     assert [each.name for each in tmp_path.iterdir()] == ["identity.json"]
