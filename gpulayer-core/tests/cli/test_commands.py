@@ -228,7 +228,7 @@ def test_a_port_in_use_is_one_line_and_a_hint(cli, plane):
 
 
 def test_a_fault_of_ours_becomes_a_line_a_file_and_70(cli, away, plane, monkeypatch):
-    plane.on("GET", "/v1/workers", {"workers": [{"unexpected": 1}], "next": None})
+    monkeypatch.setattr("gpulayer.sdk.client.Client.workers", lambda self: {}["unexpected"])
     said = cli("worker", "list", plane=plane)
     assert said.code == 70
     assert said.err.startswith("error: internal error: KeyError: ")

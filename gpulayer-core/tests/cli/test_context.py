@@ -239,3 +239,32 @@ def test_a_shell_completes_targets_and_names(cli, plane, token, monkeypatch):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert cli().out.decode().split() == expected.split()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("context", "add", "lab", "https://user:hunter2@box:8470"),
+        ("context", "add", "https://user:hunter2@box:8470", "https://box"),
+        ("context", "use", "https://user:hunter2@box:8470"),
+        ("--target", "https://user:hunter2@box:8470", "status"),
+        ("status", "--target", "https://user:hunter2@box:8470"),
+        ("doctor", "https://user:hunter2@box:8470"),
+        ("up", "--public-url", "https://user:hunter2@box:8470"),
+        ("join", "https://user:hunter2@box:8470", "--token", "gle_x"),
+    ],
+)
+def test_a_password_in_an_address_is_not_printed(cli, monkeypatch, argv):
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_" + "a" * 12 + "_secret")
+    said = cli(*argv)
+    assert said.code == 2
+    assert "hunter2" not in said.err + said.out.decode()
+
+
+def test_neither_is_that_of_the_variables(cli, monkeypatch):
+    monkeypatch.setenv("GPULAYER_TOKEN", "glc_" + "a" * 12 + "_secret")
+    for name in ("GPULAYER_URL", "GPULAYER_PROXY"):
+        monkeypatch.setenv("GPULAYER_URL", "https://box:8470")
+        monkeypatch.setenv(name, "https://user:hunter2@box:8470")
+        said = cli("status")
+        assert (said.code, "hunter2" in said.err + said.out.decode()) == (2, False), name

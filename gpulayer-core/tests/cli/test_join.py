@@ -162,6 +162,64 @@ def test_a_worker_joins_with_the_fingerprint_and_comes_back_by_another_address_w
     stop(again)
 
 
+NETWORK = Path(__file__).parents[3] / "docs" / "network.md"
+
+
+def test_a_worker_goes_through_a_new_certificate_as_the_documentation_says(up, certify, tmp_path):
+    old, new = certify("old"), certify("new")
+    state = {"GPULAYER_STATE_DIR": str(tmp_path / "state")}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"https://127.0.0.1:{probe.getsockname()[1]}"
+    steps = NETWORK.read_text()
+
+    def did(*argv):
+        process = up.start(*argv, **state)
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+        return out.decode()
+
+    def serve(certificate):
+        tls = ("--tls", f"{certificate.pem},{certificate.pem}")
+        return did("up", "--detach", "--no-worker", "--port", url.rpartition(":")[2], *tls)
+
+    def joined(step, *, token=()):
+        """Joined by a command of the documentation."""
+        assert f"`gpulayer join {step}`" in steps or token
+        words = step.replace("https://10.0.0.7:8470", url).replace("sha256:OLD", old.pin).replace("sha256:NEW", new.pin)
+        process = up.start("join", *words.split(), *token, **state)
+        started.append(process)
+        said(process, f"joined {url} as ")
+        return process
+
+    def workers():
+        return [each["id"] for each in json.loads(did("worker", "list", "--json"))["workers"]]
+
+    started, serving = [], False
+    try:
+        token = shlex.split(serve(old).splitlines()[0])[4]
+        serving = True
+        stop(joined("https://10.0.0.7:8470 --fingerprint sha256:OLD", token=("--token", token)))
+        before = workers()
+        worker = joined("https://10.0.0.7:8470 --fingerprint sha256:OLD --fingerprint sha256:NEW")
+        did("down")
+        serving = False
+        serve(new)
+        serving = True
+        did("submit", "--quiet", "--", "true")  # there is no other worker
+        stop(worker)
+        stop(joined("https://10.0.0.7:8470 --fingerprint sha256:NEW"))
+        assert workers() == before
+        assert len(before) == 1
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.terminate()
+                process.communicate(timeout=60)
+        if serving:
+            did("down")
+
+
 def test_a_server_that_is_not_the_pinned_one_or_has_no_pin_ends_the_first_join(up):
     wrong = f"sha256:{'0' * 64}"
     code, err = up.ended(up.url, "--token", up.new_token(), "--name", "wrong", "--fingerprint", wrong)

@@ -164,3 +164,26 @@ def test_no_text_of_a_record_drives_a_terminal(cli, plane, parts):
         assert not set(text) & set("\x1b\x07\x9b\x00\u202e"), words
         shown += "\N{REPLACEMENT CHARACTER}" in text
     assert shown >= 7
+
+
+@pytest.mark.parametrize(
+    "argv", [("job", "logs", "--follow", "--since", "10m", "7f"), ("submit", "--", "true")], ids=["logs", "submit"]
+)
+def test_a_job_that_waits_is_followed_until_it_runs(cli, plane, logs, parts, argv):
+    """No attempt yet, three times: the control plane holds a follower for a while, and lets it ask again."""
+    record, waits = parts.job(), [True] * 3 + [False]
+
+    def answer(asked):
+        if waits.pop(0):
+            return parts.Answer(body=b"", headers={"X-Gpulayer-Log-Start": 0, "X-Gpulayer-Attempt": 0})
+        return logs.answer(asked)
+
+    queued = parts.job(state="queued", attempts=[], started_at=None, ended_at=None)
+    plane.on("GET", "/v1/jobs/{ref}", lambda asked: queued if waits else record)
+    plane.on("POST", "/v1/jobs", lambda asked: parts.Answer(201, json=queued))
+    plane.on("GET", "/v1/jobs/{ref}/logs", answer)
+    said = cli(*argv, plane=plane)
+    assert (said.code, said.out) == (0, logs.out)
+    asked = [asked.query.get("since_ms") for asked in plane.asked if asked.path.endswith("/logs")]
+    assert len(asked) == 4
+    assert len(set(asked)) == 1  # still asked for when there is a log at last

@@ -97,8 +97,9 @@ def test_a_join_token_comes_with_its_whole_join_line(cli, reached, parts):
         "role": "join", "name": "rack", "max_uses": 20, "labels": {"room": "4", "kind": "spare"}, "max_devices": 0,
     }  # fmt: skip
     lines = said.err.splitlines()
-    assert lines[0] == "it adds a worker; it works for 20 workers, for 24 hours:"
-    assert lines[1] == f"  gpulayer join https://10.0.0.5:8470 --token TOKEN --fingerprint {PIN}"
+    assert lines[0] == "token bbbbbbbbbbbb (join rack)"
+    assert lines[1] == "it adds a worker; it works for 20 workers, for 24 hours:"
+    assert lines[2] == f"  gpulayer join https://10.0.0.5:8470 --token TOKEN --fingerprint {PIN}"
 
 
 def test_a_person_at_a_terminal_sees_the_whole_line(program, reached, parts):

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +183,35 @@ def test_this_machines_own_control_plane_is_not_told_where_commands_go(tmp_path)
     names = ("GPULAYER_URL", "GPULAYER_TOKEN", "GPULAYER_FINGERPRINT", "GPULAYER_PROXY")
     settings = Settings(Local(tmp_path), {**dict.fromkeys(names, "x"), "PATH": "/bin"}, "0.1.0", "test")
     assert dict(settings.plane(tmp_path).environment) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * (2**20 + 1), "larger than 1,048,576 bytes"),
+        (b'{"schema": true, "current": "", "contexts": {}}', "has not the fields"),
+        (b'{"schema": 1.0, "current": "", "contexts": {}}', "has not the fields"),
+        (b'{"schema": false}', "has not the fields"),
+        (b"[]", "has not the fields"),
+    ],
+    ids=["deep", "large", "true", "float", "false", "list"],
+)
+def test_a_file_that_is_rubbish_is_an_error_that_names_it(tmp_path, content, why):
+    path = tmp_path / "contexts.json"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    for act in (read_contexts, lambda path: change_contexts(path, lambda before: before)):
+        with pytest.raises(UsageError, match=why) as caught:
+            act(path)
+        assert str(path) in caught.value.message
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_read(tmp_path):
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe, 0o600)
+    folder.mkdir(mode=0o700)
+    for path in (pipe, folder, Path("/dev/zero")):
+        with pytest.raises(UsageError, match="it is no regular file"):
+            read_contexts(path)

@@ -31,6 +31,26 @@ def test_a_job_that_never_ran_ends_its_log(parts):
     assert LogCursor().ended(parts.job(state="cancelled", attempts=[])) is Next.DONE
 
 
+def test_an_attempt_that_came_and_went_after_the_answer_that_there_is_none_is_read(plane, parts):
+    """The record that is asked for after that answer has the attempt already, and its end."""
+    none_yet = parts.Answer(body=b"", headers={"X-Gpulayer-Log-Start": 0, "X-Gpulayer-Attempt": 0})
+    whole = parts.Answer(body=b"quick", headers={"X-Gpulayer-Log-Start": 0, "X-Gpulayer-Attempt": 1})
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    heard = []
+    for cursor in (LogCursor(), LogCursor(None), LogCursor(1, is_single=True)):
+        plane.on("GET", "/v1/jobs/{ref}/logs", [none_yet, whole])
+        text, record = follow(plane, cursor=cursor, events=FollowEvents(ended=lambda *args: heard.append(args)))
+        assert (text, record["state"], heard) == (b"quick", "succeeded", [])
+
+
+def test_one_that_stays_away_though_its_record_says_it_was_there_ends_the_log(plane, parts):
+    none_yet = parts.Answer(body=b"", headers={"X-Gpulayer-Log-Start": 0, "X-Gpulayer-Attempt": 0})
+    plane.on("GET", "/v1/jobs/{ref}/logs", none_yet)
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    assert follow(plane)[0] == b""
+    assert len(plane.of("GET", "/v1/jobs/7f3a/logs")) == 2
+
+
 def test_a_broken_connection_goes_on_at_the_byte_where_it_broke(plane, parts):
     log = bytes(range(256)) * 40
 

@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
-from gpulayer.client import calls, transport
+from gpulayer.client import calls
 from gpulayer.client.following import FollowEvents, LogCursor, follow_logs
+from gpulayer.client.limits import Limits
 from gpulayer.client.location import Location
 from gpulayer.client.transport import StreamQuiet, Transport
 from gpulayer.errors import ProtocolError, Unreachable, UntrustedServer, UsageError
@@ -249,9 +250,7 @@ def test_a_proxy_that_accepts_and_never_answers_is_given_up(listen, shell, monke
         client.send(calls.get_plane())
 
 
-def test_a_control_plane_that_takes_a_request_and_never_answers_is_given_up(listen, certify, shell, monkeypatch):
-    for module in ("transport", "async_transport"):
-        monkeypatch.setattr(f"gpulayer.client.{module}.ANSWER_S", 0.2)
+def test_a_control_plane_that_takes_a_request_and_never_answers_is_given_up(listen, certify, shell):
     certificate = certify()
 
     def serve(connection):
@@ -260,7 +259,8 @@ def test_a_control_plane_that_takes_a_request_and_never_answers_is_given_up(list
                 pass
 
     silent = listen(serve)
-    client = shell(f"https://127.0.0.1:{silent.port}", fingerprint=certificate.pin, retry_for_s=0.0)
+    limits = Limits(answer_s=0.2)
+    client = shell(f"https://127.0.0.1:{silent.port}", fingerprint=certificate.pin, retry_for_s=0.0, limits=limits)
     with pytest.raises(Unreachable, match="no answer in time"):
         client.send(calls.get_plane())
 
@@ -395,8 +395,6 @@ def test_the_kernel_is_told_to_notice_a_peer_that_is_gone(plane, parts):
 def test_a_followed_log_that_is_silent_is_asked_for_anew(
     plane, tls_plane, certify, parts, shell, monkeypatch, is_secure
 ):
-    for module in ("transport", "async_transport"):
-        monkeypatch.setattr(f"gpulayer.client.{module}.QUIET_S", 0.1)
     plane = tls_plane(certify()) if is_secure else plane
     silence = threading.Event()
 
@@ -405,7 +403,7 @@ def test_a_followed_log_that_is_silent_is_asked_for_anew(
         silence.wait(30)
 
     plane.on("GET", "/v1/jobs/{ref}/logs", parts.Answer(pieces=pieces(), headers={"X-Gpulayer-Log-Start": 0}))
-    client = shell(plane.url, fingerprint=plane.certificate.pin if is_secure else "")
+    client = shell(plane.url, fingerprint=plane.certificate.pin if is_secure else "", limits=Limits(quiet_s=0.1))
     try:
         with pytest.raises(StreamQuiet):
             client.read(calls.read_logs("j", follow=True))
@@ -414,7 +412,6 @@ def test_a_followed_log_that_is_silent_is_asked_for_anew(
 
 
 def test_following_outlives_any_number_of_silences_and_loses_nothing(job_plane, parts, monkeypatch):
-    monkeypatch.setattr(transport, "QUIET_S", 0.02)
     silent, release = [0], threading.Event()
     job_plane.log, lost = b"one\ntwo\n", []
 
@@ -432,7 +429,7 @@ def test_following_outlives_any_number_of_silences_and_loses_nothing(job_plane, 
         return parts.Answer(pieces=pieces(rest) if rest else Silence(release), headers=headers)
 
     job_plane.on("GET", "/v1/jobs/{ref}/logs", logs)
-    with Transport(job_plane.location, sleep=lambda _: None) as client:
+    with Transport(job_plane.location, sleep=lambda _: None, limits=Limits(quiet_s=0.02)) as client:
         events = FollowEvents(lost=lost.append)
         try:
             said = list(follow_logs(client, "j", cursor=LogCursor(), events=events))

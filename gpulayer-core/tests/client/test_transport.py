@@ -229,7 +229,7 @@ def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_mom
         ("127.0.0.1:8470", "not a control plane's address"),
         ("http://127.0.0.1:notaport", "is not a URL"),
         ("http://127.0.0.1:1/?a=b", "not a control plane's address"),
-        ("https://name:word@box.example", "not a control plane's address"),
+        ("https://name:word@box.example", "holds a name or a password"),
         ("", "no control plane's address was given"),
     ],
 )

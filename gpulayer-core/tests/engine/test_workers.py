@@ -136,6 +136,21 @@ def test_an_agent_that_starts_again_without_its_attempt_has_lost_it(plane):
     assert plane.epoch() > old
 
 
+@pytest.mark.parametrize("phase", list(NodePhase)[:4])
+def test_what_runs_is_lost_where_an_agent_would_start_it_anew_and_nothing_else_is(plane, phase):
+    plane.join()
+    plane.submit()
+    epoch = plane.epoch()
+    if phase is not NodePhase.ASSIGNED:
+        plane.report("w1", NodeReport(epoch, 0, phase))
+    void = plane.report("w1", boot=2, recovered=(epoch,), unstarted=(epoch,)).effects
+    if phase in (NodePhase.ASSIGNED, NodePhase.STAGING):
+        assert plane.epoch() == epoch
+    else:
+        assert plane.epoch() > epoch
+        assert any(isinstance(effect, Void) and epoch in effect.epochs for effect in void)
+
+
 def test_an_attempt_that_the_agent_never_acknowledged_is_still_its_own_after_a_restart(plane):
     plane.join()
     plane.submit()

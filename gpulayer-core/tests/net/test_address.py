@@ -49,9 +49,40 @@ def test_a_proxy_is_a_host_and_a_port_over_http():
     assert parse_proxy("") is None
     assert parse_proxy("http://proxy.example:3128/") == Address("proxy.example", 3128)
     no_port, no_scheme, other = "http://p", "proxy.example:3128", ("https://p:1", "socks5://p:1")
-    for text in (no_port, no_scheme, *other, "http://u:p@p:1", "http://p:1/x", "http://p:x"):
+    for text in (no_port, no_scheme, *other, "http://p:1/x", "http://p:x"):
         with pytest.raises(UsageError, match="is not a proxy's address"):
             parse_proxy(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:hunter2@box:8470",
+        "https://user:hun/ter2hunter2@box",
+        "https://user:hunter2,hunter2 hunter2@box",
+        "https://user:hunter2#@box",
+        "https://user:hunter2?x@box",
+        "https://user:hunter2%40box",
+        "http://hunter2@127.0.0.1:1",
+        "user:hunter2@box:8470",
+        "https://user:hunter2@[::1",
+        "https://good:8470 https://user:hunter2@box",
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_repeated_nowhere(url):
+    for parse in (parse_url, parse_urls, parse_proxy):
+        with pytest.raises(UsageError, match="holds a name or a password") as caught:
+            parse(url)
+        assert "hunter2" not in str(caught.value) + repr(caught.value.details)
+
+
+@pytest.mark.parametrize("host", ["a" * 64, f"box.{'a' * 70}.example", "ä" * 63, "a..b", ".box", "a\0b", "a\u2028b"])
+def test_a_host_that_no_resolver_takes_is_refused(host):
+    with pytest.raises(UsageError, match="is not a URL"):
+        parse_url(f"https://{host}:8470")
+    with pytest.raises(UsageError, match="is not a proxy's address"):
+        parse_proxy(f"http://{host}:3128")
+    assert parse_url(f"https://{'a' * 63}.example:1").host == f"{'a' * 63}.example"
 
 
 def test_the_zone_of_an_ipv6_address_stays_on_this_machine():

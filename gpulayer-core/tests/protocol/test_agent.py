@@ -583,11 +583,28 @@ def test_restart_while_staging_stages_again():
 
 
 def test_restart_while_starting_asks_the_spawner_again_or_finds_it_running_or_ended():
-    assert recovered(Progress(Phase.SPAWNING))[1] == [spawn(SOURCED)]
+    agent, actions = recovered(Progress(Phase.SPAWNING))
+    assert actions == []
+    assert agent.answer() == [journal(Phase.SPAWNING), spawn(SOURCED)]
     _, actions = recovered(Progress(Phase.SPAWNING), is_running=True)
     assert actions == [journal(Phase.RUNNING, started_ms=0), FollowLog(KEY)]
     _, actions = recovered(Progress(Phase.SPAWNING), process=ProcessExited(KEY, exit_code=4))
     assert actions[-2:] == [DrainLog(KEY), CollectOutputs(KEY)]
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGING, Phase.SPAWNING])
+def test_what_had_not_begun_is_told_of_and_begins_once_that_is_answered_unless_it_is_void(phase):
+    """This may be a copy of the worker's folder, and the program has begun meanwhile where it was copied from."""
+    for void in ((), (7,)):
+        agent, _ = recovered(Progress(phase))
+        assert agent.send(Staged(KEY)) == []
+        agent.send(ReportFailed(agent.state.in_flight.seq, 10))
+        agent.send(Ticked(), at=10)
+        assert [plan.unstarted for plan in agent.reports] == [(7,), (7,)]
+        actions = agent.answer(*void)
+        assert [type(action) for action in actions] == ([Forget] if void else [Journal, Spawn])
+        agent.send(Ticked(), at=60_000)
+        assert agent.reports[-1].unstarted == ()
 
 
 def test_restart_while_running_goes_on():

@@ -7,7 +7,7 @@ import pytest
 from gpulayer.client import calls
 from gpulayer.errors import UsageError
 from gpulayer.sdk.client import plan_batch
-from gpulayer.sdk.options import plan_job
+from gpulayer.sdk.options import check_submission, plan_job
 
 VALUE = "abc123xyz"
 
@@ -37,10 +37,12 @@ def test_values_and_names_come_to_the_same_submission(secrets):
         ({"secrets": {"HF_TOKEN": VALUE.encode()}}, "must be text, not bytes"),
         ({"secrets": {f"HF_TOKEN={VALUE}": VALUE}}, "can't name a variable"),
         ({"secrets": [f"HF_TOKEN={VALUE}"]}, "'HF_TOKEN' is not set"),
-        ({"secrets": {"PATH": VALUE}}, "PATH is a variable of env"),
+        ({"secrets": {"PATH": VALUE}, "env": {"PATH": "/bin"}}, "PATH is a variable of env"),
         ({"secrets": ["HF_TOKEN"], "env": {"HF_TOKEN": "x"}}, "HF_TOKEN is a variable of env"),
         ({"secrets": {"HF_TOKEN": f"{VALUE}\udcff"}}, "not UTF-8"),
         ({"grant": "everything"}, "unknown"),
+        ({"secrets": {f"S{number}": VALUE + "x" * 60_000 for number in range(64)}}, "1 MiB together"),
+        ({"env": {"BIG": VALUE + "x" * 131_072}}, "BIG has 131,0.. bytes .* 128 KiB"),
     ],
 )
 def test_what_can_not_be_meant_is_refused_before_anything_is_sent(options, why):
@@ -48,6 +50,15 @@ def test_what_can_not_be_meant_is_refused_before_anything_is_sent(options, why):
         plan(**options)
     assert VALUE not in str(refused.value)
     assert VALUE[:-1] not in str(refused.value.details)
+
+
+@pytest.mark.parametrize("secrets", [{"PATH": VALUE}, ["PATH"]])
+def test_a_secret_wins_over_a_variable_that_every_job_of_this_client_gets(secrets):
+    base_env = {"PATH": "/bin", "VIRTUAL_ENV": "/venv"}
+    made = plan_job(["true"], {"secrets": secrets}, base_env=base_env, environment={"PATH": VALUE})
+    assert made.submission["secrets"] == {"PATH": VALUE}
+    assert made.submission["env"] == {"VIRTUAL_ENV": "/venv"}
+    check_submission(made.submission)
 
 
 def test_a_batch_has_them_too_also_where_only_the_command_differs():

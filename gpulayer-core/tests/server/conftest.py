@@ -24,6 +24,7 @@ from gpulayer.server.gate import Gate, GatedServer, GateLimits
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import Side
 from gpulayer.server.tokens import Role, TokenKind, parse_token
+from gpulayer.wire.sessions import session_text
 
 
 class LivePlane:
@@ -217,16 +218,18 @@ class FakeWorker:
         body = enrolment(self.key, self.join_token, **{"name": self.name, "facts": self.facts, **changes})
         return self.http_post("/v1/workers:enrol", body, self.join_token)
 
-    def session(self, counter: int | None = None) -> httpx.Response:
+    def session(self, counter: int | None = None, *, start: tuple[int, str] | None = None) -> httpx.Response:
+        """start: boot and instance of the agent that asks; None: as an agent of before."""
         if counter is None:
             self.counter += 1
             counter = self.counter
-        signature = self.key.sign(f"gpulayer-session:{self.id}:{counter}".encode()).hex()
-        body = {"schema": 1, "counter": counter, "signature": signature}
+        named = {} if start is None else {"boot": start[0], "instance": start[1]}
+        signature = self.key.sign(session_text(self.id, counter, **named).encode()).hex()
+        body = {"schema": 1, "counter": counter, "signature": signature, **named}
         return self.live.bare.post(f"{self.live.url}/v1/workers/{self.id}/sessions", json=body)
 
-    def open_session(self) -> None:
-        answer = self.session()
+    def open_session(self, *, start: tuple[int, str] | None = None) -> None:
+        answer = self.session(start=start)
         assert answer.status_code == 201, answer.text
         self.token = answer.json()["token"]
         self.headers = {"Authorization": f"Bearer {self.token}"}

@@ -120,7 +120,7 @@ def test_a_client_token_lives_as_long_as_its_role_says(plane) -> None:
     assert row.expires_wall_ms - row.created_wall_ms == 60_000
 
 
-@pytest.mark.parametrize("name", ["local", "Local", "", " alice", "ali\nce", "a\x1b[31m"])
+@pytest.mark.parametrize("name", ["local", "Local", " alice", "ali\nce", "a\x1b[31m"])
 def test_names_that_would_mislead_are_refused(plane, name) -> None:
     with pytest.raises(BadRequest, match="name: "):
         plane.plane.auth.new_client_token(name=name, role=Role.READER)

@@ -1,5 +1,6 @@
 """Logs by offset, and followers, against a real server."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -8,6 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from gpulayer.client.async_transport import AsyncTransport
+from gpulayer.client.following import LogCursor, follow_logs, follow_logs_async
+from gpulayer.client.location import Location
+from gpulayer.client.transport import Transport
 from gpulayer.clock import ManualClock
 from gpulayer.server.logs import LogKey
 from gpulayer.spec.logs import LogStream, not_whole
@@ -114,6 +119,28 @@ def test_following_waits_for_an_attempt_that_is_still_to_come(plane, worker) -> 
     assert plane.http.get(f"/v1/jobs/{job}/logs", params={"attempt": 3}).status_code == 404
 
 
+def test_a_job_without_an_attempt_has_not_started_yet_or_never_did(plane) -> None:
+    job = plane.submit()["id"]
+
+    def refusal(ref, attempt):
+        answer = plane.http.get(f"/v1/jobs/{ref}/logs", params={"attempt": attempt})
+        assert answer.status_code == 404
+        return plane.check_envelope(answer)
+
+    for attempt in (1, 2):
+        told = refusal(job, attempt)
+        assert told["message"] == f"job {job} has not started yet"
+        assert f"gpulayer job logs --follow {job}" in told["hint"]
+    plane.http.post(f"/v1/jobs/{job}:cancel")
+    told = refusal(job, 1)
+    assert told["message"] == f"job {job} never started"
+    assert f"gpulayer job show {job}" in told["hint"]
+    worker = plane.worker()
+    worker.report()
+    started, _ = _start(plane, worker)
+    assert refusal(started, 2)["message"] == f"job {started} has no attempt 2; it has had 1"
+
+
 def test_following_a_job_that_ends_without_an_attempt_ends(plane) -> None:
     job = plane.submit()
     with ThreadPoolExecutor(1) as pool:
@@ -121,6 +148,61 @@ def test_following_a_job_that_ends_without_an_attempt_ends(plane) -> None:
         plane.http.post(f"/v1/jobs/{job['id']}:cancel")
         answer = following.result(10)
     assert (answer.content, answer.headers["x-gpulayer-attempt"]) == (b"", "0")
+
+
+def test_a_follower_of_a_job_that_waits_is_told_to_ask_again(make_plane) -> None:
+    plane = make_plane(log_hold_s=0.01).start()
+    job = plane.submit()["id"]
+    for query in ({}, {"attempt": 1}, {"attempt": 7}):
+        answer = plane.http.get(f"/v1/jobs/{job}/logs", params={"follow": 1, **query})
+        assert (answer.status_code, answer.content, answer.headers["x-gpulayer-attempt"]) == (200, b"", "0")
+    assert plane.job(job)["state"] == "queued"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("is_retry", [False, True], ids=["queued", "retry"])
+def test_a_log_is_followed_however_long_its_job_waits(make_plane, monkeypatch, is_async, is_retry) -> None:
+    plane = make_plane(log_hold_s=0.01).start()
+    worker = plane.worker()
+    worker.report()
+    location, asked = Location.of(plane.url, plane.token), []
+    shell = AsyncTransport if is_async else Transport
+    opened = shell.stream
+    monkeypatch.setattr(shell, "stream", lambda *args, **options: asked.append(1) or opened(*args, **options))
+
+    async def follow_async(job: str) -> list[object]:
+        async with AsyncTransport(location) as transport:
+            return [part async for part in follow_logs_async(transport, job, cursor=LogCursor(since_ms=1))]
+
+    def follow(job: str) -> list[object]:
+        if is_async:
+            return asyncio.run(follow_async(job))
+        with Transport(location) as transport:
+            return list(follow_logs(transport, job, cursor=LogCursor(since_ms=1)))
+
+    if not is_retry:
+        plane.http.post(f"/v1/workers/{worker.id}:drain")
+    job = plane.submit()["id"]
+    if is_retry:
+        (command,) = worker.commands(hold_s=5)
+        worker.put_log(command["epoch"], 0, b"first ")
+        outcome = {"ended_by": "staging", "exit_code": None, "signal": None, "evidence": "x", "blame": "infrastructure"}
+        plane.http.post(f"/v1/workers/{worker.id}:drain")
+        worker.report({"epoch": command["epoch"], "node": 0, "state": "ended", "outcome": outcome})
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow, job)
+        try:
+            plane.until(lambda: len(asked) > 2 + is_retry, 30)
+            assert plane.job(job)["state"] == "queued"
+            plane.http.post(f"/v1/workers/{worker.id}:resume")
+            (command,) = worker.commands(hold_s=10)
+            worker.put_log(command["epoch"], 0, b"bytes")
+            worker.report(worker.ended(command["epoch"]))
+        finally:
+            plane.http.post(f"/v1/jobs/{job}:cancel")
+        *pieces, record = following.result(20)
+    assert b"".join(pieces) == (b"first bytes" if is_retry else b"bytes")
+    assert record["state"] == "succeeded"
 
 
 def test_a_shutdown_ends_held_requests_at_once_and_leaves_a_followed_log_unfinished(plane, worker) -> None:

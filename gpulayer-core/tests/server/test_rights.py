@@ -202,6 +202,20 @@ def test_a_job_with_the_grant_own_reads_what_is_its_own_and_learns_of_nothing_el
     assert "--grant submit" in plane.check_envelope(answer)["hint"]
 
 
+@pytest.mark.parametrize("grant", ["own", "submit"])
+def test_a_job_that_asks_for_more_than_its_own_is_told_what_its_token_is_good_for(plane, grant) -> None:
+    worker = plane.worker()
+    worker.report()
+    job, token = _granted(plane, worker, plane.client_token("alice", Role.SUBMITTER), grant)
+    for path in ("/v1/plane", "/v1/jobs", "/v1/workers"):
+        answer = plane.bare.get(plane.url + path, headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == 403
+        hint = plane.check_envelope(answer)["hint"]
+        assert f"gpulayer job show, logs, events and result {job}" in hint
+        assert ("gpulayer submit; job cancel and retry of those" in hint) == (grant == "submit")
+        assert ("with --grant submit also" in hint) == (grant == "own")
+
+
 def test_a_job_with_the_grant_submit_manages_what_it_submitted_in_any_of_its_attempts(plane) -> None:
     alice = plane.client_token("alice", Role.SUBMITTER)
     worker = plane.worker(cpus=8)

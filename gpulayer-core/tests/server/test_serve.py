@@ -182,6 +182,7 @@ def test_others_are_served_with_tls_by_either_family_and_the_pin_is_the_certific
         record = https.get("/v1/plane").json()
     assert served.http.get(f"/v1/jobs/{job['id']}").json()["id"] == job["id"]
     assert (record["url"], record["urls"], record["fingerprints"]) == (found["url"], found["urls"], [pin])
+    assert record["public_urls"] == []  # the machine's own addresses: nobody named them
     assert stat.S_IMODE((served.state / "tls" / "key.pem").stat().st_mode) == 0o600
     served.process.send_signal(signal.SIGTERM)
     assert served.wait() == (0, "")
@@ -335,6 +336,7 @@ def test_without_tls_there_is_a_warning_and_others_have_what_they_are_told(servi
     served = serving(**EVERYWHERE, tls="off", public_urls=("https://gpu.example.org",)).ready()
     found = served.endpoint()
     assert (found["urls"], found["fingerprints"]) == (["https://gpu.example.org:443"], [])
+    assert served.http.get("/v1/plane").json()["public_urls"] == found["urls"]
     assert served.http.get("/healthz", headers={"Host": "gpu.example.org"}).status_code == 200
     assert not (served.state / "tls").exists()
     served.process.send_signal(signal.SIGTERM)
@@ -416,6 +418,8 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
     assert "was removed or replaced" in said
     assert second.endpoint() == endpoint
     os.kill(int((second.state / "worker" / "agent.lock").read_text()), 0)
+    assert second.http.post("/v1/plane:shutdown").json() == {}
+    assert second.wait()[0] == 0
 
 
 def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:

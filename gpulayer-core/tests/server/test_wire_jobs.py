@@ -285,7 +285,7 @@ def test_accepted_jobs_survive_a_restart_and_are_assigned_again(plane) -> None:
     job = plane.submit()
     (command,) = worker.commands(hold_s=5)
     plane.restart()
-    assert plane.http.get("/v1/plane").json()["workers"] == {"ready": 1}
+    assert plane.http.get("/v1/plane").json()["workers"] == {"silent": 1}
     worker.live = plane
     refused = worker.try_report()
     assert refused.status_code == 401  # sessions live in memory

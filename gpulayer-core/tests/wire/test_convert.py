@@ -230,3 +230,24 @@ def test_a_bad_command_is_refused_in_a_batch_of_equal_jobs_too():
     reader.read({"schema": 1, "command": ["true"]})
     with pytest.raises(BadRequest, match="NUL"):
         reader.read({"schema": 1, "command": ["true", "\0"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"secrets": {f"S{number}": "x" * 60_000 for number in range(64)}}, "env and secrets: 3,840,"),
+        ({"env": {f"E{number}": "x" * 100_000 for number in range(8)}, "secrets": {"A": "x" * 65_536}}, ""),
+        ({"env": {f"E{number}": "x" * 100_000 for number in range(10)}, "secrets": {"A": "x" * 65_536}}, "1 MiB"),
+        ({"env": {"A": "ä" * 65_536}}, "env: A has 131,075 bytes with its name; a variable can have 128 KiB"),
+    ],
+)
+def test_more_variables_than_a_program_can_be_started_with_are_no_submission_but_can_be_read(change, words):
+    submission = {"schema": 1, "command": ["true"], **change}
+    assert spec_from_wire(submission).env == tuple(sorted(change.get("env", {}).items()))
+    if not words:
+        assert SpecReader().read(submission) == spec_from_wire(submission)
+        return
+    with pytest.raises(BadRequest) as caught:
+        SpecReader().read(submission)
+    assert words in caught.value.message
+    assert caught.value.hint

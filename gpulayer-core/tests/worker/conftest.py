@@ -26,6 +26,7 @@ from gpulayer.net import pin_of
 from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.state import StateDir
 from gpulayer.wire.packs import frame, read_frames
+from gpulayer.wire.sessions import session_text
 
 DEADLINE_S = 30.0
 
@@ -115,6 +116,8 @@ class ScriptedPlane:
         self.unacknowledged = set()
         self.refuse_commands = False
         self.is_removed = False
+        self.is_superseded = False
+        self.starts = []
         self.changed = asyncio.Event()
         self.port = 0
         self.lease_ttl_ms = 30_000
@@ -188,8 +191,8 @@ class ScriptedPlane:
                 content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # cancelled by ``down``, which has no more to say
         finally:
             self._connections.discard(asyncio.current_task())
             writer.close()
@@ -261,7 +264,10 @@ class ScriptedPlane:
         if body["counter"] <= last:
             self.counters[worker] = last
             return _error(409, "conflict", "used before", {"counter": last})
-        message = f"gpulayer-session:{worker}:{body['counter']}".encode()
+        if self.is_superseded:
+            return _error(409, "conflict", "another agent runs with this identity", {"superseded": True, "boot": 99})
+        self.starts.append((body["boot"], body["instance"]))
+        message = session_text(worker, body["counter"], boot=body["boot"], instance=body["instance"]).encode()
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(body["signature"]), message)
         self.counters[worker] = body["counter"]
         if self.lost_sessions > 0:

@@ -355,6 +355,21 @@ def test_silence_on_one_connection_makes_what_is_held_on_another_be_asked_again(
     run(main())
 
 
+def test_what_was_asked_just_before_the_silence_was_noticed_is_asked_again_too():
+    async def main():
+        async with serving(silent, silent, answering(ok(b"held"))) as (address, seen), HttpClient() as client:
+            silence = asyncio.create_task(client.request(address, "POST", "/", timeout_s=0.2))
+            while not seen or not seen[0]:
+                await asyncio.sleep(0.005)
+            holding = asyncio.create_task(client.request(address, "GET", "/held", asks_again=True))
+            with pytest.raises(Unreachable):
+                await silence
+            assert (await holding).body == b"held"
+            assert [len(requests) for requests in seen] == [1, 1, 1]
+
+    run(main())
+
+
 def test_what_was_idle_or_held_before_a_suspend_is_left():
     slept_ms = 0
 

@@ -36,12 +36,15 @@ def test_boots_and_counters_grow_over_restarts(tmp_path):
     assert counters == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_signature_is_over_worker_and_counter(tmp_path):
+def test_the_signature_is_over_worker_counter_boot_and_instance(tmp_path):
     store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
+    boot = store.next_boot()
     store.enrolled("w1", "box")
     counter, signature = store.next_signature()
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(store.identity.public_key))
-    key.verify(bytes.fromhex(signature), f"gpulayer-session:w1:{counter}".encode())
+    text = f"gpulayer-session:w1:{counter}:{boot}:{store.instance}"
+    key.verify(bytes.fromhex(signature), text.encode())
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).instance != store.instance
 
 
 _SHORT = {"schema": 1, "private_key": "ab", "worker_id": "w", "name": "box", "counter": 1, "boot": 1}
@@ -61,3 +64,16 @@ def test_what_the_control_plane_has_seen_is_counted_on_from_and_never_back(tmp_p
     store.count_from(41)
     store.count_from(7)
     assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_signature()[0] == 42
+
+
+def test_a_folder_whose_agent_was_refused_counts_no_start_until_it_is_served_or_joins_anew(tmp_path):
+    store = IdentityStore(tmp_path, reserve=Reserve(tmp_path))
+    store.enrolled("w1", "box")
+    assert store.next_boot() == 1
+    store.set_superseded(True)
+    assert [IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_boot() for _ in range(3)] == [1, 1, 1]
+    store.set_superseded(False)
+    assert IdentityStore(tmp_path, reserve=Reserve(tmp_path)).next_boot() == 2
+    store.set_superseded(True)
+    store.enrolled("w2", "box")
+    assert store.next_boot() == 2

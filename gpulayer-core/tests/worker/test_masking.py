@@ -3,13 +3,14 @@
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulayer.ids import Digest, Epoch
 from gpulayer.protocol.messages import LogDrained, OutputsCollected, ProcessExited, Staged, StagingFailed
 from gpulayer.spawner.spool import MIN_LIMIT_BYTES, Spool
 from gpulayer.spec.assignment import NodeKey
+from gpulayer.worker.logs import PIECE
 from gpulayer.worker.masked_spool import MaskedSpool
 from gpulayer.worker.masking import Masks, masked_input
 
@@ -19,6 +20,15 @@ KEY = NodeKey(Epoch(1), 0)
 LETTERS = st.sampled_from("ab\n*")
 SECRETS = st.lists(st.text(LETTERS, min_size=4, max_size=9).filter(lambda s: len(s.strip()) >= 4), max_size=3)
 TEXTS = st.text(st.sampled_from("ab\nc*"), max_size=60).map(str.encode)
+
+
+@st.composite
+def logs(draw):
+    """Secrets, and a text that is mostly made of them and of parts of them: so that they meet at every edge."""
+    secrets = draw(SECRETS)
+    part = st.sampled_from(secrets or ["a"]).flatmap(lambda s: st.sampled_from([s, s, s[:-1], s[:2], s[1:], s[-2:]]))
+    parts = st.one_of(part, part, st.text(st.sampled_from("ab\nc*"), max_size=2))
+    return secrets, "".join(draw(st.lists(parts, max_size=12))).encode()
 
 
 def naive(patterns, text):
@@ -42,32 +52,88 @@ def test_every_byte_of_every_occurrence_is_a_star_and_no_other(secrets, text):
     assert Masks(secrets).mask(text) == naive(patterns_of(secrets), text)
 
 
-@given(SECRETS, TEXTS, st.data())
-def test_any_chunks_and_restarts_give_the_mask_of_the_whole(tmp_path_factory, secrets, text, data):
-    path = tmp_path_factory.getbasetemp() / "spool"
-    path.write_bytes(b"")
-    sent = bytearray()
-    written = 0
-    with open(path, "ab", buffering=0) as spool, open(path, "r+b", buffering=0) as reader:
-        while True:
-            size = data.draw(st.integers(0, len(text) - written), "more is written")
-            spool.write(text[written : written + size])
-            written += size
-            masked = MaskedSpool(Masks(secrets), limit_bytes=0)  # a new agent, for all it matters
-            del sent[data.draw(st.integers(0, len(sent)), "the answer was lost, or the store") :]
-            count = data.draw(st.integers(1, 20), "at most so much at a time")
-            is_whole = written == len(text)
-            piece = masked.read(reader.fileno(), len(sent), count, size=written, is_whole=is_whole)
+def send(path, secrets, stages, draw, *, limit_bytes=0, start=0, **options):
+    """All that is sent of a spool from ``start`` on, in pieces of any length by agents that are replaced at any time,
+    to a control plane that loses any end of it at any time. stages: the sizes of the spool while its program runs."""
+    sent, size, ends = bytearray(), start, iter([*stages, None])
+    with open(path, "r+b", buffering=0) as reader:
+        is_whole = False
+        while not (is_whole and start + len(sent) == size):
+            if not is_whole and not draw(st.booleans(), "it is read again before more is written"):
+                end = next(ends)
+                is_whole, size = end is None, path.stat().st_size if end is None else end
+            masked = MaskedSpool(Masks(secrets), limit_bytes=limit_bytes)  # a new agent, for all it matters
+            if draw(st.integers(0, 5), "the answer was lost, or the store") == 5:
+                del sent[draw(st.integers(0, len(sent)), "goes back to") :]
+            count = 20 - draw(st.integers(0, 19), "fewer at a time")
+            ended = options if is_whole else {}
+            offset = start + len(sent)
+            piece = masked.read(reader.fileno(), offset, count, size=size, is_whole=is_whole, **ended)
             assert len(piece) <= count
+            assert piece or not is_whole or offset == size
             sent += piece
-            if is_whole and len(sent) == len(text):
-                break
-            if is_whole:
-                assert piece
+    return bytes(sent)
+
+
+@settings(max_examples=150)
+@given(logs(), st.data())
+def test_any_pieces_restarts_and_losses_give_the_mask_of_the_whole_and_leave_it_in_the_file(
+    tmp_path_factory, log, data
+):
+    secrets, text = log
+    path = tmp_path_factory.getbasetemp() / "spool"
+    path.write_bytes(text)
+    stages = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6), "the program writes up to"))
     whole = naive(patterns_of(secrets), text)
-    assert bytes(sent) == whole
-    # In the file, too, as far as it was read to the end of the log.
+    assert send(path, secrets, stages, data.draw) == whole
     assert path.read_bytes() == (text if Masks(secrets).is_starry else whole)
+
+
+@given(logs(), logs(), st.integers(0, 40), st.booleans(), st.data())
+def test_so_do_they_at_the_limit_of_a_log_and_on_a_full_disk(tmp_path_factory, log, more, split, is_cut, data):
+    (secrets, text), (_, tail) = log, more
+    path = tmp_path_factory.getbasetemp() / "limited"
+    path.unlink(missing_ok=True)
+    spool_of(path, b"." * (MIN_LIMIT_BYTES - min(split, len(text))) + text + tail)
+    text = path.read_bytes()
+    start = MIN_LIMIT_BYTES - 60
+    size = len(text)
+    with open(path, "rb", buffering=0) as reader:  # which can't write into it
+        masked = MaskedSpool(Masks(secrets), limit_bytes=1)
+        whole = masked.read(reader.fileno(), start, size, size=size, is_whole=True, is_cut=is_cut)
+    assert path.read_bytes() == text
+    stages = sorted(data.draw(st.lists(st.integers(start, min(size, MIN_LIMIT_BYTES)), max_size=4)))
+    sent = send(path, secrets, stages, data.draw, limit_bytes=1, start=start, is_cut=is_cut)
+    assert sent == whole
+    assert path.read_bytes()[start:] == (text[start:] if Masks(secrets).is_starry else whole)
+
+
+def test_a_secret_over_the_edge_of_two_pieces_leaves_no_part_in_the_file_and_none_in_what_is_sent_again(tmp_path):
+    secret, path = b"abc123xyz", tmp_path / "spool"
+    text = b"." * (PIECE - 5) + secret + b"." * PIECE
+    path.write_bytes(text)
+    masked = MaskedSpool(Masks([secret.decode()]), limit_bytes=0)
+    with open(path, "r+b", buffering=0) as reader:
+        first = masked.read(reader.fileno(), 0, PIECE, size=len(text), is_whole=False)
+        second = masked.read(reader.fileno(), PIECE, PIECE, size=len(text), is_whole=False)
+        assert (first[-6:], second[:5]) == (b".*****", b"****.")
+        assert path.read_bytes() == text.replace(secret, b"*" * 9)
+        assert masked.read(reader.fileno(), PIECE - 10, 20, size=len(text), is_whole=False) == b".....*********......"
+
+
+def test_where_a_spool_was_not_written_from_its_beginning_no_secret_is_cut_in_it(tmp_path):
+    """As on a disk that was full for a while: what was left in clear before the offset must be found again."""
+    path = tmp_path / "spool"
+    text = b"abcabcabcabcabcabcab, abcdabcd"
+    masked = MaskedSpool(Masks(["abcabcab", "abcd"]), limit_bytes=0)
+    whole = b"*" * 20 + b", ********"
+    for offset in range(len(text)):
+        for count in range(1, len(text)):
+            path.write_bytes(text)
+            with open(path, "r+b", buffering=0) as reader:
+                piece = masked.read(reader.fileno(), offset, count, size=len(text), is_whole=True)
+                assert piece == whole[offset : offset + count]
+                assert masked.read(reader.fileno(), 0, 99, size=len(text), is_whole=True) == whole
 
 
 def test_what_can_become_no_secret_is_never_held_back(tmp_path):

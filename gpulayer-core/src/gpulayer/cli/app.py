@@ -125,7 +125,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("GPULAYER_DEBUG") == "1":
             traceback.print_exc()
         print_error(error)
-        for candidate in error.details.get("candidates", ()):
+        candidates = error.details.get("candidates")  # which another program may have sent
+        for candidate in candidates if isinstance(candidates, list | tuple) else ():
             say(f"       {candidate}")
         return exit_for_error(error)
     except SystemExit as ended:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpulayer.client.calls import Call
+from gpulayer.client.forms import FORMS, Fields, misfit
 from gpulayer.errors import GpulayerError, ProtocolError, Unreachable
 from gpulayer.net import Address
 from gpulayer.protocol.retry import Backoff, Failure, FailureKind, Repeatable
@@ -19,16 +20,20 @@ __all__ = [
     "CHUNK",
     "NO_HTTP",
     "Failed",
+    "check_length",
     "error_from_answer",
     "parse_json",
     "plain_reason",
     "raise_for_answer",
     "repeatable",
     "request_headers",
+    "too_large",
     "unreachable",
+    "whole_number",
 ]
 
 CHUNK: Final = 256 * 1024
+_DIGITS: Final = 18  # more are no number of bytes or seconds that anybody means
 NO_HTTP: Final = "what listens there does not speak HTTP; is it https://?"
 # Quicker than an agent's: somebody waits for the answer.
 BACKOFF: Final = Backoff(base_ms=100, cap_ms=2_000)
@@ -38,7 +43,8 @@ def request_headers(call: Call[object], *, address: Address, token: str, client:
     """Without a length: that is the shell's. The key of a call goes with every try of it."""
     # The host is ours to say: an HTTP library would send the zone of an IPv6 address with it.
     headers = {"Host": address.netloc, "Authorization": f"Bearer {token}"}
-    headers |= {"User-Agent": client, "Accept": "application/json"}
+    # Not compressed: what is small on the wire could be without measure here.
+    headers |= {"User-Agent": client, "Accept": "application/json", "Accept-Encoding": "identity"}
     if call.content_type:
         headers["Content-Type"] = call.content_type
     if call.key:
@@ -63,8 +69,8 @@ class Failed(Exception):
 
 def raise_for_answer(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
     """Raise what an unexpected answer stands for. ``headers``: looked up in lower case."""
-    after = headers.get("retry-after", "").strip()
-    failure = Failure(FailureKind.ANSWERED, status, int(after) * 1000 if after.isdigit() else None)
+    after_s = whole_number(headers.get("retry-after", "").strip())
+    failure = Failure(FailureKind.ANSWERED, status, None if after_s is None else after_s * 1000)
     raise Failed(failure, error_from_answer(call, status, body, location=headers.get("location", "")))
 
 
@@ -82,7 +88,7 @@ def error_from_answer(call: Call[object], status: int, body: bytes, *, location:
 
     try:
         found = error_from_envelope(json.loads(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if found is not None:
         return found
@@ -94,16 +100,37 @@ def error_from_answer(call: Call[object], status: int, body: bytes, *, location:
 
 
 def parse_json(call: Call[object], body: bytes) -> Any:  # Any: the reply's schema is stated by the call
-    """None for an empty body. Raises ProtocolError where it is not JSON; its schema is not checked here."""
-    if not body:
+    """None for an empty body where no reply is due. Raises ProtocolError where it is not JSON of the reply's form; a
+    field that is missing raises it when it is asked for."""
+    reply = call.endpoint.reply
+    if not body and not reply:
         return None
     try:
-        return json.loads(body)
-    except ValueError:
-        raise ProtocolError(
-            f"{call.endpoint.method} {call.target} was answered with something that is not JSON",
-            hint="use a client and a control plane of the same minor series",
-        ) from None
+        found = json.loads(body, object_hook=Fields)
+    except (ValueError, RecursionError):
+        raise _not_understood(call, "something that is not JSON") from None
+    why = misfit(found, reply) if reply in FORMS else None
+    if why is not None:
+        raise _not_understood(call, f"JSON that is not the reply it stands for: {why}")
+    return found
+
+
+def check_length(call: Call[object], length: str) -> None:
+    """length: the answer's Content-Length; empty for none. Raises ProtocolError for what is no length."""
+    if length and whole_number(length) is None:
+        raise _not_understood(call, f"{length[:40]!r} for its length")
+
+
+def too_large(call: Call[object], limit: int) -> ProtocolError:
+    """The error for an answer that was to be read as a whole."""
+    return _not_understood(call, f"more than {limit:,} bytes")
+
+
+def _not_understood(call: Call[object], what: str) -> ProtocolError:
+    return ProtocolError(
+        f"{call.endpoint.method} {call.target} was answered with {what}",
+        hint="use a client and a control plane of the same minor series; gpulayer doctor looks at what answers there",
+    )
 
 
 def unreachable(url: str, why: BaseException | str) -> Unreachable:
@@ -113,6 +140,11 @@ def unreachable(url: str, why: BaseException | str) -> Unreachable:
         hint="`gpulayer doctor` shows which step fails; where it has moved: gpulayer context add NAME NEW-URL",
         details={"url": url},
     )
+
+
+def whole_number(text: str) -> int | None:
+    """Of a header; None for anything else. ASCII: other scripts have digits, too, and int() takes signs and spaces."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
 def plain_reason(error: BaseException) -> str:

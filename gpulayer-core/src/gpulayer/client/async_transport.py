@@ -16,18 +16,22 @@ from gpulayer.client.answers import (
     CHUNK,
     NO_HTTP,
     Failed,
+    check_length,
     parse_json,
     plain_reason,
     raise_for_answer,
     repeatable,
     request_headers,
+    too_large,
     unreachable,
+    whole_number,
 )
 from gpulayer.client.async_tunnel import NoTunnel, PlaneTransport
 from gpulayer.client.calls import Call, FileBody
+from gpulayer.client.limits import LIMITS, Limits, Pace
 from gpulayer.client.location import Location
 from gpulayer.client.reach import Reach, Route, Tries, Way
-from gpulayer.client.transport import ANSWER_S, QUIET_S, StreamBroken, StreamQuiet
+from gpulayer.client.transport import StreamBroken, StreamQuiet
 from gpulayer.errors import GpulayerError
 from gpulayer.net import Address, Pin, tls_context, trust_failure
 from gpulayer.protocol.retry import Failure, FailureKind
@@ -45,7 +49,7 @@ class AsyncByteStream:
 
     chunks: AsyncIterator[bytes]
     start: int = 0
-    attempt: int = 0
+    attempt: int | None = None
     is_timed: bool = True
 
 
@@ -59,6 +63,7 @@ class AsyncTransport:
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
         relocate: Callable[[], Location | None] = lambda: None,
+        limits: Limits = LIMITS,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -67,6 +72,7 @@ class AsyncTransport:
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
+        self._limits = limits
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
         # A pool for each trust, so that a connection is used again only by those who would have made the same.
         self._pools: dict[tuple[tuple[Pin, ...], Address | None, bool], httpx.AsyncClient] = {}
@@ -81,10 +87,7 @@ class AsyncTransport:
 
         async def once(way: Way) -> _Reply:
             response = await self._exchange(call, way)
-            try:
-                body = await _read_all(response, way.route)
-            finally:
-                await response.aclose()
+            body = await self._read_all(call, response, way.route)
             if response.status_code not in call.endpoint.statuses:
                 raise_for_answer(call, response.status_code, body, response.headers)
             return cast("_Reply", parse_json(call, body))
@@ -98,18 +101,15 @@ class AsyncTransport:
         async def once(way: Way) -> httpx.Response:
             response = await self._exchange(call, way)
             if response.status_code not in call.endpoint.statuses:
-                try:
-                    body = await _read_all(response, way.route)
-                finally:
-                    await response.aclose()
+                body = await self._read_all(call, response, way.route)
                 raise_for_answer(call, response.status_code, body, response.headers)
             return response
 
         response = await self._retrying(call, once, retry_for_s)
         try:
             yield AsyncByteStream(
-                chunks=_chunks(response, is_followed=call.hold_s is None),
-                start=_header_number(response, "X-Gpulayer-Log-Start"),
+                chunks=_chunks(response, None if call.hold_s is None else Pace(self._limits)),
+                start=_header_number(response, "X-Gpulayer-Log-Start") or 0,
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
                 is_timed=response.headers.get("X-Gpulayer-Log-Timed", "") != "0",
             )
@@ -154,19 +154,30 @@ class AsyncTransport:
             content = _file_chunks(call.body.path)
         else:
             content = call.body
-        answer_s = QUIET_S if call.hold_s is None else ANSWER_S + call.hold_s
+        head_s = self._limits.answer_s + (call.hold_s or 0.0)
+        piece_s = self._limits.quiet_s if call.hold_s is None else head_s
         pool = await self._pool(way.route)
         address = way.route.address
+        loop = asyncio.get_running_loop()
+
+        async def begin(step: str, _: object) -> None:
+            if step.endswith("receive_response_headers.started"):  # the body of the request has been sent
+                limit.reschedule(loop.time() + head_s)
+
         request = pool.build_request(
             call.endpoint.method,
             str(address) + call.target,
             content=content,
             headers=headers,
-            timeout=httpx.Timeout(answer_s, connect=way.connect_s),
-            extensions={"sni_hostname": address.name} if address.name != address.host else None,
+            timeout=httpx.Timeout(piece_s, connect=way.connect_s),
+            extensions={"trace": begin} | ({"sni_hostname": address.name} if address.name != address.host else {}),
         )
         try:
-            return await pool.send(request, stream=True)
+            # Each wait of httpx is limited, but not their number: a head could come by a byte a minute.
+            async with asyncio.timeout(None) as limit:
+                response = await pool.send(request, stream=True)
+        except TimeoutError as error:
+            raise Failed(Failure(FailureKind.NO_ANSWER), unreachable(str(address), plain_reason(error))) from None
         except _NOT_SENT as error:
             untrusted = trust_failure(error, way.route.address)
             if untrusted is not None:
@@ -174,6 +185,31 @@ class AsyncTransport:
             raise Failed(Failure(FailureKind.NOT_SENT), _unreachable(way.route, error)) from None
         except httpx.TransportError as error:
             raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(way.route, error)) from None
+        try:
+            check_length(call, response.headers.get("Content-Length", ""))
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
+
+    async def _read_all(self, call: Call[Any], response: httpx.Response, route: Route) -> bytes:
+        """The body, and the end of the answer."""
+        body, limit = bytearray(), self._limits.whole_bytes
+        try:
+            if (whole_number(response.headers.get("Content-Length", "")) or 0) > limit:
+                raise too_large(call, limit)
+            async for piece in _moving(response, Pace(self._limits)):
+                body += piece
+                if len(body) > limit:
+                    raise too_large(call, limit)
+        except TimeoutError as error:
+            why = unreachable(str(route.address), plain_reason(error))
+            raise Failed(Failure(FailureKind.NO_ANSWER), why) from None
+        except httpx.TransportError as error:
+            raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(route, error)) from None
+        finally:
+            await response.aclose()
+        return bytes(body)
 
     async def _pool(self, route: Route) -> httpx.AsyncClient:
         key = (route.pins, route.proxy, route.address.is_secure)
@@ -191,21 +227,31 @@ class AsyncTransport:
         return self._pools[key]
 
 
-async def _read_all(response: httpx.Response, route: Route) -> bytes:
+async def _chunks(response: httpx.Response, pace: Pace | None) -> AsyncIterator[bytes]:
+    """pace: None for a followed body, which may stand still."""
     try:
-        return await response.aread()
-    except httpx.TransportError as error:
-        raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(route, error)) from None
-
-
-async def _chunks(response: httpx.Response, *, is_followed: bool) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in response.aiter_raw():
+        async for chunk in response.aiter_raw() if pace is None else _moving(response, pace):
             yield chunk
     except httpx.ReadTimeout as error:
-        raise (StreamQuiet if is_followed else StreamBroken)(_reason(error)) from None
+        raise (StreamQuiet if pace is None else StreamBroken)(_reason(error)) from None
+    except TimeoutError as error:
+        raise StreamBroken(plain_reason(error)) from None
     except httpx.TransportError as error:
         raise StreamBroken(_reason(error)) from None
+
+
+async def _moving(response: httpx.Response, pace: Pace) -> AsyncIterator[bytes]:
+    """Raises TimeoutError where the body does not move as it must."""
+    pieces, clock = response.aiter_raw(), asyncio.get_running_loop().time
+    while True:
+        began = clock()
+        try:
+            async with asyncio.timeout(pace.left_s()):
+                piece = await anext(pieces)
+        except StopAsyncIteration:
+            return
+        pace.came(len(piece), waited_s=clock() - began)
+        yield piece
 
 
 def _unreachable(route: Route, error: httpx.TransportError) -> GpulayerError:
@@ -245,6 +291,5 @@ async def _file_chunks(path: str) -> AsyncIterator[bytes]:
         file.close()
 
 
-def _header_number(response: httpx.Response, name: str) -> int:
-    text = response.headers.get(name, "")
-    return int(text) if text.isdigit() else 0
+def _header_number(response: httpx.Response, name: str) -> int | None:
+    return whole_number(response.headers.get(name, ""))

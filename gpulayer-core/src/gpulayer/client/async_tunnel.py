@@ -4,6 +4,7 @@ httpx has tunnels of its own. They write an IPv6 address without its brackets an
 for a job's; and both shells shall say the same of the same proxy.
 """
 
+import asyncio
 import ssl
 from collections.abc import Iterable
 from typing import Any, Final
@@ -63,14 +64,15 @@ class _Tunnels(httpcore.AsyncNetworkBackend):
             why = "no answer in time" if isinstance(error, httpcore.ConnectTimeout) else "no connection"
             raise NoTunnel(f"the proxy {proxy}: {why}") from None
         try:
-            await stream.write(connect_request(address), timeout)
-            received = b""
-            while not head_is_whole(received):
-                piece = await stream.read(_PIECE, timeout)
-                if not piece:
-                    break
-                received += piece
-        except (httpcore.NetworkError, httpcore.TimeoutException):
+            async with asyncio.timeout(timeout):  # in all, however its pieces come
+                await stream.write(connect_request(address), timeout)
+                received = b""
+                while not head_is_whole(received):
+                    piece = await stream.read(_PIECE, timeout)
+                    if not piece:
+                        break
+                    received += piece
+        except (TimeoutError, httpcore.NetworkError, httpcore.TimeoutException):
             await stream.aclose()
             raise NoTunnel(f"the proxy {proxy} opened no tunnel in time") from None
         except BaseException:

@@ -4,15 +4,17 @@ Nothing of a request can be sent before ``open_connection`` has returned. Enviro
 """
 
 import http.client
+import io
 import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from gpulayer.client.answers import CHUNK, Failed, plain_reason, unreachable
+from gpulayer.client.limits import LIMITS, Limits, Pace
 from gpulayer.client.reach import Route, Way
 from gpulayer.net import (
     HEAD_LIMIT,
@@ -60,29 +62,77 @@ class _NoTunnel(OSError):
 
 
 class Connection(http.client.HTTPConnection):
-    """A connection that belongs to a route. idle_since: when it was given back, by the owner's clock."""
+    """A connection that belongs to a route. idle_since: when it was given back, by the owner's clock. pace: what its
+    answers may take; its user says which part of one is next."""
 
     sock: socket.socket
 
-    def __init__(self, route: Route, sock: socket.socket) -> None:
+    def __init__(self, route: Route, sock: socket.socket, limits: Limits = LIMITS) -> None:
         address = route.address
         super().__init__(address.host, address.port, blocksize=CHUNK)
         self.auto_open = 0  # a connection that was closed is not opened again behind our back
         self.route = route
         self.sock = sock
         self.idle_since = 0.0
+        self.pace = Pace(limits)
+        _keep_pace(self, self.pace)
+
+
+def _keep_pace(connection: http.client.HTTPConnection, pace: Pace) -> None:
+    """Bind the answers that this connection gets to ``pace``."""
+
+    def answer(sock: socket.socket, *args: Any, **options: Any) -> http.client.HTTPResponse:
+        # Any: http.client's own arguments, handed on.
+        return http.client.HTTPResponse(_Readable(sock, pace), *args, **options)  # type: ignore[arg-type]
+
+    connection.response_class = answer  # type: ignore[assignment]
+
+
+class _Readable:
+    """All that an answer asks of a socket."""
+
+    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+        self._sock, self._pace = sock, pace
+
+    def makefile(self, mode: str) -> IO[bytes]:
+        return io.BufferedReader(_Paced(self._sock, self._pace))
+
+
+class _Paced(io.RawIOBase):
+    """The bytes of an answer, each wait for some no longer than the pace allows."""
+
+    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+        super().__init__()
+        self._sock, self._pace = sock, pace
+        self._raw = sock.makefile("rb", buffering=0)  # keeps the socket open for as long as there is an answer
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:  # Any: a writable buffer, for which 3.11 has no name
+        self._sock.settimeout(self._pace.left_s())
+        began = time.monotonic()
+        count = self._raw.readinto(buffer)
+        self._pace.came(count or 0, waited_s=time.monotonic() - began)
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
 
 
 def open_connection(
     way: Way,
     context: Callable[[], ssl.SSLContext],
+    limits: Limits = LIMITS,
     *,
     opening: Opening | None = None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Connection:
     """Connect within ``way.connect_s`` once the name is looked up, which the system's resolver limits by itself.
 
-    context: asked for where TLS is needed. opening: told how far it came.
+    context: asked for where TLS is needed. limits: of the answers. opening: told how far it came.
     Raises Failed (nothing was sent) and UntrustedServer.
     """
     route = way.route
@@ -112,7 +162,7 @@ def open_connection(
             sock.settimeout(max(_LEAST_S, ends - monotonic()))
             sock = context().wrap_socket(sock, server_hostname=route.address.name)
         opening.step = Step.OPEN
-        return Connection(route, sock)
+        return Connection(route, sock, limits)
     except (OSError, ValueError) as error:
         sock.close()
         opening.error = error

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpulayer.client.location import LOCAL, REMOTE, Location, check_token
+from gpulayer.client.location import LOCAL, REMOTE, Location, check_token, name_shown
 from gpulayer.errors import UsageError
 from gpulayer.net import parse_pins, parse_proxy, parse_urls
 
 __all__ = ["Context", "Contexts", "change_contexts", "check_name", "parse_contexts", "read_contexts", "render_contexts"]
 
 _SCHEMA: Final = 1
+_LIMIT: Final = 2**20  # bytes of the file: thousands of contexts
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -63,7 +64,7 @@ class Contexts:
         if found is None:
             known = ", ".join(self.named) or "none yet"
             hint = f"there are: {known}; gpulayer context add NAME URL adds one"
-            raise UsageError(f"there is no context {name!r}", hint=hint)
+            raise UsageError(f"there is no context {name_shown(name)}", hint=hint)
         return found
 
     def with_context(self, name: str, context: Context, *, is_current: bool | None = None) -> "Contexts":
@@ -90,7 +91,7 @@ def check_name(name: str) -> str:
     """Raises UsageError for what can be no context's name, or means something else after ``--target``."""
     if not _NAME.fullmatch(name) or name in (LOCAL, REMOTE):
         raise UsageError(
-            f"{name[:80]!r} can't be the name of a context",
+            f"{name_shown(name)} can't be the name of a context",
             hint="letters, digits, dots, - and _, up to 64, beginning with a letter or digit; not local, not remote",
         )
     return name
@@ -100,12 +101,16 @@ def parse_contexts(content: bytes, *, path: str) -> Contexts:
     """``path`` is for messages. Raises UsageError for content that this version can't read whole."""
     try:
         document = json.loads(content)
+    except RecursionError:
+        raise _damaged(path, "it is nested too deeply") from None
     except ValueError as error:
         raise _damaged(path, str(error)) from None
+    # By type: true and 1.0 are equal to 1.
+    is_numbered = isinstance(document, dict) and type(document.get("schema")) is int
     match document:
-        case {"schema": 1, "current": str(current), "contexts": dict(entries)}:
+        case {"schema": 1, "current": str(current), "contexts": dict(entries)} if is_numbered:
             named = {str(name): _context(path, str(name), entry) for name, entry in entries.items()}
-        case {"schema": int(schema)} if schema != _SCHEMA:
+        case {"schema": int(schema)} if is_numbered and schema != _SCHEMA:
             raise UsageError(f"{path} was written by another version (schema {schema})", hint="use that version")
         case _:
             raise _damaged(path, "it has not the fields of a file of contexts")
@@ -134,15 +139,24 @@ def read_contexts(path: Path) -> Contexts:
     """What is in the file; nothing where there is none. Raises UsageError where it is damaged or can't be read, and
     where others than its owner may read it: its tokens are then no secret any more."""
     try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read()
+        # Not blocking: opening a pipe would wait for its other end, and some devices act on it.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise _damaged(str(path), "it is no regular file")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(_LIMIT + 1)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return Contexts()
     except OSError as error:
         raise UsageError(
             f"{path} can't be read: {error.strerror}", hint="it holds the contexts; see its mode"
         ) from None
+    if len(content) > _LIMIT:
+        raise _damaged(str(path), f"it is larger than {_LIMIT:,} bytes")
     if sys.platform != "win32" and mode & _OTHERS:
         raise UsageError(
             f"others on this machine may read {path}, which holds tokens (mode {stat.S_IMODE(mode):04o})",

@@ -23,6 +23,7 @@ from typing import Any, Final, assert_never
 from gpulayer.client.answers import Failed, plain_reason
 from gpulayer.client.connection import Connection, Opening, Step, open_connection
 from gpulayer.client.embedded import is_compatible
+from gpulayer.client.limits import Limits
 from gpulayer.client.location import Location
 from gpulayer.client.reach import Route, Way
 from gpulayer.errors import UntrustedServer
@@ -97,7 +98,7 @@ def examine_folder(folder: Path) -> Iterator[Finding]:
 def _reach(way: Way, *, client: str, wall: Callable[[], float]) -> Iterator[Finding]:
     route, opening = way.route, Opening()
     try:
-        connection = open_connection(way, lambda: tls_context(route.pins), opening=opening)
+        connection = open_connection(way, lambda: tls_context(route.pins), Limits(answer_s=_WAIT_S), opening=opening)
     except (Failed, UntrustedServer) as error:
         yield from _passed(route, opening)
         yield _not_opened(error, route, opening)
@@ -190,7 +191,7 @@ def _no_plane(address: Address, status: int, headers: dict[str, str], body: byte
 def _clock(date: str, ours: float) -> Iterator[Finding]:
     try:
         theirs = parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return
     skew = ours - theirs
     if abs(skew) <= _SKEW_S:
@@ -240,11 +241,11 @@ def _judged(plane: dict[str, Any], *, version: str, now: float) -> Iterator[Find
     else:
         hint = f"install the same minor series: pip install 'gpulayer=={theirs}'"
         yield Finding("version", Mark.FAIL, f"version {theirs} there, {version} here: they may not understand", hint)
-    yield _known(plane.get("you") or {}, now)
+    yield _known(_fields(plane.get("you")), now)
     if plane.get("read_only"):
         hint = "free space on its disk; its log, plane.log, says more"
         yield Finding("plane", Mark.FAIL, "the control plane can't write: it takes no jobs now", hint)
-    workers = plane.get("workers") or {}
+    workers = _fields(plane.get("workers"))
     ready, silent = workers.get("ready", 0), workers.get("silent", 0)
     counts = ", ".join(f"{count} {state}" for state, count in workers.items()) or "none has joined"
     if not ready:
@@ -266,7 +267,10 @@ def _known(you: dict[str, Any], now: float) -> Finding:
     expires = you.get("expires_at")
     if not expires:
         return Finding("token", Mark.OK, f"{who}; this token does not expire")
-    left = datetime.fromisoformat(str(expires)).timestamp() - now
+    try:
+        left = datetime.fromisoformat(str(expires)).timestamp() - now
+    except (ValueError, OverflowError):
+        return Finding("token", Mark.WARN, f"{who}; nobody can tell for how long: {str(expires)[:40]!r} is no time")
     mark = Mark.WARN if left < _RENEW_S else Mark.OK
     hint = "`gpulayer token rotate` replaces it" if mark is Mark.WARN else ""
     return Finding("token", mark, f"{who}; this token is good for {_span(max(0.0, left))} more", hint)
@@ -284,16 +288,21 @@ def _disk(what: str, free: int) -> Finding:
 def _get(connection: Connection, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
     connection.sock.settimeout(_WAIT_S)
     connection.request("GET", connection.route.address.prefix + path, headers={**headers, "Connection": "close"})
+    connection.pace.head(0.0)
     answer = connection.getresponse()
+    connection.pace.body()
     found = {name.lower(): value for name, value in answer.getheaders()}
     return answer.status, found, answer.read(2**20)
 
 
 def _document(body: bytes) -> dict[str, Any]:  # Any: what a server answered, parsed
     try:
-        found = json.loads(body)
-    except ValueError:
+        return _fields(json.loads(body))
+    except (ValueError, RecursionError):
         return {}
+
+
+def _fields(found: object) -> dict[str, Any]:  # Any: as above; nothing where it is no object
     return found if isinstance(found, dict) else {}
 
 

@@ -53,6 +53,7 @@ class LogCursor:
 
     rank: the node. since_ms: where each attempt's log begins. is_single: the end is that of this attempt.
     last: what was handed out last, up to one byte, so that a gap's line gets a line of its own.
+    is_early: the last answer was that there is no such attempt yet; is_late: it was over when that was looked up.
     """
 
     attempt: int | None = 1
@@ -62,6 +63,8 @@ class LogCursor:
     since_ms: int | None = None
     is_single: bool = False
     is_begun: bool = False
+    is_early: bool = False
+    is_late: bool = False
     last: bytes = b""
 
     def call(self, ref: str, *, follow: bool = True) -> Call[bytes]:
@@ -76,8 +79,12 @@ class LogCursor:
             follow=follow,
         )
 
-    def opened(self, start: int, attempt: int = 0) -> int:
-        """The answer begins at ``start``. Returns how many bytes that should come first are missing."""
+    def opened(self, start: int, attempt: int | None = None) -> int:
+        """The answer begins at ``start``. Returns how many bytes that should come first are missing. attempt: as in
+        ``ByteStream``; where it is 0 there was no log yet, so nothing has begun."""
+        self.is_early = attempt == 0
+        if self.is_early:
+            return 0
         is_sought = self.since_ms is not None and not self.is_begun
         gap = 0 if is_sought else max(0, start - self.offset)
         self.offset, self.is_begun = max(start, self.offset), True
@@ -86,7 +93,7 @@ class LogCursor:
 
     def took(self, chunk: bytes) -> None:
         """These bytes of the log were handed out."""
-        self.offset += len(chunk)
+        self.offset, self.is_begun = self.offset + len(chunk), True
         self.last = chunk[-1:]
 
     def ended(self, record: "JobRecord") -> Next:
@@ -97,11 +104,15 @@ class LogCursor:
         attempts, number = record["attempts"], self.attempt or 1
         is_over = len(attempts) > number or (len(attempts) == number and attempts[-1]["ended_at"] is not None)
         is_final = record["state"] in FINAL_STATES
+        if self.is_early and is_over and not self.is_late:
+            # It began and ended between the answer that there is none and the record: its log was not read yet.
+            self.is_late = True
+            return Next.READ
         if (is_final and len(attempts) <= number) or (is_over and self.is_single):
             return Next.DONE
         if not is_over:
             return Next.HOLD
-        self.attempt, self.offset, self.is_begun = number + 1, 0, False
+        self.attempt, self.offset, self.is_begun, self.is_late = number + 1, 0, False, False
         return Next.READ
 
 
@@ -134,7 +145,7 @@ class Following:
         """A connection is about to be made."""
         self._before = (self._cursor.attempt, self._cursor.offset)
 
-    def opened(self, *, start: int, attempt: int, is_timed: bool) -> bytes:
+    def opened(self, *, start: int, attempt: int | None, is_timed: bool) -> bytes:
         """The answer's head is here. Returns the line to hand out for bytes that are missing, or nothing."""
         gap = self._cursor.opened(start, attempt)
         if not is_timed:
@@ -168,7 +179,7 @@ class Following:
         self._fruitless, self._is_told = 0, False
         number = self._cursor.attempt or 1
         found = self._cursor.ended(record)
-        if found is Next.READ:
+        if found is Next.READ and self._cursor.attempt not in (None, number):
             self._events.ended(record, number)
         return found
 

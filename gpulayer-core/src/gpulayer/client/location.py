@@ -28,6 +28,7 @@ __all__ = [
     "check_token",
     "is_context_wanted",
     "locate",
+    "name_shown",
     "parse_endpoint",
 ]
 
@@ -104,6 +105,11 @@ def check_token(token: str) -> str:
     return token
 
 
+def name_shown(name: str) -> str:
+    """A context's name for messages. A URL that was given in its place may hold a password."""
+    return "'…'" if "@" in name or "%40" in name else repr(name[:80])
+
+
 def is_context_wanted(*, environment: Mapping[str, str], url: str = "", target: str = "") -> bool:
     """Whether ``locate`` looks at the contexts: where a URL is given, their file need not even be readable."""
     return target not in ("", LOCAL, REMOTE) or (target != LOCAL and not (url or environment.get("GPULAYER_URL")))
@@ -135,7 +141,7 @@ def locate(
         if not name:
             return Local(state_dir)
         if contexts is None:
-            raise UsageError(f"there is no context {name!r}", hint="gpulayer context add NAME URL adds one")
+            raise UsageError(f"there is no context {name_shown(name)}", hint="gpulayer context add NAME URL adds one")
         return Configured(contexts.find(name).location(proxy=proxy), name)
     chosen_token = token or environment.get("GPULAYER_TOKEN", "")
     location = Location.of(
@@ -156,7 +162,9 @@ def parse_endpoint(content: bytes) -> EndpointFound | None:
     """Read ``endpoint.json``; None for a file that is damaged, of another schema or not on loopback."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or type(document.get("schema")) is not int:  # true is equal to 1
         return None
     match document:
         case {

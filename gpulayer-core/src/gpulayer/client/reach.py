@@ -119,7 +119,10 @@ class Tries:
         if failure.status == _UNAUTHENTICATED and not self._has_asked:
             self._has_asked = True  # the token may have been replaced where it came from
             return Then(0.0, is_lost=True, refused=failed.error)
-        is_first = self._round == 1 and self._left > 1  # each address has its chance, however long the others took
+        is_turned = failure.kind is not FailureKind.ANSWERED or failure.status in _TURNS
+        is_first = (
+            is_turned and self._round == 1 and self._left > 1
+        )  # each address has its chance, however long the others took
         delay_ms = next_try_ms(
             failure,
             repeatable=self._manner,
@@ -130,7 +133,7 @@ class Tries:
         )
         if delay_ms is None:
             raise failed.error from None
-        if failure.kind is FailureKind.ANSWERED and failure.status not in _TURNS:
+        if not is_turned:
             self._round += 1
             return Then(delay_ms / 1000, is_lost=False)
         self._reach.turn(way)

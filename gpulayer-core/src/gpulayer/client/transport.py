@@ -19,15 +19,19 @@ from typing import Any, Final, Self, TypeVar, cast
 from gpulayer.client.answers import (
     CHUNK,
     Failed,
+    check_length,
     parse_json,
     plain_reason,
     raise_for_answer,
     repeatable,
     request_headers,
+    too_large,
     unreachable,
+    whole_number,
 )
 from gpulayer.client.calls import Call, FileBody
 from gpulayer.client.connection import Connection, open_connection
+from gpulayer.client.limits import LIMITS, Limits
 from gpulayer.client.location import Location
 from gpulayer.client.reach import Reach, Route, Tries, Way
 from gpulayer.errors import GpulayerError
@@ -35,11 +39,9 @@ from gpulayer.faults import here
 from gpulayer.net import Pin, tls_context
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable
 
-__all__ = ["ANSWER_S", "QUIET_S", "ByteStream", "StreamBroken", "StreamQuiet", "Transport"]
+__all__ = ["ByteStream", "StreamBroken", "StreamQuiet", "Transport"]
 
 _Reply = TypeVar("_Reply")
-ANSWER_S: Final = 60.0  # for an answer, beyond the time it may be held back on purpose; also between two of its pieces
-QUIET_S: Final = 60.0  # of a followed log without a byte: then it is asked for anew, for nobody may be there any more
 _POOLED: Final = 4
 _IDLE_LIMIT_S: Final = 4.0  # below the keep-alive time of usual servers (uvicorn: 5 s), so that reuse seldom fails
 _SAY_AFTER_S: Final = 1.0
@@ -50,20 +52,21 @@ class StreamBroken(Exception):
 
 
 class StreamQuiet(StreamBroken):
-    """A followed body had nothing for ``QUIET_S``. Perhaps there is nothing, perhaps nobody: asking anew tells."""
+    """A followed body had nothing for so long that perhaps nobody is there any more: asking anew tells."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteStream:
     """A body as it comes. ``chunks`` raises StreamBroken where the connection is lost before the end.
 
-    start: the offset of the first byte in its log; attempt: whose log it is (0: the answer did not say).
+    start: the offset of the first byte in its log; attempt: whose log it is (0: of none, for there
+    is none yet; None: the answer did not say).
     is_timed: false where a time was asked for and the control plane does not know when the bytes came.
     """
 
     chunks: Iterator[bytes]
     start: int = 0
-    attempt: int = 0
+    attempt: int | None = None
     is_timed: bool = True
 
 
@@ -75,6 +78,7 @@ class Transport:
     nothing was sent then, and nothing will be.
     relocate: asked for the location when nothing answers or the token is refused, because the control plane may have
     moved; it may raise what the call then raises.
+    limits: of each answer.
     waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
     """
 
@@ -85,6 +89,7 @@ class Transport:
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
         relocate: Callable[[], Location | None] = lambda: None,
+        limits: Limits = LIMITS,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -93,6 +98,7 @@ class Transport:
         self._client = client
         self._retry_for_s = retry_for_s
         self._relocate = relocate
+        self._limits = limits
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
         self.waiting: Callable[[GpulayerError], None] = lambda _: None
         self._lock = threading.Lock()
@@ -109,7 +115,7 @@ class Transport:
 
         def once(way: Way, fresh: bool) -> _Reply:
             connection, response = self._exchange(call, way, fresh=fresh)
-            body = self._read_all(connection, response)
+            body = self._read_all(call, connection, response)
             if response.status not in call.endpoint.statuses:
                 self._refuse(call, response, body)
             return cast("_Reply", parse_json(call, body))
@@ -123,14 +129,14 @@ class Transport:
         def once(way: Way, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
             connection, response = self._exchange(call, way, fresh=fresh)
             if response.status not in call.endpoint.statuses:
-                self._refuse(call, response, self._read_all(connection, response))
+                self._refuse(call, response, self._read_all(call, connection, response))
             return connection, response
 
         connection, response = self._retrying(call, once, retry_for_s)
         try:
             yield ByteStream(
                 chunks=_chunks(response, is_followed=call.hold_s is None),
-                start=_header_number(response, "X-Gpulayer-Log-Start"),
+                start=_header_number(response, "X-Gpulayer-Log-Start") or 0,
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
                 is_timed=response.getheader("X-Gpulayer-Log-Timed", "") != "0",
             )
@@ -175,22 +181,31 @@ class Transport:
             self._sleep(then.wait_s)
 
     def _exchange(self, call: Call[Any], way: Way, *, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
-        connection = (None if fresh else self._take(way.route)) or open_connection(way, lambda: self._context(way))
+        connection = None if fresh else self._take(way.route)
+        if connection is None:
+            connection = open_connection(way, lambda: self._context(way), self._limits)
         try:
-            sock = connection.sock  # which an answer that ends the connection takes over
-            sock.settimeout(ANSWER_S + (call.hold_s or 0.0))
+            connection.sock.settimeout(self._limits.answer_s)
             self._send(connection, call, way)
             here("client.after_send")
+            connection.pace.head(call.hold_s or 0.0)
             response = connection.getresponse()
             if call.hold_s is None:
-                sock.settimeout(QUIET_S)
-            return connection, response
+                connection.pace.followed()
+            else:
+                connection.pace.body()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(way.route, error)) from None
         except BaseException:
             connection.close()
             raise
+        try:
+            check_length(call, response.getheader("Content-Length", ""))
+        except GpulayerError:
+            self._drop(connection, response)
+            raise
+        return connection, response
 
     def _send(self, connection: Connection, call: Call[Any], way: Way) -> None:
         headers = request_headers(call, address=way.route.address, token=way.token, client=self._client)
@@ -203,17 +218,27 @@ class Transport:
             body = call.body if call.body is not None or method == "GET" else b""
             connection.request(method, target, body=body, headers=headers)
 
-    def _read_all(self, connection: Connection, response: http.client.HTTPResponse) -> bytes:
+    def _read_all(self, call: Call[Any], connection: Connection, response: http.client.HTTPResponse) -> bytes:
+        limit = self._limits.whole_bytes
+        body = bytearray()
+        connection.pace.body()
         try:
-            body = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
+            if (response.length or 0) > limit:
+                raise too_large(call, limit)
+            while piece := response.read(CHUNK):
+                body += piece
+                if len(body) > limit:
+                    raise too_large(call, limit)
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._drop(connection, response)
             raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(connection.route, error)) from None
         except BaseException:
-            connection.close()
+            self._drop(connection, response)
             raise
         self._release(connection, response)
-        return body
+        return bytes(body)
 
     def _refuse(self, call: Call[Any], response: http.client.HTTPResponse, body: bytes) -> None:
         headers = {name.lower(): value for name, value in response.getheaders()}
@@ -248,7 +273,11 @@ class Transport:
                 if len(self._idle) < _POOLED:
                     self._idle.append(connection)
                     return
-        response.close()
+        self._drop(connection, response)
+
+    @staticmethod
+    def _drop(connection: Connection, response: http.client.HTTPResponse) -> None:
+        response.close()  # which holds the socket where its answer ends with the connection
         connection.close()
 
 
@@ -266,9 +295,8 @@ def _chunks(response: http.client.HTTPResponse, *, is_followed: bool) -> Iterato
         yield chunk
 
 
-def _header_number(response: http.client.HTTPResponse, name: str) -> int:
-    text = response.getheader(name, "")
-    return int(text) if text.isdigit() else 0
+def _header_number(response: http.client.HTTPResponse, name: str) -> int | None:
+    return whole_number(response.getheader(name, ""))
 
 
 def _no_answer(route: Route, error: BaseException) -> GpulayerError:

@@ -86,7 +86,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """One report of an agent; see ``wire.workers.ReportBody`` for boot, seq, holding and recovered."""
+    """One report of an agent; see ``wire.workers.ReportBody`` for boot, seq, holding, recovered and unstarted."""
 
     at: Instant
     worker: WorkerId
@@ -99,6 +99,7 @@ class WorkerReported:
     facts_digest: Digest | None = None
     stopping: bool = False
     leaving: bool = False
+    unstarted: tuple[Epoch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

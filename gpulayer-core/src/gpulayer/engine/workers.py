@@ -153,6 +153,7 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     if is_new_boot:
         turn.workers[worker.id] = worker
         _end_vanished(turn, worker, event.recovered or ())
+        _end_begun(turn, worker, event.unstarted)
     for epoch in worker.leases:
         attempt = turn.state.attempts[epoch]
         if attempt.is_unreachable:
@@ -183,6 +184,15 @@ def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> N
         if attempt is None or epoch in recovered or attempt.nodes[index].phase is NodePhase.ASSIGNED:
             continue
         _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
+
+
+def _end_begun(turn: Turn, worker: Worker, unstarted: tuple[Epoch, ...]) -> None:
+    """An agent that would start what is known to run has an older state of its worker's folder, or a copy of one: it
+    must not run twice."""
+    for epoch in unstarted:
+        attempt = _lent_to(turn.state, worker, epoch)
+        if attempt is not None and attempt.nodes[worker.leases[epoch]].phase in (NodePhase.RUNNING, NodePhase.ENDING):
+            _lose(turn, worker, attempt, f"worker {worker.name} started again without knowing that this attempt ran")
 
 
 def _stops(turn: Turn, worker: Worker) -> None:

@@ -1,6 +1,7 @@
 """The URL of a control plane, taken apart once. Pure.
 
 Plain http is for this machine's own address alone: over a network it would show the token to everybody on the way.
+A name or password in a URL is refused before the URL is read any further, and no message repeats it.
 """
 
 from dataclasses import dataclass
@@ -49,13 +50,14 @@ def host_of(host: str) -> str:
 
 def parse_url(url: str) -> Address:
     """Raises UsageError for what is no URL of a control plane, and for plain http to another machine."""
+    _check_open(url)
     try:
         parts = urlsplit(url.strip())
         host, port = _host(parts.hostname), parts.port
+        _check_host(host)
     except ValueError as error:
         raise UsageError(f"{url!r} is not a URL: {error}", hint=_FORM) from None
-    is_plain = not (parts.query or parts.fragment or parts.username or parts.password)
-    if not host or parts.scheme not in _PORTS or not is_plain:
+    if not host or parts.scheme not in _PORTS or parts.query or parts.fragment:
         raise UsageError(f"{url!r} is not a control plane's address", hint=_FORM)
     if parts.scheme == "http" and host not in LOOPBACK:
         raise UsageError(
@@ -67,6 +69,7 @@ def parse_url(url: str) -> Address:
 
 def parse_urls(text: str) -> tuple[Address, ...]:
     """Several URLs of one control plane, with commas or spaces between. Raises UsageError, also for none."""
+    _check_open(text)  # as a whole: a password may hold commas and spaces, too
     found = tuple(dict.fromkeys(parse_url(each) for each in text.replace(",", " ").split()))
     if not found:
         raise UsageError("no control plane's address was given", hint=_FORM)
@@ -77,14 +80,38 @@ def parse_proxy(text: str) -> Address | None:
     """An HTTP proxy to tunnel through (CONNECT), None for an empty text. Raises UsageError."""
     if not text:
         return None
+    _check_open(text)
     try:
         parts = urlsplit(text.strip())
         host, port = _host(parts.hostname), parts.port
+        _check_host(host)
     except ValueError:
         parts, host, port = urlsplit(""), "", None
-    if parts.scheme != "http" or not host or not port or parts.path not in ("", "/") or parts.username:
+    if parts.scheme != "http" or not host or not port or parts.path not in ("", "/"):
         raise UsageError(f"{text!r} is not a proxy's address", hint="write it like http://proxy.example.org:3128")
     return Address(host, port)
+
+
+def _check_open(text: str) -> None:
+    """Raises UsageError, with nothing of the text, where it holds a name or a password (RFC 3986, section 3.2.1)."""
+    if "@" in text or "%40" in text:
+        raise UsageError(
+            "the address holds a name or a password (NAME:PASSWORD@HOST), which GPUlayer does not take",
+            hint="give the address alone; the token goes into GPULAYER_TOKEN. If that password was real and others may "
+            "have seen it, change it",
+        )
+
+
+def _check_host(host: str) -> None:
+    """Raises ValueError for a name that no resolver takes: a label is 1 to 63 octets, also as IDNA writes it."""
+    if ":" in host:
+        return
+    if any(sign.isspace() or not sign.isprintable() for sign in host):
+        raise ValueError("its host holds signs that no name has")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError("its host is no name: each part between dots has 1 to 63 letters") from None
 
 
 def _host(named: str | None) -> str:

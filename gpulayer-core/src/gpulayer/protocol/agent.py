@@ -199,6 +199,8 @@ def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, act
             _stage(held, actions)
         case Phase.SPAWNING if node.is_running or node.process is not None:
             _spawned(held, now_ms, actions)
+        case Phase.SPAWNING if held.stop is None:
+            held.phase, held.is_staged = Phase.STAGING, True  # it waits, as all do that has not begun
         case Phase.SPAWNING:
             actions.append(Spawn(held.assignment, kill_by_ms(state, held)))
         case Phase.RUNNING:
@@ -415,8 +417,9 @@ def _keeps_its_room(state: AgentState, held: Held) -> bool:
 
 def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
     """Start what is ready and has room, in order of epochs. A void attempt may still hold a device that was lent again
-    meanwhile, and uses its cores until it is dead."""
-    if not state.ready:
+    meanwhile, and uses its cores until it is dead. Nothing before the first report of a boot is answered: this may be a
+    copy of a worker's folder, and what had not begun in it has begun since where it was copied from."""
+    if not state.ready or not state.is_settled:
         return
     cpus = sum(held.assignment.cpus for held in state.using.values())
     memory_bytes = sum(held.assignment.memory_bytes for held in state.using.values())

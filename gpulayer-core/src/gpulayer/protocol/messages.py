@@ -449,7 +449,8 @@ class Item:
 class ReportPlan:
     """A report by value; the sender adds only schema and facts. See ``wire.workers.ReportBody``.
 
-    stopping: nothing more is to be lent here. leaving: nothing is left here either.
+    unstarted: of those that were recovered. stopping: nothing more is to be lent here. leaving: nothing is left here
+    either.
     """
 
     boot: int
@@ -461,6 +462,7 @@ class ReportPlan:
     has_facts: bool = False
     stopping: bool = False
     leaving: bool = False
+    unstarted: tuple[Epoch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from gpulayer.ids import Epoch
 from gpulayer.protocol.held import Held
 from gpulayer.protocol.messages import Item, Phase, ReportedState, ReportPlan
 from gpulayer.protocol.state import AgentState
@@ -59,7 +60,12 @@ def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
         has_facts=state.has_new_facts,
         stopping=state.is_stopping,
         leaving=can_leave(state),
+        unstarted=() if state.recovered is None else _unstarted(state),
     )
+
+
+def _unstarted(state: AgentState) -> tuple[Epoch, ...]:
+    return tuple(sorted({held.key.epoch for held in state.held.values() if held.phase is Phase.STAGING}))
 
 
 def _item(held: Held, now_ms: int) -> Item:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
+from gpulayer.spec.environment import check_environment
 from gpulayer.spec.secrets import Secret, check_grant, check_secrets, shown_name
 from gpulayer.spec.units import format_bytes, parse_bytes, parse_duration_ms
 
@@ -150,14 +151,15 @@ def plan_job(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> JobPlan:
     """Raises UsageError for a value that can't be meant, NotSupported for a keyword of a later version, TypeError for
-    an unknown one. base_env: what every job of this client gets; ``env`` wins over it. environment: where the values of
-    secrets are that are given by name alone."""
+    an unknown one. base_env: what every job of this client gets; ``env`` and secrets win over it. environment:
+    where the values of secrets are that are given by name alone."""
     _check_names(options, _JOB_NAMES, "submit")
     submission: JobSubmission = {"schema": _SCHEMA, "command": _command(command)}
     request = plan_request(cast("RequestOptions", {k: v for k, v in options.items() if k in _REQUEST_NAMES}))
     if request:
         submission["request"] = request
-    env = {**base_env, **options.get("env", {})}
+    own_env, secrets_given = options.get("env", {}), options.get("secrets", ())
+    env = {name: value for name, value in base_env.items() if name not in secrets_given} | dict(own_env)
     if env:
         submission["env"] = env
     if options.get("name"):
@@ -199,9 +201,10 @@ def plan_job(
         check_grant(options["grant"])
         submission["grant"] = options["grant"]
     _check_text(submission)
-    secrets = _secrets(options.get("secrets", ()), env, environment)
+    secrets = _secrets(secrets_given, own_env, environment)
     if secrets:
         submission["secrets"] = secrets
+    check_environment(env, secrets)
     source = options.get("source")
     return JobPlan(
         submission,

@@ -71,7 +71,8 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             caller = None
             if not access.is_open:
                 caller = await plane.auth.authenticate(request.headers.get("authorization"))
-                request.scope.get("state", {}).get(KNOWN, _nobody_asks)()
+                known = request.scope.get("state", {}).get(KNOWN, _nobody_asks)
+                known(caller.party, is_worker=caller.kind is TokenKind.WORKER)
                 access.check(caller)
             call = Call(plane, request, caller)
             if caller is None or caller.kind is not TokenKind.CLIENT:
@@ -90,8 +91,8 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
     return endpoint
 
 
-def _nobody_asks() -> None:
-    """Served by something that counts no strangers."""
+def _nobody_asks(_party: str, *, is_worker: bool) -> None:
+    """Served by something that counts no connections."""
 
 
 @contextmanager

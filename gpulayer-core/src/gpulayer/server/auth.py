@@ -23,8 +23,10 @@ from gpulayer.clock import Clock
 from gpulayer.errors import BadRequest, Conflict, StorageUnavailable, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
 from gpulayer.server.settings import Layout
-from gpulayer.server.store import IdentityRow, TokenRow
+from gpulayer.server.starts import Start, check_newest, superseded, with_newest, with_start
+from gpulayer.server.store import IdentityRow, StartRow, TokenRow
 from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
+from gpulayer.wire.sessions import session_text
 
 __all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "SYSTEM", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
 
@@ -69,6 +71,17 @@ class Caller:
     grant: Grant = Grant.NONE
 
     @property
+    def party(self) -> str:
+        """Among whose connections its own counts: an owner's tokens and jobs together, each worker, each join token."""
+        match self.kind:
+            case TokenKind.WORKER:
+                return f"worker {self.worker}"
+            case TokenKind.JOIN:
+                return f"join {self.token_id}"
+            case _:
+                return f"owner {self.owner}"
+
+    @property
     def key_owner(self) -> str:
         """Whose idempotency keys its own are apart from: those of a job are not its owner's, so that neither is
         answered with what the other submitted."""
@@ -96,6 +109,7 @@ class _Session:
     worker: WorkerId
     secret_hash: str
     expires_ms: int
+    start: Start | None
 
 
 class Auth:
@@ -112,6 +126,8 @@ class Auth:
       worker signs with a higher counter.
     * Counters only rise, in ``keep_identity`` and in the store (``Side.counters``), and neither makes an identity of
       one. A session that was on its way while its worker was removed is refused after its commit (``open_session``).
+    * Starts of agents only rise, likewise (``server.starts``). A newer one ends the sessions of all others in the turn
+      in which it is taken; what they have under way is refused where it would change something (``check_still``).
     """
 
     def __init__(
@@ -132,6 +148,7 @@ class Auth:
         self._used: set[str] = set()
         self._identities = {row.worker: row for row in identities}
         self._sessions: dict[str, _Session] = {}
+        self._refused: dict[WorkerId, Start] = {}
 
     async def authenticate(self, header: str | None) -> Caller:
         """The caller of a request with this Authorization header. Raises Unauthenticated, and StorageUnavailable where
@@ -303,11 +320,9 @@ class Auth:
         return any(row.is_local for row in self._identities.values())
 
     def keep_identity(self, row: IdentityRow) -> None:
-        """In memory; call it once the row is durable. A counter that was raised meanwhile stays so."""
+        """In memory; call it once the row is durable. What was raised meanwhile stays so: counter and start."""
         known = self._identities.get(row.worker)
-        if known is not None and known.counter > row.counter:
-            row = replace(row, counter=known.counter)
-        self._identities[row.worker] = row
+        self._identities[row.worker] = row if known is None else with_newest(row, known)
 
     def removal(self, worker: WorkerId) -> TokenRow | None:
         """What keeps a worker that is to be removed from joining again with the token that it has: the token's row, to
@@ -321,6 +336,7 @@ class Auth:
     def forget_worker(self, worker: WorkerId) -> None:
         """The worker is gone: its key and its sessions open nothing any more."""
         self._identities.pop(worker, None)
+        self._refused.pop(worker, None)
         self._sessions = {id_: session for id_, session in self._sessions.items() if session.worker != worker}
 
     def check_enrolment(self, caller: Caller, name: str, public_key: str, signature: str) -> None:
@@ -331,34 +347,67 @@ class Auth:
                 hint="a worker signs it with the key in its folder: join it with gpulayer join",
             )
 
-    def take_signature(self, worker: WorkerId, counter: int, signature: str) -> None:
+    def take_signature(
+        self, worker: WorkerId, counter: int, signature: str, *, start: Start | None = None
+    ) -> tuple[StartRow, ...]:
         """Check the signature and use its counter up, which is to be committed before a session is given.
 
-        Raises Unauthenticated for an unknown worker or a false signature, and Conflict for a counter that is not higher
-        than the last one, which ``details`` then names: the worker may sign again above it.
+        Returns the start, to be committed with it, where the worker's agent has started anew; then all sessions of
+        its earlier starts have ended. Raises Unauthenticated for an unknown worker or a false signature, and Conflict:
+        for a start that is not the newest (``details.superseded``), and for a counter that is not higher than the last
+        one, which ``details.counter`` then names: the worker may sign again above it.
         """
         row = self._enrolled(worker)
-        if not _is_signed(row.public_key, signature, f"gpulayer-session:{worker}:{counter}"):
+        named = (None, None) if start is None else (start.boot, start.instance)
+        if not _is_signed(row.public_key, signature, session_text(worker, counter, boot=named[0], instance=named[1])):
             raise Unauthenticated("the signature is not this worker's")
+        if start is not None:
+            check_newest(row, start)
         if counter <= row.counter:
             raise Conflict(
                 f"counter {counter} was used before; the last one was {row.counter}",
                 hint="sign with a higher counter",
                 details={"counter": row.counter},
             )
-        self._identities[worker] = replace(row, counter=counter)
+        raised = replace(row, counter=counter)
+        self._identities[worker] = raised if start is None else with_start(raised, start, self._clock.wall_ms())
+        if start is None or start == Start(row.boot, row.instance):
+            return ()
+        self._sessions = {
+            id_: session
+            for id_, session in self._sessions.items()
+            if session.worker != worker or session.start == start
+        }
+        return (StartRow(worker, start.boot, start.instance, self._clock.wall_ms()),)
 
-    def open_session(self, worker: WorkerId, life_s: int) -> str:
-        """A session token. Older sessions of the worker go on until they expire, so that a late request is good.
+    def is_refusal_told(self, worker: WorkerId, start: Start) -> bool:
+        """Whether the trail tells already that this start was refused, which may ask again and again."""
+        return self._refused.get(worker) == start
 
-        Raises Unauthenticated for a worker that is not known, or no more.
+    def refusal_told(self, worker: WorkerId, start: Start) -> None:
+        """Call it once the entry is durable."""
+        self._refused[worker] = start
+
+    def check_boot(self, worker: WorkerId, boot: int) -> None:
+        """Raises the Conflict of ``superseded`` for what an agent says that has started anew since."""
+        row = self._enrolled(worker)
+        if boot < row.boot:
+            raise superseded(row)
+
+    def open_session(self, worker: WorkerId, life_s: int, *, start: Start | None = None) -> str:
+        """A session token. Older sessions of this start go on until they expire, so that a late request is good.
+
+        Raises Unauthenticated for a worker that is not known, or no more, and the Conflict of ``superseded`` where
+        another start was taken since this one.
         """
-        self._enrolled(worker)
+        row = self._enrolled(worker)
+        if start is not None:
+            check_newest(row, start)
         token = make_token(TokenKind.WORKER, self._random)
         _, id_, secret = parse_token(token)
         now_ms = self._clock.monotonic_ms()
         self._sessions = {key: session for key, session in self._sessions.items() if session.expires_ms > now_ms}
-        self._sessions[id_] = _Session(worker, self._hash(secret), now_ms + life_s * 1000)
+        self._sessions[id_] = _Session(worker, self._hash(secret), now_ms + life_s * 1000, start)
         return token
 
     def _enrolled(self, worker: WorkerId) -> IdentityRow:

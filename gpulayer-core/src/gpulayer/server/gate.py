@@ -5,6 +5,11 @@ one too many comes, the oldest of the address that has most of them is closed: w
 closes its own. A worker or client sends its token within a round trip of being connected, and is then no stranger any
 more. A connection counts from its acceptance, so that a TLS handshake that never ends counts too.
 
+The known ones belong to parties: the owner of a token, a worker, a join token. All but workers share three quarters of
+the room, so that no client's token keeps a worker out; and where room is lacking, the party with most connections
+gives one up, an idle one if it has such. Whoever has few never does. What is cut off asks again: a followed log goes on
+from its offset, a request that is repeated is answered once.
+
 Times are looked at in one sweep over all connections: a timer for each request would cost more than the request's head.
 """
 
@@ -13,6 +18,7 @@ import errno
 import logging
 import socket
 import ssl
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +33,7 @@ __all__ = ["Entry", "Gate", "GateLimits", "GatedServer"]
 
 _MOST_CONNECTIONS: Final = 10_000
 _MOST_STRANGERS: Final = 1024
+_FEW: Final = 8  # more than one worker or command needs
 _ACCEPTS_A_TURN: Final = 64
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WAIT_FOR_DESCRIPTORS_S: Final = 1.0
@@ -38,11 +45,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """connections: in all. strangers: of them, those without a good token so far. head: see ``HeadLimits``."""
+    """connections: in all. strangers: of them, those without a good token so far. few: a party with no more than that
+    gives none up. head: see ``HeadLimits``."""
 
     connections: int = _MOST_CONNECTIONS
     strangers: int = _MOST_STRANGERS
     head: HeadLimits = field(default_factory=HeadLimits)
+    few: int = _FEW
+
+    @property
+    def clients(self) -> int:
+        """Of the connections, those that may be other than workers'."""
+        return self.connections - self.connections // 4
 
     @classmethod
     def within(cls, descriptors: int) -> "GateLimits":
@@ -54,20 +68,20 @@ class GateLimits:
 class Entry:
     """One connection, from its acceptance on. It keeps no connection alive once that is over."""
 
-    __slots__ = ("_gate", "address", "drop", "is_known", "protocol")
+    __slots__ = ("_gate", "address", "drop", "is_worker", "party", "protocol")
 
     def __init__(self, gate: "Gate", address: str, drop: Callable[[], None]) -> None:
         self._gate = gate
         self.address = address
         self.drop = drop
         self.protocol: OneWriteProtocol | None = None
-        self.is_known = False
+        self.party = ""  # of a stranger
+        self.is_worker = False
 
-    def recognise(self) -> None:
-        """It has carried a request with a good token. May be repeated."""
-        if not self.is_known:
-            self.is_known = True
-            self._gate.forget_stranger(self)
+    def recognise(self, party: str, *, is_worker: bool) -> None:
+        """It carries a request with a good token of this party; behind a proxy, the next may be another's."""
+        if self.party != party:
+            self._gate.make_known(self, party, is_worker=is_worker)
 
     def leave(self) -> None:
         """The connection is over. May be repeated."""
@@ -84,6 +98,9 @@ class Gate:
         self._entries: set[Entry] = set()
         self._strangers: dict[str, dict[Entry, None]] = {}
         self._count = 0  # of strangers
+        self._clients: dict[str, dict[Entry, None]] = {}
+        self._client_count = 0
+        self._workers: dict[str, dict[Entry, None]] = {}
 
     @property
     def connections(self) -> int:
@@ -96,8 +113,12 @@ class Gate:
 
     def admit(self, address: str, drop: Callable[[], None]) -> Entry | None:
         """A new connection; ``drop`` ends it. None: there is no room, and nobody to be sent away for it."""
-        if self._count and (self._count >= self.limits.strangers or len(self._entries) >= self.limits.connections):
-            self._drop_one()
+        is_full = len(self._entries) >= self.limits.connections
+        if self._count and (self._count >= self.limits.strangers or is_full):
+            crowd = max(self._strangers.values(), key=len)
+            _end(next(iter(crowd)))
+        elif is_full:
+            self._drop_known(*self._clients.values(), *self._workers.values())
         if len(self._entries) >= self.limits.connections:
             return None
         entry = Entry(self, _group(address), drop)
@@ -106,18 +127,33 @@ class Gate:
         self._count += 1
         return entry
 
-    def forget_stranger(self, entry: Entry) -> None:
-        """It is known now, or gone."""
-        group = self._strangers.get(entry.address, {})
-        if entry in group:
-            del group[entry]
-            self._count -= 1
-            if not group:
-                del self._strangers[entry.address]
+    def make_known(self, entry: Entry, party: str, *, is_worker: bool) -> None:
+        """It counts as this party's from now on. Where there are too many that are no workers', one of them goes."""
+        if entry not in self._entries:  # over, while its token was looked at
+            return
+        self._leave_group(entry)
+        entry.party, entry.is_worker = party, is_worker
+        (self._workers if is_worker else self._clients).setdefault(party, {})[entry] = None
+        if not is_worker:
+            self._client_count += 1
+            if self._client_count > self.limits.clients and not self._drop_known(*self._clients.values()):
+                _end(entry)
 
     def forget(self, entry: Entry) -> None:
-        self._entries.discard(entry)
-        self.forget_stranger(entry)
+        """It is over."""
+        if entry in self._entries:
+            self._entries.discard(entry)
+            self._leave_group(entry)
+
+    def _leave_group(self, entry: Entry) -> None:
+        if not entry.party:
+            _take_out(self._strangers, entry.address, entry)
+            self._count -= 1
+        elif entry.is_worker:
+            _take_out(self._workers, entry.party, entry)
+        else:
+            _take_out(self._clients, entry.party, entry)
+            self._client_count -= 1
 
     def sweep(self, now: float) -> None:
         """End the connections whose time is over, by the loop's clock."""
@@ -130,12 +166,14 @@ class Gate:
             elif protocol.deadline < now:
                 protocol.run_out()
 
-    def _drop_one(self) -> None:
-        group = max(self._strangers.values(), key=len)
-        entry = next(iter(group))
-        drop = entry.drop
-        entry.leave()
-        drop()
+    def _drop_known(self, *parties: dict[Entry, None]) -> bool:
+        """The party with most gives up its oldest one that is idle, or else its oldest. False: all have few."""
+        group = max(parties, key=len, default={})
+        if len(group) <= self.limits.few:
+            return False
+        idle = (entry for entry in group if entry.protocol is not None and entry.protocol.is_idle)
+        _end(next(idle, next(iter(group))))
+        return True
 
 
 class GatedServer(uvicorn.Server):
@@ -214,6 +252,9 @@ class GatedServer(uvicorn.Server):
             )
         except (OSError, EOFError) as error:  # the other side's doing, seen while shaking hands
             _log.debug("a connection from %s came to nothing: %s", address, error)
+            # The error holds its frames, they hold it, and the TLS buffers too, a quarter of a MiB: a circle that only
+            # a full collection would find, which is rare here (see ``serve``).
+            traceback.clear_frames(error.__traceback__)
         finally:
             if entry.protocol is None:  # also where it was sent away in the middle of a handshake
                 entry.leave()
@@ -239,6 +280,19 @@ def _group(address: str) -> str:
     if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
         return str(IPv6Address(int(found) >> 64 << 64))
     return str(found)
+
+
+def _end(entry: Entry) -> None:
+    drop = entry.drop
+    entry.leave()
+    drop()
+
+
+def _take_out(groups: dict[str, dict[Entry, None]], name: str, entry: Entry) -> None:
+    group = groups[name]
+    del group[entry]
+    if not group:
+        del groups[name]
 
 
 def _cancel(task: "asyncio.Task[None]") -> None:

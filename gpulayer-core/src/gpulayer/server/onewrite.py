@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["KNOWN", "HeadLimits", "OneWriteProtocol"]
 
 KNOWN: Final = "gpulayer.known"
-"""Where in a request's ``state`` the app finds what to call once the caller has shown a good token."""
+"""Where in a request's ``state`` the app finds what to call once the caller has shown a good token: with the party
+whose connection it is, and ``is_worker``."""
 
 _JOINED: Final = 64 * 1024
 _DROPPED: Final = 4 * 1024 * 1024
@@ -142,6 +143,12 @@ class OneWriteProtocol(H11Protocol):
             self._refuse(431, TooLarge(f"the head of the request is over the limit of {limit}"))
         else:
             self._refuse(400, BadRequest(f"this is no HTTP request that can be read: {_kind(str(refusal or msg))}"))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was asked that is not answered."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is None or cycle.response_complete
 
     def is_stuck(self, now: float) -> bool:
         """Whether something waits for the reader and it has taken nothing for ``still_s``. Call it now and then: what

@@ -75,6 +75,8 @@ class PlaneSettings:
     max_body_bytes: of one request that is held in memory. max_blob_bytes: of one streamed blob.
     body_piece_s: how long the next piece of a body may take; body_bytes_a_second: how fast it must be on the whole.
     look_again_s: how often a request that is held looks whether its caller's token is still good.
+    log_hold_s: how long a follower waits for an attempt that is still to come before it is told to ask again; well
+    below the minute after which clients, and what stands between, take silence for a dead connection.
     keep_logs_ms: after a job's end; 0 for ever. urls, public_urls, fingerprints: how other machines reach it; empty
     where they can't.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
@@ -94,6 +96,7 @@ class PlaneSettings:
     body_piece_s: float = 30.0
     look_again_s: float = 10.0
     body_bytes_a_second: int = 1024
+    log_hold_s: float = 25.0
     heartbeat_ms: int = 10_000
     session_life_s: int = 86_400
     join_token_life_s: int = 900

@@ -67,10 +67,8 @@ class Access:
         """Raises Forbidden that says what the route takes."""
         if caller.kind not in self.kinds:
             accepted = " or ".join(sorted(self.kinds))
-            raise Forbidden(
-                f"a {caller.kind} token does not open this route; it takes a {accepted} token",
-                hint=_MADE_FOR[caller.kind],
-            )
+            hint = _job_may(caller) if caller.kind is TokenKind.JOB else _MADE_FOR[caller.kind]
+            raise Forbidden(f"a {caller.kind} token does not open this route; it takes a {accepted} token", hint=hint)
         if caller.kind is TokenKind.JOB and not caller.grant.includes(self.grant):
             raise Forbidden(
                 f"the token of job {caller.job} only reads what is its own",
@@ -87,8 +85,17 @@ _MADE_FOR: Final = {
     TokenKind.CLIENT: "only workers and jobs call it",
     TokenKind.JOIN: "a join token (gle_…) is for `gpulayer join` alone; commands take a client token (glc_…)",
     TokenKind.WORKER: "a worker's session only serves the work of that worker",
-    TokenKind.JOB: "a job's token reads what is its own and, where that was granted, submits jobs",
 }
+
+
+def _job_may(caller: Caller) -> str:
+    """What the token of a job is good for, in commands."""
+    own = f"with this job's token: gpulayer job show, logs, events and result {caller.job}"
+    if not caller.grant.includes(Grant.SUBMIT):
+        return f"{own}; with --grant submit also gpulayer submit"
+    return f"{own} and of the jobs it submits; gpulayer submit; job cancel and retry of those"
+
+
 _CLIENT: Final = frozenset({TokenKind.CLIENT})
 _WORKER: Final = frozenset({TokenKind.WORKER})
 _JOB: Final = frozenset({TokenKind.JOB})

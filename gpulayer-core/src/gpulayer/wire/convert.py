@@ -12,6 +12,7 @@ from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
 from gpulayer.ids import Digest, Epoch, JobId, is_digest
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.environment import check_environment
 from gpulayer.spec.globs import Glob
 from gpulayer.spec.job import (
     DEFAULT_GRACE_MS,
@@ -266,6 +267,13 @@ def _secret_names(submission: JobSubmission) -> tuple[str, ...]:
     return tuple(sorted(secrets))
 
 
+def _check_sizes(submission: JobSubmission) -> None:
+    try:
+        check_environment(submission.get("env", {}), submission.get("secrets", {}))
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+
+
 def _grant(grant: str) -> str:
     try:
         check_grant(grant)
@@ -297,12 +305,14 @@ class SpecReader:
         self._spec: JobSpec | None = None
 
     def read(self, submission: JobSubmission) -> JobSpec:
-        """Raises like ``spec_from_wire``."""
+        """Raises like ``spec_from_wire``, and BadRequest for more variables than a program can be started with: what
+        was kept before there was a limit is still read."""
         rest: dict[str, object] = {**submission}
         del rest["command"]
         if self._spec is not None and rest == self._rest:
             return self._spec.with_command(_command(submission["command"]))
         self._spec = spec_from_wire(submission)
+        _check_sizes(submission)
         self._rest = rest
         return self._spec
 

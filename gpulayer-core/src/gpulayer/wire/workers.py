@@ -111,8 +111,11 @@ class EnrolReply(TypedDict):
 
 
 class SessionBody(TypedDict):
-    """Proof of possession: Ed25519 over ``gpulayer-session:<worker id>:<counter>``, 128 hex characters.
+    """Proof of possession: Ed25519 over ``gpulayer-session:<worker id>:<counter>:<boot>:<instance>``, 128 hex
+    characters; agents of before sign without the last two, and send neither.
 
+    ``boot`` counts the starts of this agent, ``instance`` names its process. A session is for the newest start alone,
+    and ends those of earlier ones; any other is answered 409 with ``details.superseded``: it has lost its place.
     ``counter`` grows with every request of this identity, so that a signature can't be used twice: one that is not
     higher than the last is answered 409, and ``details.counter`` names that. Sign again above it.
     """
@@ -120,6 +123,8 @@ class SessionBody(TypedDict):
     schema: Schema
     counter: Counter
     signature: Annotated[str, MinLen(128), MaxLen(128)]
+    boot: NotRequired[Counter | None]
+    instance: NotRequired[Annotated[str, MinLen(1), MaxLen(64)] | None]
 
 
 class SessionReply(TypedDict):
@@ -162,6 +167,8 @@ class ReportBody(TypedDict):
 
     ``recovered``: the epochs that the agent still knew when it started, sent until the first answer of a boot:
     an attempt that the control plane believes there and that is not listed is lost.
+    ``unstarted``: those of them whose program has not been started: an attempt that the control plane knows to run is
+    lost, because this agent runs in a copy, or an older state, of its folder.
     ``holding``: all epochs the agent holds now; what the control plane no longer lends it comes back as ``void``.
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
     ``stopping``: it ends what it holds and starts nothing more; sent before anything else of that.
@@ -174,6 +181,7 @@ class ReportBody(TypedDict):
     sent_ms: Counter
     holding: Annotated[list[Counter], MaxLen(20_000)]
     recovered: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
+    unstarted: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
     facts: NotRequired[WorkerFactsFields | None]
     stopping: NotRequired[bool]
     leaving: NotRequired[bool]

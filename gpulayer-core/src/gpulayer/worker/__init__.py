@@ -13,7 +13,8 @@ def run(settings: WorkerSettings) -> int:
     """Work until told to stop by SIGTERM or SIGINT (then 0: jobs ended, the control plane told, the spawner gone).
 
     Blocks; call it from a main thread. Raises Conflict where another agent runs in ``work_dir``, Unauthenticated
-    where neither its identity nor its token is accepted (it was removed: its jobs have ended), and any other
+    where neither its identity nor its token is accepted (it was removed: its jobs have ended), Forbidden where another
+    agent runs with its identity, in a copy of ``work_dir`` (its jobs have ended, too), and any other
     GpulayerError that makes it unable to go on; its jobs then go on, and the next ``run`` in the same folder finds
     them. What it does is told at INFO to the logger ``gpulayer``, a line each.
     """

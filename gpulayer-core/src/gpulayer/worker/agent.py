@@ -77,7 +77,7 @@ from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
 from gpulayer.worker.node_work import NodeWork
-from gpulayer.worker.session import NotKnown, Plane
+from gpulayer.worker.session import NotKnown, Plane, Superseded
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
 from gpulayer.worker.stage import Stager
@@ -150,7 +150,7 @@ class Agent:
         self._is_stop_wanted = False
         self._why_stopped = ""
         self._story = Story()
-        self.removed: NotFound | NotKnown | None = None
+        self.removed: NotFound | NotKnown | Superseded | None = None
 
     def session_opened(self, session: SessionReply) -> None:
         """The control plane's terms hold from now on."""
@@ -168,7 +168,8 @@ class Agent:
     async def run(self) -> None:
         """Raises what makes a worker unable to go on: the loss of its spawner link to another agent.
 
-        Where the control plane has forgotten this worker, its jobs are killed, and ``removed`` says how it was told.
+        Where the control plane has forgotten this worker, or serves another agent in its place, its jobs are killed,
+        and ``removed`` says how it was told.
         """
         events = self._link.events()
         attached = await anext(events)
@@ -487,16 +488,20 @@ class Agent:
             self._feed(ReportAnswered(plan.seq, tuple(Epoch(epoch) for epoch in reply["void"])))
 
     def _hear_of_removal(self, error: GpulayerError) -> None:
-        """Removed, its jobs are lost to the control plane, which may have started them elsewhere: none goes on here.
+        """Removed, or replaced by an agent in a copy of its folder, its jobs are lost to the control plane, which may
+        have started them elsewhere: none goes on here.
 
         401 on one route alone is no removal: a control plane that was started again knows no sessions.
         """
-        if self.removed is not None or not isinstance(error, NotFound | NotKnown):
+        if self.removed is not None or not isinstance(error, NotFound | NotKnown | Superseded):
             return
         self.removed = error
         self._is_stop_wanted = True
         held = list(self._state.held.values())
-        _log.warning("the control plane does not know this worker any more: %s", error.message)
+        if isinstance(error, Superseded):
+            _log.warning("the control plane takes nothing more from this agent: %s", error.message)
+        else:
+            _log.warning("the control plane does not know this worker any more: %s", error.message)
         self._feed(AttemptsVoided(tuple({node.key.epoch for node in held})))
         self._feed(StopAllRequested())
 

@@ -242,10 +242,26 @@ class HttpClient:
     def _suspect(self, address: Address, *, still_s: float = _STILL_S) -> None:
         for connection in self._idle.pop(address, ()):
             connection.close()
-        held, now = self._held.get(address, set()), asyncio.get_running_loop().time()
-        for connection in [each for each in held if still_s <= now - each.moved_at]:
-            held.discard(connection)  # so that it is told from one that the other side has ended
-            connection.close()
+        loop = asyncio.get_running_loop()
+        held, now = self._held.get(address, set()), loop.time()
+        spared: dict[Connection, float] = {}
+        for connection in list(held):
+            if still_s <= now - connection.moved_at:
+                self._give_up(address, connection)
+            else:
+                spared[connection] = connection.moved_at
+        if spared:  # what was asked just now may stand on a dead connection, too
+            loop.call_later(still_s, self._look_again, address, spared)
+
+    def _look_again(self, address: Address, spared: Mapping[Connection, float]) -> None:
+        held = self._held.get(address, set())
+        for connection, moved_at in spared.items():
+            if connection in held and connection.moved_at == moved_at:
+                self._give_up(address, connection)
+
+    def _give_up(self, address: Address, connection: Connection) -> None:
+        self._held[address].discard(connection)  # so that it is told from one that the other side has ended
+        connection.close()
 
     def _take_idle(self, address: Address, limit_s: float) -> Connection | None:
         idle = self._idle.get(address, [])

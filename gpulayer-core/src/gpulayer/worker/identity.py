@@ -1,11 +1,14 @@
 """Who this worker is: a key pair and a counter in one file (mode 0600), written whole or not at all, and synced.
 
 The counter grows before every signature and the boot with every start, both durably, so that neither a signature
-nor a boot number is ever used twice, whatever dies when.
+nor a boot number is ever used twice, whatever dies when. The one exception is a folder whose agent was refused
+because another runs with its key: its boot stands still, so that no start, however often something tries it, takes the
+other's place.
 """
 
 import json
 import os
+import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.errors import ProtocolError
 from gpulayer.staging.blobs import storage_error
+from gpulayer.wire.sessions import session_text
 from gpulayer.worker.disk import Reserve
 
 __all__ = ["Identity", "IdentityStore", "write_whole"]
@@ -24,22 +28,25 @@ _KEY_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters."""
+    """``worker_id`` is empty until the key is enrolled. ``private_key``: 64 hex characters. ``is_superseded``: the last
+    that was heard of the control plane is that another agent has this worker's place."""
 
     private_key: str = field(repr=False)
     worker_id: str = ""
     name: str = ""
     counter: int = 0
     boot: int = 0
+    is_superseded: bool = False
 
     @property
     def public_key(self) -> str:
         """Ed25519, 64 hex characters."""
         return self._key().public_key().public_bytes_raw().hex()
 
-    def sign(self, counter: int) -> str:
-        """Over ``gpulayer-session:<worker id>:<counter>``, as ``wire.workers.SessionBody`` says."""
-        return self._key().sign(f"gpulayer-session:{self.worker_id}:{counter}".encode()).hex()
+    def sign(self, counter: int, *, instance: str) -> str:
+        """As ``wire.workers.SessionBody`` says, for the present boot."""
+        text = session_text(self.worker_id, counter, boot=self.boot, instance=instance)
+        return self._key().sign(text.encode()).hex()
 
     def sign_enrolment(self, token_id: str, name: str) -> str:
         """Over ``gpulayer-enrol:<join token id>:<name>``, as ``wire.workers.EnrolBody`` says."""
@@ -51,9 +58,13 @@ class Identity:
 
 class IdentityStore:
     """The file ``identity.json``. It appears with enrolment; before, the key waits beside it, because a control plane
-    takes the file's being there for "has joined". Blocks for a few syncs. Raises DiskFull and StorageUnavailable."""
+    takes the file's being there for "has joined". Blocks for a few syncs. Raises DiskFull and StorageUnavailable.
+
+    ``instance`` is this object's alone and on no disk: it tells two agents apart that run in copies of one folder.
+    """
 
     def __init__(self, folder: Path, *, reserve: Reserve) -> None:
+        self.instance: Final = secrets.token_hex(16)
         self._reserve = reserve
         self._path = folder / "identity.json"
         self._unused = folder / "identity.new.json"
@@ -67,7 +78,7 @@ class IdentityStore:
         """Kept durably before it returns. A new worker id counts its signatures from nothing."""
         # A new worker id counts from nothing; the same one must count on.
         counter = self.identity.counter if worker_id == self.identity.worker_id else 0
-        self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter))
+        self._keep(replace(self.identity, worker_id=worker_id, name=name, counter=counter, is_superseded=False))
         self._unused.unlink(missing_ok=True)
 
     def forget_enrolment(self) -> None:
@@ -76,9 +87,15 @@ class IdentityStore:
         self._path.unlink(missing_ok=True)
 
     def next_boot(self) -> int:
-        """Larger than ever before, and kept before it is returned."""
-        self._keep(replace(self.identity, boot=self.identity.boot + 1))
+        """Larger than ever before, and kept before it is returned; the same where another has this worker's place."""
+        if not self.identity.is_superseded:
+            self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot
+
+    def set_superseded(self, is_superseded: bool) -> None:
+        """Kept durably where that is new."""
+        if is_superseded is not self.identity.is_superseded:
+            self._keep(replace(self.identity, is_superseded=is_superseded))
 
     def count_from(self, counter: int) -> None:
         """The next signature has a higher counter than this one, which the control plane has seen."""
@@ -86,10 +103,10 @@ class IdentityStore:
             self._keep(replace(self.identity, counter=counter))
 
     def next_signature(self) -> tuple[int, str]:
-        """A counter that was never used before, and the signature over it."""
+        """A counter that was never used before, and the signature over it, this boot and ``instance``."""
         counter = self.identity.counter + 1
         self._keep(replace(self.identity, counter=counter))
-        return counter, self.identity.sign(counter)
+        return counter, self.identity.sign(counter, instance=self.instance)
 
     def _keep(self, identity: Identity) -> None:
         document = {
@@ -99,6 +116,7 @@ class IdentityStore:
             "private_key": identity.private_key,
             "counter": identity.counter,
             "boot": identity.boot,
+            "is_superseded": identity.is_superseded,
         }
         path = self._path if identity.worker_id else self._unused
         content = json.dumps(document).encode()
@@ -120,6 +138,7 @@ class IdentityStore:
                     name=str(document["name"]),
                     counter=int(document["counter"]),
                     boot=int(document["boot"]),
+                    is_superseded=bool(document.get("is_superseded", False)),
                 )
                 if len(bytes.fromhex(identity.private_key)) != _KEY_BYTES:
                     raise ValueError("private_key is not 64 hex characters")

@@ -35,7 +35,7 @@ from gpulayer.worker.facts import gather_facts
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
-from gpulayer.worker.session import Endpoints, NotKnown, Plane, is_passing
+from gpulayer.worker.session import Endpoints, NotKnown, Plane, Superseded, is_passing
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.stage import Stager
@@ -83,6 +83,7 @@ def introduce(settings: WorkerSettings) -> str:
 
 async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities = IdentityStore(settings.work_dir, reserve=reserve)
+    identities.next_boot()  # this is a start, too: its session is the newest
     site = ProbeSite(settings.work_dir, settings.environment)
     facts = await gather_facts(builtin_registry().probes, site, version=settings.version, labels=settings.labels)
     async with HttpClient(pins=settings.pins, proxy=settings.proxy) as http:
@@ -202,6 +203,8 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
                     boot=boot,
                 )
                 await present.run(agent)
+            if isinstance(agent.removed, Superseded):
+                raise agent.removed
             if agent.removed is None or present.stop.is_set():
                 return
             if not await _unless(present.stop, _join_again(settings, plane, facts, identities, agent.removed)):
@@ -273,7 +276,8 @@ def _said_soon(settings: WorkerSettings, plane: Plane) -> Iterator[None]:
 
 async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> None:
     """Is this worker still known? With a join token it joins again; without one, and with nothing to look after, it
-    raises NotKnown. Silence is no answer: jobs may be running here, and the agent waits for it anyway."""
+    raises NotKnown, and Superseded where another agent has its place. Silence is no answer: jobs may be running here,
+    and the agent waits for it anyway."""
     try:
         await plane.open_session()
     except NotKnown as error:
@@ -284,6 +288,10 @@ async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
                 f"the control plane does not know this worker any more: {error.message}", hint=_JOIN_HINT
             ) from None
         # else: the agent hears the same, and ends what is left here
+    except Superseded:
+        if not Journal(settings.work_dir, boot_id=_boot_id()).load():
+            raise
+        # else: as above
     except GpulayerError as error:
         _log.warning("waiting for the control plane: %s", error.message)
         if isinstance(error, UntrustedServer | VersionMismatch):

@@ -3,6 +3,10 @@
 What has been read is masked in the file, too: a program's output lies there in clear only until it is on its way, and
 not for as long as the program runs. (Not where a secret holds a ``*``; and not beside the spool, past its limit.)
 
+The file is read again where the control plane lost what it was sent, so it must go on giving the same bytes: half a
+secret would be found by nobody. Written is therefore only what lies between two seams (``Masks.seam_before``), and it
+begins a reach before what is read, where the seam of the last time was.
+
 Nothing is kept between two reads but where a secret was cut. That happens at the limit of a log and on a full disk: the
 beginning of a secret may be the last that fitted, and the end of one the first that was kept behind it. A part is told
 from other text by its place alone, so whatever might be one there is masked.
@@ -39,7 +43,8 @@ class MaskedSpool:
         was written, and lost. Blocks.
         """
         masks, reach = self._masks, self._masks.reach
-        start = max(0, offset - reach)
+        first = max(0, offset - reach)  # no seam up to ``offset`` is further back
+        start = max(0, first - reach)
         wanted = min(size, offset + count + reach) - start
         if wanted <= offset - start:
             return b""
@@ -49,15 +54,22 @@ class MaskedSpool:
         if not is_whole or end < size:
             stop = min(stop, start + masks.settled(text))
         masked = masks.mask(text)
-        for first, last in self._cuts(descriptor, size, is_whole=is_whole, is_cut=is_cut):
-            cut, length = max(first - start, 0), min(last, end) - max(first, start)
+        cuts = self._cuts(descriptor, size, is_whole=is_whole, is_cut=is_cut)
+        for begin, after in cuts:
+            cut, length = max(begin - start, 0), min(after, end) - max(begin, start)
             if length > 0:
                 masked = masked[:cut] + b"*" * length + masked[cut + length :]
         if not is_whole and self._limit and size > self._limit:
             # The end is joined on when the program has ended, and is read then: where it begins must be known.
             stop = min(stop, self._limit + self._lines(descriptor)[0])
+        if stop <= offset:
+            return b""
         if masked is not text and not masks.is_starry:
-            _put_back(descriptor, text, masked, first=offset - start, last=masks.seam(text, stop - start), at=start)
+            over_first = [after - start for begin, after in cuts if begin < first < after]
+            over_stop = [begin - start for begin, after in cuts if begin < stop < after]
+            first = max([masks.seam_behind(text, first - start), *over_first])
+            last = min([masks.seam_before(text, stop - start), *over_stop])
+            _put_back(descriptor, text, masked, first=first, last=last, at=start)
         return masked[offset - start : stop - start]
 
     def _cuts(self, descriptor: int, size: int, *, is_whole: bool, is_cut: bool) -> list[tuple[int, int]]:
@@ -88,7 +100,7 @@ class MaskedSpool:
 
 
 def _put_back(descriptor: int, text: bytes, masked: bytes, *, first: int, last: int, at: int) -> None:
-    """Up to a seam: what is behind it has to be found again by those who read on from there."""
+    """From a seam to a seam: what is left outside has to be found by those who read there again."""
     if first < last and text[first:last] != masked[first:last]:
         with suppress(OSError):  # a disk that is full, or one that copies on write: then it stays until the job's end
             os.pwrite(descriptor, masked[first:last], at + first)

@@ -30,7 +30,6 @@ __all__ = ["Masks", "masked_input"]
 
 _STAR: Final = b"*"
 _HEAD: Final = 4
-_SEAM_TRIES: Final = 100
 _Answer = TypeVar("_Answer", bound=Input)
 
 
@@ -69,14 +68,19 @@ class Masks:
         """Whether a ``*`` is looked for: then what was masked once can't be told from what was not."""
         return any(_STAR in pattern.content for pattern in self._patterns)
 
-    def seam(self, text: bytes, at: int) -> int:
-        """The last place up to ``at`` that no occurrence goes over; 0 where that would be long to find."""
-        for _ in range(_SEAM_TRIES):
-            begins = [begin for pattern in self._patterns if (begin := pattern.goes_over(text, at)) < at]
-            if not begins:
-                return at
-            at = min(begins)
-        return 0
+    def seam_before(self, text: bytes, at: int) -> int:
+        """The last place up to ``at`` where the text may be parted, so that its second part alone is masked as it is in
+        the whole. It is less than a reach away.
+
+        That is where the first occurrence over ``at`` begins: it covers what is between, and so whatever the others
+        over that place cover of the second part.
+        """
+        return min((pattern.first_over(text, at) for pattern in self._patterns), default=at)
+
+    def seam_behind(self, text: bytes, at: int) -> int:
+        """The same the other way: the first place from ``at`` on where the first part alone is masked as in the
+        whole."""
+        return max((pattern.last_over(text, at) for pattern in self._patterns), default=at)
 
     def mask_text(self, text: str) -> str:
         """A text for people, whole."""
@@ -135,11 +139,18 @@ class _Pattern:
         """The quick way for one that never overlaps itself."""
         return text.replace(self.content, _STAR * len(self.content))
 
-    def goes_over(self, text: bytes, at: int) -> int:
+    def first_over(self, text: bytes, at: int) -> int:
         """Where the first occurrence begins that goes over this place; the place itself if none does."""
-        size = len(self.content)
-        begin = text.find(self.content, max(0, at - size + 1), at + size - 1)
+        begin = text.find(self.content, *self._over(at))
         return at if begin < 0 else begin
+
+    def last_over(self, text: bytes, at: int) -> int:
+        """Where the last occurrence ends that goes over this place; the place itself if none does."""
+        begin = text.rfind(self.content, *self._over(at))
+        return at if begin < 0 else begin + len(self.content)
+
+    def _over(self, at: int) -> tuple[int, int]:
+        return max(0, at - len(self.content) + 1), at + len(self.content) - 1
 
     def begins_at(self, text: bytes) -> int:
         """Where the longest end of the text begins that this begins with, without being whole; its length if none."""

@@ -39,7 +39,7 @@ from gpulayer.wire.workers import EnrolBody, EnrolReply, SessionBody, SessionRep
 from gpulayer.worker.http import Body, HttpClient, Incoming
 from gpulayer.worker.identity import IdentityStore
 
-__all__ = ["Endpoints", "NotKnown", "Plane", "is_passing"]
+__all__ = ["Endpoints", "NotKnown", "Plane", "Superseded", "is_passing"]
 
 _log: Final = logging.getLogger(__name__)
 _PASSING: Final = (
@@ -64,6 +64,10 @@ _Result = TypeVar("_Result")
 
 class NotKnown(Unauthenticated):
     """The control plane has no worker with this worker's key: it was removed, or that is another control plane."""
+
+
+class Superseded(Forbidden):
+    """Another agent runs with this worker's key, from a copy of its folder: this one has lost its place for good."""
 
 
 def is_passing(error: GpulayerError) -> bool:
@@ -202,7 +206,8 @@ class Plane:
                 return
 
     async def open_session(self) -> None:
-        """Mint a session now. Raises NotKnown where this worker is not known (any more), and Unreachable."""
+        """Mint a session now. Raises NotKnown where this worker is not known (any more), Superseded where another agent
+        has its place, and Unreachable."""
         await self._mint(self._token)
 
     async def call(
@@ -215,7 +220,7 @@ class Plane:
         timeout_s: float = 30.0,
         asks_again: bool = False,
     ) -> Any:  # Any: a JSON document, as the route says
-        """One exchange under this worker's session. Raises the error that the answer describes, NotKnown,
+        """One exchange under this worker's session. Raises the error that the answer describes, NotKnown, Superseded,
         UntrustedServer, or Unreachable. asks_again: as of ``HttpClient.request``."""
         body = content if document is None else json.dumps(document).encode()
         is_json = document is not None
@@ -292,18 +297,28 @@ class Plane:
         path = f"{self.worker_path}/sessions"
         for _ in range(_SIGNATURES):
             counter, signature = self._identities.next_signature()
-            body: SessionBody = {"schema": SCHEMA_VERSION, "counter": counter, "signature": signature}
+            body: SessionBody = {
+                "schema": SCHEMA_VERSION,
+                "counter": counter,
+                "signature": signature,
+                "boot": self._identities.identity.boot,
+                "instance": self._identities.instance,
+            }
             content = json.dumps(body).encode()
             try:
                 reply: SessionReply = await self._exchange("POST", path, "", content, timeout_s=_MINT_S, is_once=True)
             except (Unauthenticated, NotFound) as error:
                 raise NotKnown(error.message, hint=error.hint) from None
             except Conflict as error:
+                if error.details.get("superseded"):
+                    self._identities.set_superseded(True)
+                    raise Superseded(error.message, hint=error.hint) from None
                 last = error.details.get("counter")
                 if not isinstance(last, int) or not 0 <= last < _COUNTER_END:
                     raise ProtocolError(f"a session was refused without a counter: {error.message}") from None
                 self._identities.count_from(last)
             else:
+                self._identities.set_superseded(False)
                 return reply
         raise Unauthenticated(
             "somebody else signs with this worker's key, and is always first",

@@ -49,6 +49,8 @@ def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
     }
     if plan.recovered is not None:
         body["recovered"] = list(plan.recovered)
+    if plan.unstarted:
+        body["unstarted"] = list(plan.unstarted)
     if plan.has_facts:
         body["facts"] = facts_to_wire(facts)
     if plan.stopping:

@@ -21,6 +21,7 @@ async def credentials(call: Call) -> Response:
         "secrets": await open_secrets(plane, job_id, submission.get("secret_names", ())),
         "token": plane.auth.job_token(epoch, job_id) if submission.get("grant") else None,
     }
+    plane.auth.check_still(call.client)
     return json_response(reply, headers={"Cache-Control": "no-store"})
 
 

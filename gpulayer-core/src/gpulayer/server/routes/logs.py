@@ -4,6 +4,7 @@ A response holds one piece in memory and the log's file open. A reader that take
 connection is closed, and holds up nobody: each follower reads for itself, and the worker's uploads wait for none.
 """
 
+import asyncio
 from contextlib import suppress
 from typing import Final
 
@@ -31,7 +32,8 @@ __all__ = ["ROUTES", "log_stream"]
 async def logs(call: Call) -> Response:
     """The bytes there are from ``offset`` on; with ``follow`` also those that come, until the attempt has ended.
 
-    ``since_ms`` and ``tail_bytes`` begin later, at the latest of the places asked for.
+    ``since_ms`` and ``tail_bytes`` begin later, at the latest of the places asked for. An empty answer of attempt 0
+    says that there is no such attempt, or, while the job lives, not yet: a follower asks again.
     """
     node = call.query_int("node", 0, most=100_000) or 0
     wanted = call.query_int("attempt", None, least=1, most=1_000_000)
@@ -45,7 +47,7 @@ async def logs(call: Call) -> Response:
         await _check_split(plane, job_id)
     attempt = await _attempt(call, job_id, wanted, is_following=is_following)
     if attempt is None:
-        return Response(b"", headers=_headers(0, wanted or 0), media_type="application/octet-stream")
+        return Response(b"", headers=_headers(0, 0), media_type="application/octet-stream")
     if node >= len(attempt.nodes):
         count = len(attempt.nodes)
         raise NotFound(
@@ -155,10 +157,11 @@ def _after(ms: int) -> str:
 
 
 async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_following: bool) -> AttemptImage | None:
-    """The attempt of this number (the latest, if none is given). A follower waits for one that is still to come;
-    None: there is none, and the job has ended, or nobody waits. Raises NotFound for a number that never was, and
-    StorageUnavailable where the plane closes before it comes."""
-    plane = call.plane
+    """The attempt of this number (the latest, if none is given). A follower waits for one that is still to come, but
+    never so long that it could take the silence for a dead connection; None: there is none, or none yet. Raises
+    NotFound for a number that never was, and StorageUnavailable where the plane closes before it comes."""
+    plane, clock = call.plane, asyncio.get_running_loop().time
+    ends = clock() + plane.settings.log_hold_s
     with plane.hub.watching(("job", job_id)) as watch:
         async with held(call, watch) as hold:
             while True:
@@ -172,12 +175,24 @@ async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_followin
                     return found[-1]
                 if not is_following or not is_live:
                     if wanted is not None and not is_following:
-                        raise NotFound(f"job {job_id} has no attempt {wanted}; it has had {len(tries)}")
+                        raise _no_attempt(job_id, wanted, had=len(tries), is_live=is_live)
                     return None
                 if hold.is_over:
                     # An empty log would be taken for all of it, and the attempt that is yet to come for a read one.
                     raise StorageUnavailable("the control plane is shutting down", hint="try again when it is back")
-                await hold.wait()
+                left_s = ends - clock()
+                if left_s <= 0:
+                    return None
+                await hold.wait(left_s)
+
+
+def _no_attempt(job_id: JobId, wanted: int, *, had: int, is_live: bool) -> NotFound:
+    """Who just asks for the log of a job asks for its first attempt, and need not know what attempts are."""
+    if had:
+        return NotFound(f"job {job_id} has no attempt {wanted}; it has had {had}")
+    if is_live:
+        return NotFound(f"job {job_id} has not started yet", hint=f"gpulayer job logs --follow {job_id} waits for it")
+    return NotFound(f"job {job_id} never started", hint=f"gpulayer job show {job_id} tells why")
 
 
 def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:
@@ -217,7 +232,8 @@ ROUTES: Final = (
         logs,
         READ_OR_JOB,
         "The log of an attempt as raw bytes; X-Gpulayer-Log-Start is the offset of the first, X-Gpulayer-Attempt the "
-        "attempt's number, X-Gpulayer-Log-Timed (with since_ms) 0 where nobody knows when its bytes came",
+        "attempt's number (0: there is none, or none yet), X-Gpulayer-Log-Timed (with since_ms) 0 where nobody knows "
+        "when its bytes came",
         raw_reply="application/octet-stream",
         query=(
             Query("offset", "the first byte wanted"),

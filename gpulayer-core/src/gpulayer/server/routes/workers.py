@@ -31,13 +31,14 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
-from gpulayer.server.audit import entry
+from gpulayer.server.audit import SYSTEM, entry
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
 from gpulayer.server.pools import offered
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
+from gpulayer.server.starts import Start, start_of
 from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
@@ -111,10 +112,18 @@ async def open_session(call: Call) -> Response:
     plane, body = call.plane, await call.json(SessionBody)
     check_schema(body["schema"], "session")
     worker_id = WorkerId(call.path("id"))
-    plane.auth.take_signature(worker_id, body["counter"], body["signature"])
-    await plane.driver.submit(side=Side(counters=((worker_id, body["counter"]),)))
+    start = start_of(body.get("boot"), body.get("instance"))
+    try:
+        starts = plane.auth.take_signature(worker_id, body["counter"], body["signature"], start=start)
+    except Conflict as refusal:
+        if start is not None and refusal.details.get("superseded"):
+            await _tell_superseded(call, worker_id, start)
+        raise
+    if starts:
+        plane.hub.wake([("commands", worker_id)])  # of its earlier starts, whose sessions have ended
+    await plane.driver.submit(side=Side(counters=((worker_id, body["counter"]),), starts=starts))
     reply: SessionReply = {
-        "token": plane.auth.open_session(worker_id, plane.settings.session_life_s),
+        "token": plane.auth.open_session(worker_id, plane.settings.session_life_s, start=start),
         "expires_in_s": plane.settings.session_life_s,
         "incarnation": plane.incarnation,
         "lease_ttl_ms": plane.policy.lease_ttl_ms,
@@ -136,6 +145,8 @@ async def report(call: Call) -> Response:
     items = tuple([await _item(plane, item) for item in body["items"]])
     for item in items:
         await _mark_log(plane, worker_id, item)
+    plane.auth.check_still(call.client)
+    plane.auth.check_boot(worker_id, body["boot"])
     effects = await plane.driver.submit(
         lambda at: WorkerReported(
             at,
@@ -144,6 +155,7 @@ async def report(call: Call) -> Response:
             body["seq"],
             holding=tuple(Epoch(epoch) for epoch in body["holding"]),
             recovered=None if recovered is None else tuple(Epoch(epoch) for epoch in recovered),
+            unstarted=tuple(Epoch(epoch) for epoch in body.get("unstarted") or ()),
             items=items,
             facts=facts,
             facts_digest=digest,
@@ -174,6 +186,7 @@ async def commands(call: Call) -> Response:
                     raise NotFound(f"worker {worker_id} was removed", hint="join it again")
                 cursor, orders = plane.mailboxes.waiting(worker_id)
                 found = await _commands(plane, orders)
+                hold.check()  # what is meant for the newest start goes to no other
                 left_ms = until_ms - plane.clock.monotonic_ms()
                 if found:
                     here("plane.before_commands")
@@ -194,6 +207,7 @@ async def put_log(call: Call) -> Response:
     piece = await call.content(plane.settings.max_log_chunk_bytes)
     if piece:
         here("plane.before_log_piece")
+    plane.auth.check_still(call.client)
     size = await plane.in_thread(
         plane.logs.append,
         key,
@@ -219,6 +233,7 @@ async def put_outputs(call: Call) -> Response:
         raise BadRequest(f"tree: {tree[:80]!r} is not a digest")
     here("plane.before_outputs")
     totals = await check_uploaded(plane, Digest(tree), "output tree")
+    plane.auth.check_still(call.client)
     plane.accept_tree(Digest(tree))
     here("plane.after_outputs")
     return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
@@ -436,6 +451,18 @@ async def _find_id(call: Call) -> tuple[WorkerId, str]:
 
 def _told(call: Call, action: str, worker_id: WorkerId, name: str) -> AuditEntry:
     return entry(call.plane.clock.wall_ms(), call.client, action, worker_id, name=name)
+
+
+async def _tell_superseded(call: Call, worker_id: WorkerId, start: Start) -> None:
+    """In the trail, once for each start that is refused."""
+    plane, client = call.plane, call.request.client
+    identity = plane.auth.identity(worker_id)
+    if identity is None or plane.auth.is_refusal_told(worker_id, start):
+        return
+    told = {"boot": start.boot, "newest": identity.boot, "address": None if client is None else client.host}
+    trail = entry(plane.clock.wall_ms(), SYSTEM, "worker.superseded", worker_id, **told)
+    await plane.driver.submit(side=Side(audit=(trail,)))
+    plane.auth.refusal_told(worker_id, start)
 
 
 def _find(state: State, ref: str) -> Worker:

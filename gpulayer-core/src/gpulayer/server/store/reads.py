@@ -256,6 +256,9 @@ def read_identities(connection: Connection) -> list[IdentityRow]:
             row.token_id,
             _pairs(row.labels),
             row.max_devices,
+            row.boot,
+            row.instance,
+            row.started_wall_ms,
         )
         for row in connection.execute(select(identities))
     ]

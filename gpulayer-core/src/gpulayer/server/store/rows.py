@@ -19,6 +19,7 @@ __all__ = [
     "Live",
     "SecretRow",
     "Side",
+    "StartRow",
     "StoredEvent",
     "StoredJob",
     "TokenRow",
@@ -114,6 +115,8 @@ class IdentityRow:
     """A worker's key. counter: the highest that a session was asked for with.
 
     token_id: of the join token it came with, whose labels and max_devices it keeps.
+    boot, instance, started_wall_ms: the newest start of its agent that was given a session, and when; see
+    ``server.starts``. An empty instance: nobody knows whose that boot was.
     """
 
     worker: WorkerId
@@ -123,13 +126,26 @@ class IdentityRow:
     token_id: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     max_devices: int | None = None
+    boot: int = 0
+    instance: str = ""
+    started_wall_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """A start of a worker's agent, as its ``IdentityRow`` is to tell of it."""
+
+    worker: WorkerId
+    boot: int
+    instance: str
+    wall_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """Rows that must be as durable as the events they come with; replaced by key. audit: appended, never replaced.
 
-    counters: of workers' identities; one only rises, and where there is no identity (any more) it makes none.
+    counters, starts: of workers' identities; they only rise, and where there is no identity (any more) they make none.
     """
 
     jobs: tuple[JobRow, ...] = ()
@@ -137,6 +153,7 @@ class Side:
     tokens: tuple[TokenRow, ...] = ()
     identities: tuple[IdentityRow, ...] = ()
     counters: tuple[tuple[WorkerId, int], ...] = ()
+    starts: tuple[StartRow, ...] = ()
     forget_identities: tuple[WorkerId, ...] = ()
     forget_tokens: tuple[str, ...] = ()
     secrets: tuple[SecretRow, ...] = ()

@@ -42,6 +42,7 @@ from gpulayer.server.store.rows import (
     JobRow,
     Live,
     SecretRow,
+    StartRow,
     TokenRow,
 )
 from gpulayer.server.store.schema import ensure_schema
@@ -273,6 +274,7 @@ class _Split:
         self.tokens: dict[str, TokenRow] = {}
         self.identities: dict[WorkerId, IdentityRow] = {}
         self.raised: list[tuple[WorkerId, int]] = []
+        self.starts: list[StartRow] = []
         self.forgotten: list[WorkerId] = []
         self.forgotten_tokens: list[str] = []
         self.secrets: list[SecretRow] = []
@@ -358,11 +360,16 @@ class _Split:
                 (
                     *(row.worker, row.public_key, row.counter, row.is_local),
                     *(row.token_id, dump(dict(row.labels)), row.max_devices),
+                    *(row.boot, row.instance, row.started_wall_ms),
                 )
                 for row in self.identities.values()
             ],
         )
         yield _RAISE_COUNTER, [(counter, worker, counter) for worker, counter in self.raised]
+        yield (
+            _RAISE_START,
+            [(row.boot, row.instance, row.wall_ms, row.worker, row.boot, row.boot) for row in self.starts],
+        )
         yield _FORGET_IDENTITY, [(worker,) for worker in self.forgotten]
         yield _FORGET_TOKEN, [(id_,) for id_ in self.forgotten_tokens]
         yield _UPSERT_SECRET, [(row.job_id, row.name, row.sealed) for row in self.secrets]
@@ -409,6 +416,7 @@ def _split(batch: Batch) -> _Split:
         split.tokens.update((row.id, row) for row in side.tokens)
         split.identities.update((row.worker, row) for row in side.identities)
         split.raised.extend(side.counters)
+        split.starts.extend(side.starts)
         split.forgotten.extend(side.forget_identities)
         split.forgotten_tokens.extend(side.forget_tokens)
         split.secrets.extend(side.secrets)
@@ -458,6 +466,10 @@ _UPSERT_IDEMPOTENCY: Final = _upsert(tables.idempotency)
 _UPSERT_TOKEN: Final = _upsert(tables.tokens)
 _UPSERT_IDENTITY: Final = _upsert(tables.identities)
 _RAISE_COUNTER: Final = "UPDATE identities SET counter = ? WHERE worker = ? AND counter < ?"
+_RAISE_START: Final = (
+    "UPDATE identities SET boot = ?, instance = ?, started_wall_ms = ? "
+    "WHERE worker = ? AND (boot < ? OR (boot = ? AND instance = ''))"
+)
 _UPSERT_SECRET: Final = _upsert(tables.secrets)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"

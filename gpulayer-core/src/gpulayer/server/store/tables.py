@@ -188,6 +188,9 @@ identities: Final = Table(
     Column("token_id", String(12), nullable=False, server_default=""),
     Column("labels", Text, nullable=False, server_default="{}"),
     Column("max_devices", Integer),
+    Column("boot", BigInteger, nullable=False, server_default="0"),
+    Column("instance", String(64), nullable=False, server_default=""),
+    Column("started_wall_ms", BigInteger, nullable=False, server_default="0"),
     Index("ix_identities_key", "public_key", unique=True),
 )
 

@@ -308,6 +308,7 @@ class SimHost:
                         for item in plan.items
                     ),
                     facts=self.facts if plan.has_facts else None,
+                    unstarted=plan.unstarted,
                     facts_digest=self.facts_digest if plan.has_facts else None,
                     stopping=plan.stopping,
                     leaving=plan.leaving,

@@ -27,6 +27,12 @@ def upgrade() -> None:
     op.add_column("identities", sa.Column("token_id", sa.String(12), nullable=False, server_default=""))
     op.add_column("identities", sa.Column("labels", sa.Text, nullable=False, server_default="{}"))
     op.add_column("identities", sa.Column("max_devices", sa.Integer))
+    op.add_column("identities", sa.Column("boot", sa.BigInteger, nullable=False, server_default="0"))
+    op.add_column("identities", sa.Column("instance", sa.String(64), nullable=False, server_default=""))
+    op.add_column("identities", sa.Column("started_wall_ms", sa.BigInteger, nullable=False, server_default="0"))
+    op.execute(
+        "UPDATE identities SET boot = COALESCE((SELECT boot FROM workers WHERE workers.id = identities.worker), 0)"
+    )
     op.execute("UPDATE jobs SET token_id = owner, owner = 'local'")
     op.execute("UPDATE tokens SET uses = 1 WHERE used_by IS NOT NULL")
     op.execute(

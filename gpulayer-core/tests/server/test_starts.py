@@ -1,0 +1,209 @@
+"""A worker is one start of its agent: copies of its folder, restarts, and what the earlier start has under way."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gpulayer.clock import ManualClock
+from gpulayer.errors import Conflict, Unauthenticated
+from gpulayer.ids import WorkerId
+from gpulayer.server.auth import Auth
+from gpulayer.server.starts import Start
+from gpulayer.server.store import IdentityRow
+from gpulayer.server.tokens import TokenKind
+from gpulayer.wire.sessions import session_text
+
+WORKER = WorkerId("w1")
+FIRST, COPY = Start(1, "a"), Start(1, "b")
+
+
+class Signer:
+    """An ``Auth`` that knows one worker, and that worker's key."""
+
+    def __init__(self, **known):
+        self.key = Ed25519PrivateKey.generate()
+        row = IdentityRow(WORKER, self.key.public_key().public_bytes_raw().hex(), 0, is_local=False, **known)
+        clock = ManualClock(wall_offset_ms=1_795_000_000_000)
+        self.auth = Auth(pepper=b"p" * 32, clock=clock, attempts=None, identities=[row])
+        self.counter = 0
+
+    def take(self, start, *, signed=None):
+        self.counter += 1
+        named = signed or start
+        fields = {} if named is None else {"boot": named.boot, "instance": named.instance}
+        signature = self.key.sign(session_text(WORKER, self.counter, **fields).encode()).hex()
+        return self.auth.take_signature(WORKER, self.counter, signature, start=start)
+
+    def session(self, start):
+        self.take(start)
+        return f"Bearer {self.auth.open_session(WORKER, 60, start=start)}"
+
+    def is_good(self, header):
+        try:
+            asyncio.run(self.auth.authenticate(header))
+        except Unauthenticated:
+            return False
+        return True
+
+    def is_refused(self, start):
+        with pytest.raises(Conflict) as caught:
+            self.take(start)
+        assert caught.value.details == {"superseded": True, "boot": self.auth.identity(WORKER).boot}
+        assert "was its folder copied" in caught.value.message
+        return True
+
+
+def test_a_newer_start_ends_the_sessions_of_all_earlier_ones_and_of_agents_that_name_none():
+    signer = Signer()
+    old = [signer.session(None), signer.session(FIRST), signer.session(FIRST)]
+    assert [signer.is_good(header) for header in old] == [False, True, True]
+    new = signer.session(Start(2, "c"))
+    assert [signer.is_good(header) for header in (*old, new)] == [False, False, False, True]
+
+
+def test_sessions_of_one_start_live_beside_each_other():
+    signer = Signer()
+    first, second = signer.session(FIRST), signer.session(FIRST)
+    assert signer.is_good(first)
+    assert signer.is_good(second)
+
+
+@pytest.mark.parametrize("newcomer", [COPY, Start(0, "a"), Start(0, "c")])
+def test_an_earlier_start_and_another_one_of_the_same_number_are_refused_and_change_nothing(newcomer):
+    signer = Signer()
+    session = signer.session(FIRST)
+    assert signer.is_refused(newcomer)
+    assert signer.is_good(session)
+    assert signer.take(FIRST) == ()
+
+
+def test_the_start_that_was_replaced_is_refused_when_it_signs_again_and_told_since_when():
+    signer = Signer()
+    signer.session(FIRST)
+    signer.session(Start(2, "c"))
+    with pytest.raises(Conflict, match="since 2026-11-18 11:06:40 UTC"):
+        signer.take(FIRST)
+
+
+def test_a_start_that_was_replaced_while_its_counter_was_written_gets_no_session():
+    signer = Signer()
+    signer.take(FIRST)
+    signer.take(Start(2, "c"))
+    with pytest.raises(Conflict, match="another agent"):
+        signer.auth.open_session(WORKER, 60, start=FIRST)
+    assert signer.auth.open_session(WORKER, 60, start=Start(2, "c"))
+
+
+def test_a_boot_of_which_no_instance_is_known_is_taken_by_the_first_that_comes():
+    signer = Signer(boot=7)
+    assert signer.is_refused(Start(6, "a"))
+    signer.session(Start(7, "a"))
+    assert signer.is_refused(Start(7, "b"))
+
+
+def test_a_signature_is_good_for_the_start_that_it_names_alone():
+    signer = Signer()
+    for signed, told in ((FIRST, COPY), (FIRST, Start(2, "a")), (Start(2, "c"), None)):
+        with pytest.raises(Unauthenticated, match="not this worker's"):
+            signer.take(told, signed=signed)
+
+
+def test_a_row_that_was_read_before_a_start_brings_no_earlier_one_back():
+    signer = Signer()
+    read = signer.auth.identity(WORKER)
+    signer.session(FIRST)
+    signer.auth.keep_identity(read)
+    assert signer.is_refused(COPY)
+
+
+# Over the wire -------------------------------------------------------------------------------------------------------
+
+
+def superseded(plane, answer):
+    assert answer.status_code == 409, answer.text
+    error = plane.check_envelope(answer)
+    assert error["code"] == "conflict"
+    assert error["details"]["superseded"] is True
+    return True
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_copy_of_the_same_start_is_refused_also_after_a_restart_of_the_control_plane(plane, is_restarted):
+    worker = plane.worker()
+    worker.open_session(start=(1, "a"))
+    if is_restarted:
+        plane.restart()
+        superseded(plane, worker.session(start=(1, "b")))
+        worker.open_session(start=(1, "a"))
+    superseded(plane, worker.session(start=(1, "b")))
+    superseded(plane, worker.session(start=(0, "a")))
+    assert worker.try_report().status_code == 200
+
+
+def test_what_the_earlier_start_asked_for_before_is_refused_or_ended_at_once(plane):
+    worker = plane.worker()
+    worker.open_session(start=(1, "a"))
+    worker.report(recovered=[])
+    job = plane.submit("true")
+    (order,) = plane.until(lambda: worker.commands(hold_s=5))
+    worker.holding = [order["epoch"]]
+    worker.report(worker.running(order["epoch"]))
+    assert worker.put_log(order["epoch"], 0, b"one\n").status_code == 200
+    held = []
+    path = f"{plane.url}/v1/workers/{worker.id}/commands"
+    ask = {"params": {"after": worker.cursor, "hold_s": 60}, "headers": worker.headers, "timeout": 60}
+    waiting = threading.Thread(target=lambda: held.append(plane.bare.get(path, **ask)))
+    waiting.start()
+    plane.until(lambda: plane.plane.hub.is_watched(("commands", worker.id)))
+    assert worker.session(start=(2, "b")).status_code == 201
+    waiting.join(30)
+    assert [answer.status_code for answer in held] == [401]
+    assert worker.put_log(order["epoch"], 4, b"two\n").status_code == 401
+    assert worker.try_report(worker.ended(order["epoch"])).status_code == 401
+    assert worker.put_outputs(order["epoch"], "0" * 64).status_code == 401
+    assert plane.job(job["id"])["state"] == "running"
+    assert plane.http.get(f"/v1/jobs/{job['id']}/logs").content == b"one\n"
+    superseded(plane, worker.session(start=(1, "a")))
+
+
+def test_an_older_boot_in_a_report_of_an_agent_that_names_no_start_is_refused(plane):
+    worker = plane.worker()
+    worker.open_session(start=(2, "a"))
+    worker.open_session()
+    worker.boot = 1
+    superseded(plane, worker.try_report())
+    worker.boot = 2
+    assert worker.try_report().status_code == 200
+
+
+def test_the_trail_tells_once_of_a_start_that_was_refused(plane):
+    worker = plane.worker()
+    worker.open_session(start=(1, "a"))
+    worker.open_session(start=(2, "b"))
+    for start in ((1, "a"), (1, "a"), (2, "c"), (2, "c")):
+        superseded(plane, worker.session(start=start))
+    entries = [one for one in plane.http.get("/v1/audit").json()["entries"] if one["action"] == "worker.superseded"]
+    assert [(one["actor"], one["subject"]) for one in entries] == [("system", worker.id)] * 2
+    told = [json.loads(one["details"]) for one in entries]
+    assert told == [{"address": "127.0.0.1", "boot": boot, "newest": 2} for boot in (1, 2)]
+
+
+def test_half_a_start_and_an_instance_that_is_none_are_no_request(plane):
+    worker = plane.worker()
+    path = f"{plane.url}/v1/workers/{worker.id}/sessions"
+    body = {"schema": 1, "counter": 9, "signature": "0" * 128}
+    for half in ({"boot": 1}, {"instance": "a"}, {"boot": 1, "instance": "a:b"}, {"boot": 1, "instance": ""}):
+        assert plane.bare.post(path, json={**body, **half}).status_code == 400
+
+
+def test_a_worker_that_was_removed_and_joins_with_the_same_key_starts_from_nothing(plane):
+    worker = plane.worker()
+    worker.open_session(start=(9, "a"))
+    assert plane.http.post(f"/v1/workers/{worker.id}:remove", params={"force": 1}).status_code == 200
+    worker.join_token = plane.new_token(TokenKind.JOIN)
+    worker.id = worker.enrol().json()["worker_id"]
+    worker.open_session(start=(1, "b"))
+    assert worker.try_report().status_code == 200
