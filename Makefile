@@ -10,7 +10,7 @@ STAMP := $(VENV)/.setup-stamp
 REPORT := .cache/test-report.xml
 
 # A test file runs whole in one process, so that fixtures of a module are shared.
-PYTEST_FLAGS ?= -n 2 --dist loadfile
+PYTEST_FLAGS ?= -n 3 --dist loadfile
 KILLS ?= 1000
 SEED ?= 1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq

@@ -36,8 +36,9 @@ def test_a_moved_control_plane_is_found_by_one_changed_context_also_by_who_follo
     new_url = "https://203.0.113.11:8470"
     # The worker was given both addresses, the laptop knows only where it is now.
     town.joined(near, *invitation.urls, new_url, *invitation.rest)
-    token = {"GPULAYER_TOKEN": invitation.client["GPULAYER_TOKEN"]}
-    laptop.did("context", "add", "lab", *invitation.urls, *invitation.trust, variables=token)
+    # The token of a variable is taken for the control plane of GPULAYER_URL alone.
+    pasted = {name: invitation.client[name] for name in ("GPULAYER_URL", "GPULAYER_TOKEN")}
+    laptop.did("context", "add", "lab", *invitation.urls, *invitation.trust, variables=pasted)
     job = Counting(town, near, laptop, "--retries", "0")
     assert move(town) == new_url
     laptop.did("context", "add", "lab", new_url)
