@@ -386,3 +386,14 @@ def test_what_makes_no_sense_to_audit_is_refused(cli, plane, argv):
 def test_a_control_plane_that_repeats_a_page_for_ever_is_left(cli, plane):
     plane.on("GET", "/v1/audit", {"entries": trail(2), "next": 0})
     assert len(json.loads(cli("audit", "--json", plane=plane).out)["entries"]) == 2
+
+
+def test_contexts_that_have_the_token_of_the_environment_get_the_new_one_too(cli, rotating, contexts):
+    """It was pasted into both: a context must not be left with a token that ends in ten minutes."""
+    other = contexts.read()["contexts"]["other"]["token"]
+    said = cli("token", "rotate", plane=rotating)
+    assert (said.code, said.out) == (0, f"{MADE}\n".encode())
+    assert {name: one["token"] for name, one in contexts.read()["contexts"].items()} == {
+        "lab": MADE, "same": MADE, "other": other,
+    }  # fmt: skip
+    assert "context lab, same had the old token too" in said.err

@@ -14,8 +14,9 @@ import pytest
 from gpulayer.cli import up
 from gpulayer.cli.background import plane_command, tls_setting
 from gpulayer.cli.handover import announcement, handover_lines, life_text
+from gpulayer.cli.up import _check_same
 from gpulayer.client.location import EndpointFound
-from gpulayer.errors import Forbidden, Unreachable, UsageError
+from gpulayer.errors import Conflict, Forbidden, Unreachable, UsageError
 from gpulayer.server.settings import CertificateFiles
 
 PIN = "sha256:" + "a" * 64
@@ -244,3 +245,30 @@ def test_a_folder_that_can_not_be_written_hinders_no_announcement(plane, parts, 
     told = capsys.readouterr()
     assert "GPULAYER_TOKEN=glc_y" in told.out
     assert "printed-token can't be written (No such file or directory)" in told.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"port": 9000}, "--port"),
+        ({"port": 8470, "tls": "/c.pem,/k.pem"}, "--tls"),
+        ({"host": "127.0.0.1", "port": 8470}, "--host"),
+        ({"port": 8470, "has_worker": False}, "--no-worker"),
+        ({"port": 8470, "public_urls": ["https://a.example"]}, "--public-url"),
+        ({"port": 8470, "keep_logs_ms": 5}, "--keep-logs"),
+    ],
+)
+def test_options_that_a_running_control_plane_was_not_started_with_are_refused(tmp_path, given, said):
+    """A script that moves the plane, or gives it another certificate, must not be told that all is well."""
+    usual = {"state": tmp_path, "mode": "standing", "host": "0.0.0.0", "keep_logs_ms": 30 * 86_400_000}
+    running = endpoint(restart=tuple(plane_command(**{**usual, "port": 8470})))
+    with pytest.raises(Conflict, match=f"with another {said}"):
+        _check_same(running, plane_command(**{**usual, **given}))
+
+
+@pytest.mark.parametrize("port", [8470, 9000, 0])
+def test_the_options_of_a_running_control_plane_and_none_are_good(tmp_path, port):
+    usual = {"state": tmp_path, "mode": "standing", "host": "0.0.0.0", "keep_logs_ms": 30 * 86_400_000}
+    running = endpoint(restart=tuple(plane_command(**{**usual, "port": 9000, "has_worker": False})))
+    wanted = plane_command(**{**usual, "port": port, "has_worker": port != 9000})
+    _check_same(running, wanted)

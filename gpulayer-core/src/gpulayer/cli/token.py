@@ -1,5 +1,6 @@
 """``gpulayer token``: who may use a control plane, and what joins it. A token is shown once, when it is made."""
 
+import os
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,11 +15,12 @@ from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client, settings_for
 from gpulayer.cli.records import age, when
 from gpulayer.client import calls
-from gpulayer.client.contexts import Contexts, change_contexts
+from gpulayer.client.contexts import Contexts, change_contexts, read_contexts
 from gpulayer.client.location import Configured, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unauthenticated, UsageError
 from gpulayer.sdk.client import Client
+from gpulayer.sdk.settings import CONTEXTS_FILE, config_folder
 from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -163,13 +165,36 @@ def rotate(*, target: TargetOption = "", json: JsonFlag = False) -> None:
         return
     with Client(settings=settings) as client:
         reply = client.transport.send(calls.rotate_token())
+    kept: list[str] = []
     if isinstance(where, Configured):
         _take_up(where.location, reply, settings)
+        kept = _in_contexts(config_folder(os.environ) / CONTEXTS_FILE, where.location.token, reply["token"])
     if json:
         print_json(reply)
         return
     print_line(reply["token"])
+    if kept:
+        say(f"context {_words(kept)} had the old token too, and has the new one now")
     say("the old token is good for 10 more minutes; put this one where that is kept, such as GPULAYER_TOKEN")
+
+
+def _in_contexts(file: Path, old: str, new: str) -> list[str]:
+    """The names of the contexts that had the old token and have the new one now: it came from elsewhere, but they would
+    be left with one that ends."""
+    names: list[str] = []
+
+    def change(contexts: Contexts) -> Contexts:
+        names.extend(name for name, one in contexts.named.items() if one.token == old)
+        changed = {name: replace(contexts.named[name], token=new) for name in names}
+        return replace(contexts, named={**contexts.named, **changed})
+
+    try:
+        if any(one.token == old for one in read_contexts(file).named.values()):
+            change_contexts(file, change)
+    except UsageError as error:  # the new token is printed all the same: it is shown this once
+        say(f"note: a context may still have the old token: {error.message}")
+        return []
+    return names
 
 
 def _take_up(location: Location, reply: "TokenReply", settings: "Settings") -> None:

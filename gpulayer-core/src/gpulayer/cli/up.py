@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 app = command_app()
 
 _START_S: Final = 30.0
+_KEPT_MS: Final = 30 * 86_400_000  # of --keep-logs
 _CLIENT_NAME: Final = "client"
 _PRINTED: Final = "printed-token"
 
@@ -68,18 +70,6 @@ def up(
     chosen = _checked_tls(tls)
     folder = state_folder(os.environ, state_dir=state)
     running = find_plane(folder)
-    if running is not None and not running.embedded:
-        if detach:
-            say("it runs already, as it was started; gpulayer down ends it")
-            _announce(running, folder, has_client=True)
-            return 0
-        raise Conflict(
-            f"a control plane serves {folder} already: {running.url}, process {running.pid}",
-            hint="gpulayer status shows it, gpulayer down ends it",
-        )
-    _check_port(host, port, chosen)
-    if running is not None:
-        _take_over(running, folder)
     argv = plane_command(
         state=folder,
         mode="standing",
@@ -90,6 +80,19 @@ def up(
         tls=chosen if isinstance(chosen, str) else f"{chosen.cert},{chosen.key}",
         public_urls=public,
     )
+    if running is not None and not running.embedded:
+        if detach:
+            _check_same(running, argv)
+            say("it runs already, as it was started; gpulayer down ends it")
+            _announce(running, folder, has_client=True)
+            return 0
+        raise Conflict(
+            f"a control plane serves {folder} already: {running.url}, process {running.pid}",
+            hint="gpulayer status shows it, gpulayer down ends it",
+        )
+    _check_port(host, port, chosen)
+    if running is not None:
+        _take_over(running, folder)
     if detach:
         return _start(argv, folder)
     threading.Thread(target=_announce_when_up, args=(folder,), name="gpulayer-announce", daemon=True).start()
@@ -97,6 +100,33 @@ def up(
         code = serve_plane(argv)
     say("the control plane has ended")
     return code
+
+
+def _check_same(running: "EndpointFound", argv: Sequence[str]) -> None:
+    """Raises Conflict for options that the one that runs was not started with: whoever gave them would go by them."""
+    wanted, has = _options(argv), _options(running.restart)
+    usual = {"--host": ["0.0.0.0"], "--port": ["8470"], "--keep-logs-ms": [str(_KEPT_MS)], "--mode": ["standing"]}  # noqa: S104
+    given = [name for name, values in wanted.items() if name != "--state" and values not in (usual.get(name), ["0"])]
+    others = [name for name in given if wanted[name] != has.get(name)]
+    if others and has:
+        shown = ", ".join(others).replace("--keep-logs-ms", "--keep-logs")
+        raise Conflict(
+            f"a control plane runs here already, and was started with another {shown}: {running.url}",
+            hint="gpulayer down ends it (joined workers go on), then up again starts it as it is to be",
+        )
+
+
+def _options(argv: Sequence[str]) -> dict[str, list[str]]:
+    """Each option of a command line and its values."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name = word
+            found.setdefault(name, [])
+        elif name:
+            found[name].append(word)
+    return found
 
 
 def _public(url: str) -> str:
