@@ -40,6 +40,8 @@ _RENEW_S: Final = 7 * 86_400
 
 
 class Mark(StrEnum):
+    """How a step went. Only ``fail`` decides the exit code."""
+
     OK = "ok"
     WARN = "warn"  # it works; somebody should look at it before long
     FAIL = "fail"

@@ -14,6 +14,8 @@ __all__ = ["ENDPOINTS", "Endpoint", "ReplyForm"]
 
 
 class ReplyForm(StrEnum):
+    """How the body of an answer is read."""
+
     JSON = "json"
     BYTES = "bytes"  # a body of any length, handed on as it comes
 
