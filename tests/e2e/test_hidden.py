@@ -59,7 +59,28 @@ def tried(look):
     except OSError as error:
         return type(error).__name__
 
-argv = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if tried(lambda: read(f"/proc/{pid}/cmdline")) == "hit"]
+def parent(pid):
+    try:
+        return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1].decode()
+    except (OSError, IndexError):
+        return "0"
+
+def is_ours(pid):
+    "Of this test's planes, workers and jobs: another test beside it may well show a join token of its own."
+    while pid not in ("0", "1"):
+        if int(pid) in given["pids"].values():
+            return True
+        pid = parent(pid)
+    return False
+
+def shown(pid):
+    try:
+        argv = read(f"/proc/{pid}/cmdline")
+    except OSError:
+        return False  # it has ended
+    return any(word in argv for word in canaries) or (bool(tokens.search(argv)) and is_ours(pid))
+
+argv = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if shown(pid)]
 print(json.dumps({
     "own": tried(lambda: read("/proc/self/environ") + read("/proc/self/cmdline")),
     "argv": argv,
