@@ -88,7 +88,7 @@ import os, sys
 from pathlib import Path
 from gpulayer.plugins.builtin.host import HostProbe
 from gpulayer.plugins.builtin.process import ProcessLauncher
-from gpulayer.plugins.contracts import Findings
+from gpulayer.plugins.contracts.probe import Findings
 from gpulayer.plugins.registry import Registry
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator

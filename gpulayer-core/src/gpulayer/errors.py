@@ -20,9 +20,11 @@ __all__ = [
     "IdempotencyMismatch",
     "InternalError",
     "JobEnded",
+    "JobRefused",
     "NoWorkerFits",
     "NotFound",
     "NotSupported",
+    "PluginFault",
     "ProtocolError",
     "StaleAttempt",
     "StorageUnavailable",
@@ -213,6 +215,21 @@ class NoWorkerFits(GpulayerError):
 
     code = "no_worker_fits"
     blame = Blame.CAPACITY
+
+
+class PluginFault(GpulayerError):
+    """A plugin raised, took too long, gave something of the wrong type, or was not asked because of earlier faults.
+    ``details["plugin"]`` and ``details["hook"]`` name it; everything else works on."""
+
+    code = "plugin_fault"
+    blame = Blame.PLUGIN
+
+
+class JobRefused(GpulayerError):
+    """A job check of a plugin refused the job; ``details["problems"]`` has what each check said."""
+
+    code = "job_refused"
+    blame = Blame.USER
 
 
 class JobEnded(GpulayerError):

@@ -11,7 +11,7 @@ import pytest
 import gpulayer
 from gpulayer.net.interfaces import best_first, interface_addresses, is_for_others, own_first
 from gpulayer.plugins.builtin.host import HostProbe
-from gpulayer.plugins.contracts import ProbeSite
+from gpulayer.plugins.contracts.probe import ProbeSite
 from gpulayer.server.addresses import read_machine
 from gpulayer.worker.network import NetworkWatch
 

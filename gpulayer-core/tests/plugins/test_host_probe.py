@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from gpulayer.plugins.builtin.host import HostProbe, host_platform
-from gpulayer.plugins.contracts import ProbeSite
+from gpulayer.plugins.contracts.probe import ProbeSite
 from gpulayer.plugins.registry import builtin_registry
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gpulayer.plugins.contracts import Findings, ProbeSite
+from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device, Locality
 from gpulayer.spec.request import Accelerator
 from gpulayer.worker.facts import KnownFacts, combine, gather_facts

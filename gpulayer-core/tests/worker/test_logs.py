@@ -6,7 +6,7 @@ import pytest
 
 from gpulayer.errors import Conflict, StaleAttempt, TooLarge
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import LaunchSite
+from gpulayer.plugins.contracts.launcher import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.logs import LogStream, streams_not_whole
 from gpulayer.worker.logs import PIECE, AttemptLogs, LogUploader

@@ -1,24 +1,47 @@
-"""What is registered: static, until plugins of third parties are found by their entry points."""
+"""What the plugins of this process have registered, each with the name of its plugin, in the order of use."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from gpulayer.plugins.builtin.host import HostProbe
-from gpulayer.plugins.builtin.process import ProcessLauncher
-from gpulayer.plugins.contracts import Launcher, Probe
+from gpulayer.plugins.contracts.environment import EnvironmentBuilder
+from gpulayer.plugins.contracts.event import PlaneEvent
+from gpulayer.plugins.contracts.framework import FrameworkCheck
+from gpulayer.plugins.contracts.launcher import Launcher
+from gpulayer.plugins.contracts.probe import Probe
+from gpulayer.plugins.contracts.problem import Problem
+from gpulayer.plugins.contracts.provider import Provider
+from gpulayer.plugins.contracts.scorer import Scorer
+from gpulayer.plugins.contracts.stager import Stager
+from gpulayer.spec.job import JobSpec
 
-__all__ = ["Registry", "builtin_registry"]
+__all__ = ["EventSink", "JobCheck", "Registered", "Registry"]
+
+T = TypeVar("T")
+
+JobCheck = Callable[[JobSpec], Sequence[Problem]]
+EventSink = Callable[[PlaneEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Generic[T]):
+    """``thing``, of the plugin of that name; it is asked through the host alone (``Host.call``)."""
+
+    plugin: str
+    thing: T
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """``probes`` in the order in which they are believed; ``launchers`` by name, ``process`` always among them."""
+    """Sequences by (priority, plugin name): of probes, the first that knows a figure is believed. Mappings by the name
+    that each gives itself: ``process`` is always among the launchers, ``system`` among the environments."""
 
-    probes: tuple[Probe, ...]
-    launchers: Mapping[str, Launcher]
-
-
-def builtin_registry() -> Registry:
-    """New objects at each call; the launchers by the name that each gives itself."""
-    launcher = ProcessLauncher()
-    return Registry(probes=(HostProbe(),), launchers={launcher.name: launcher})
+    probes: tuple[Registered[Probe], ...] = ()
+    framework_checks: tuple[Registered[FrameworkCheck], ...] = ()
+    environments: Mapping[str, Registered[EnvironmentBuilder]] = field(default_factory=dict)
+    launchers: Mapping[str, Registered[Launcher]] = field(default_factory=dict)
+    stagers: Mapping[str, Registered[Stager]] = field(default_factory=dict)
+    scorers: tuple[Registered[Scorer], ...] = ()
+    providers: Mapping[str, Registered[Provider]] = field(default_factory=dict)
+    job_checks: tuple[Registered[JobCheck], ...] = ()
+    event_sinks: tuple[Registered[EventSink], ...] = ()

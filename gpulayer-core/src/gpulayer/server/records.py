@@ -46,6 +46,7 @@ __all__ = [
 _OPTIONS: Final = (
     *("timeout_ms", "grace_ms", "keep_for_ms", "retries", "retry_on", "exclusive"),
     *("pids", "nice", "pin_cores", "log_limit_bytes", "grant"),
+    *("launcher", "environment", "inputs"),
 )
 
 
@@ -156,6 +157,9 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
         "frameworks": facts["frameworks"],
         "enforces": facts.get("enforces", []),
         "addresses": facts.get("addresses", []),
+        "resources": facts.get("resources", {}),
+        "resources_free": facts.get("resources", {}),
+        "capabilities": facts.get("capabilities", []),
         "leases": list(worker.leases),
     }
 

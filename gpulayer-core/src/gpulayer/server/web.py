@@ -365,6 +365,7 @@ _STATUS: Final = {
     "no_worker_fits": 409,
     "job_ended": 409,
     "too_large": 413,
+    "job_refused": 422,
     "idempotency_mismatch": 422,
     "digest_mismatch": 422,
     "storage_unavailable": 503,

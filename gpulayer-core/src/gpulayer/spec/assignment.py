@@ -44,3 +44,7 @@ class Assignment:
     limits: Limits = field(default_factory=Limits)
     split_streams: bool = False
     has_credentials: bool = False
+    launcher: str = ""
+    environment: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+    resources: tuple[tuple[str, int], ...] = ()

@@ -121,6 +121,8 @@ class JobSpec:
     is new or changed". keep_for_ms: how long a worker out of contact goes on by itself. split_streams: stdout and
     stderr are two logs; else they share one pipe, in order. secret_names: of variables whose values are kept elsewhere.
     grant: what the job's own token may do (``own`` or ``submit``); empty: it has none.
+    launcher, environment: names of plugins' objects on the worker; empty: ``process`` and ``system``. inputs: (name,
+    URI), fetched by the worker before the program starts. What these need of a worker stands in ``request`` as well.
     """
 
     command: tuple[str, ...]
@@ -145,6 +147,9 @@ class JobSpec:
     split_streams: bool = False
     secret_names: tuple[str, ...] = ()
     grant: str = ""
+    launcher: str = ""
+    environment: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_credentials(self) -> bool:
@@ -176,6 +181,9 @@ class JobSpec:
             self.split_streams,
             self.secret_names,
             self.grant,
+            self.launcher,
+            self.environment,
+            self.inputs,
         )
 
 

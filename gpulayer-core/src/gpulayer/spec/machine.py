@@ -62,6 +62,7 @@ class WorkerFacts:
 
     enforces: which of a job's limits it can hold jobs to: ``memory``, ``cpus``, ``pids``, ``cores``.
     addresses: numeric, where other machines may reach it, best first; never a name, which others may not resolve.
+    resources: (name, how many in all) of what is counted by name, sorted. capabilities: see ``Request``; sorted.
     """
 
     platform: str
@@ -75,3 +76,5 @@ class WorkerFacts:
     locality: Locality = field(default_factory=Locality)
     enforces: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    resources: tuple[tuple[str, int], ...] = ()
+    capabilities: tuple[str, ...] = ()

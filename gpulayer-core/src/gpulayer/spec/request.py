@@ -47,6 +47,8 @@ class Request:
     devices: how many of one kind, all on one worker. ``cpu`` leases none.
     device_memory_bytes: memory of each device. compute_capability: a PEP 440 specifier such as ``>=8.0``.
     cpus: cores counted against the worker. memory_bytes, disk_bytes: 0 means "not stated".
+    resources: (name, how many) of what workers count by name, such as licences; sorted, none below 1.
+    capabilities: what a worker must be able to do beyond what every worker can, as ``kind:name``; sorted.
     """
 
     accelerators: tuple[Accelerator, ...] = (Accelerator.ANY,)
@@ -63,6 +65,8 @@ class Request:
     zone: str = ""
     region: str = ""
     network_group: str = ""
+    resources: tuple[tuple[str, int], ...] = ()
+    capabilities: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """One line for people: ``2 × cuda, 40 GB each, torch>=2.4``."""
@@ -85,7 +89,9 @@ class Request:
             parts.append(f"{format_bytes(self.memory_bytes)} memory")
         if self.disk_bytes:
             parts.append(f"{format_bytes(self.disk_bytes)} disk")
+        parts.extend(f"{count} × {name}" for name, count in self.resources)
         parts.extend(f"{key}={value}" for key, value in self.labels)
+        parts.extend(capability.replace(":", " ", 1) for capability in self.capabilities)
         for name, value in (
             ("worker", self.worker),
             ("zone", self.zone),

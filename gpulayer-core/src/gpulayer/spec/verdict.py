@@ -33,9 +33,12 @@ class ReasonCode(StrEnum):
     QUOTA = "quota"
     PLUGIN_REJECTED = "plugin_rejected"
     UNKNOWN_VALUE = "unknown_value"
+    RESOURCE = "resource"
+    CAPABILITY = "capability"
     DEVICES_BUSY = "devices_busy"
     CPUS_BUSY = "cpus_busy"
     MEMORY_BUSY = "memory_busy"
+    RESOURCE_BUSY = "resource_busy"
     RESERVED = "reserved"
 
 

@@ -5,6 +5,7 @@ is checked here is meaning (an unknown accelerator, a specifier that does not pa
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -12,6 +13,13 @@ from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
 from gpulayer.ids import Digest, Epoch, JobId, is_digest
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.capabilities import (
+    DEFAULT_ENVIRONMENT,
+    DEFAULT_LAUNCHER,
+    check_capability,
+    check_input,
+    check_resource,
+)
 from gpulayer.spec.environment import check_environment
 from gpulayer.spec.globs import Glob
 from gpulayer.spec.job import (
@@ -98,6 +106,10 @@ def request_to_wire(request: Request) -> RequestFields:
         fields["region"] = request.region
     if request.network_group:
         fields["network_group"] = request.network_group
+    if request.resources:
+        fields["resources"] = dict(request.resources)
+    if request.capabilities:
+        fields["capabilities"] = list(request.capabilities)
     return fields
 
 
@@ -126,6 +138,13 @@ def request_from_wire(fields: RequestFields) -> Request:
     for model in fields.get("device_models", ()):
         _check_text(model, "request.device_models")
     _check_pairs(fields.get("labels", {}), "request.labels")
+    try:
+        for name in fields.get("resources", {}):
+            check_resource(name)
+        for capability in fields.get("capabilities", ()):
+            check_capability(capability)
+    except UsageError as error:
+        raise BadRequest(f"request.{error.message}", hint=error.hint) from None
     return Request(
         accelerators=accelerators,
         devices=devices,
@@ -141,6 +160,8 @@ def request_from_wire(fields: RequestFields) -> Request:
         zone=fields.get("zone", ""),
         region=fields.get("region", ""),
         network_group=fields.get("network_group", ""),
+        resources=tuple(sorted(fields.get("resources", {}).items())),
+        capabilities=tuple(sorted(set(fields.get("capabilities", ())))),
     )
 
 
@@ -210,6 +231,12 @@ def spec_to_wire(spec: JobSpec) -> JobSubmission:
         submission["secret_names"] = list(spec.secret_names)
     if spec.grant:
         submission["grant"] = spec.grant
+    if spec.launcher:
+        submission["launcher"] = spec.launcher
+    if spec.environment:
+        submission["environment"] = spec.environment
+    if spec.inputs:
+        submission["inputs"] = dict(spec.inputs)
     return submission
 
 
@@ -233,7 +260,7 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
     return JobSpec(
         command=command,
         kind=kind,
-        request=request_from_wire(submission.get("request", {})),
+        request=_with_capabilities(request_from_wire(submission.get("request", {})), submission),
         name=submission.get("name", ""),
         tags=tuple(sorted(submission.get("tags", {}).items())),
         priority=submission.get("priority", 0),
@@ -252,7 +279,33 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         split_streams=submission.get("split_streams", False),
         secret_names=_secret_names(submission),
         grant=_grant(submission.get("grant", "")),
+        launcher=_plain(submission.get("launcher", ""), DEFAULT_LAUNCHER),
+        environment=_plain(submission.get("environment", ""), DEFAULT_ENVIRONMENT),
+        inputs=tuple(sorted(submission.get("inputs", {}).items())),
     )
+
+
+def _plain(name: str, default: str) -> str:
+    """What everybody has is not worth a word; so equal jobs are equal."""
+    return "" if name == default else name
+
+
+def _with_capabilities(request: Request, submission: JobSubmission) -> Request:
+    """What the submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+    needed = set(request.capabilities)
+    try:
+        for kind, name, default in (
+            ("launcher", submission.get("launcher", ""), DEFAULT_LAUNCHER),
+            ("environment", submission.get("environment", ""), DEFAULT_ENVIRONMENT),
+        ):
+            if name and name != default:
+                needed.add(check_capability(f"{kind}:{name}"))
+        for name, uri in submission.get("inputs", {}).items():
+            needed.add(f"stager:{check_input(name, uri)}")
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+    capabilities = tuple(sorted(needed))
+    return request if capabilities == request.capabilities else replace(request, capabilities=capabilities)
 
 
 def _secret_names(submission: JobSubmission) -> tuple[str, ...]:
@@ -353,6 +406,8 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
         },
         "enforces": list(facts.enforces),
         "addresses": list(facts.addresses),
+        "resources": dict(facts.resources),
+        "capabilities": list(facts.capabilities),
     }
 
 
@@ -411,6 +466,8 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
         locality=Locality(**fields["locality"]),
         enforces=tuple(sorted(fields.get("enforces", ()))),
         addresses=tuple(fields.get("addresses", ())),
+        resources=tuple(sorted(fields.get("resources", {}).items())),
+        capabilities=tuple(sorted(fields.get("capabilities", ()))),
     )
 
 
@@ -477,6 +534,10 @@ def assignment_to_wire(assignment: Assignment) -> AssignCommand:
         "limits": limits_to_wire(assignment.limits),
         "split_streams": assignment.split_streams,
         "has_credentials": assignment.has_credentials,
+        "launcher": assignment.launcher,
+        "environment": assignment.environment,
+        "inputs": dict(assignment.inputs),
+        "resources": dict(assignment.resources),
     }
 
 
@@ -504,6 +565,10 @@ def assignment_from_wire(command: AssignCommand) -> Assignment:
         limits=Limits(**command["limits"]) if "limits" in command else Limits(),
         split_streams=command.get("split_streams", False),
         has_credentials=command.get("has_credentials", False),
+        launcher=command.get("launcher", ""),
+        environment=command.get("environment", ""),
+        inputs=tuple(sorted(command.get("inputs", {}).items())),
+        resources=tuple(sorted(command.get("resources", {}).items())),
     )
 
 

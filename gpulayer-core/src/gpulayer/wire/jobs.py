@@ -22,6 +22,7 @@ __all__ = [
     "JobSubmission",
     "OutputRecord",
     "OutputsReply",
+    "ProblemRecord",
     "ReasonRecord",
     "RequestFields",
     "SourceFields",
@@ -59,6 +60,8 @@ class RequestFields(TypedDict, total=False):
     zone: Text
     region: Text
     network_group: Text
+    resources: Annotated[dict[Word, Annotated[int, Ge(1), Le(1_000_000)]], MaxLen(32)]
+    capabilities: Annotated[list[Annotated[str, MaxLen(100)]], MaxLen(64)]
 
 
 class SourceFields(TypedDict):
@@ -76,7 +79,8 @@ class JobSubmission(TypedDict, total=False):
 
     secrets: values by name of variable, in what is sent alone; what is stored has ``secret_names``, and the values lie
     sealed elsewhere. grant: what the job's own token may do: ``own`` (read its own record, log and files) or ``submit``
-    (also submit jobs of the same owner); empty: it gets none.
+    (also submit jobs of the same owner); empty: it gets none. launcher, environment: names of what a plugin adds on
+    workers. inputs: URIs by name, fetched by the worker.
     """
 
     schema: Required[Schema]
@@ -105,6 +109,9 @@ class JobSubmission(TypedDict, total=False):
     secrets: Annotated[dict[Text, Annotated[str, MinLen(1), MaxLen(65_536)]], MaxLen(64)]
     secret_names: Annotated[list[Text], MaxLen(64)]
     grant: Word
+    launcher: Word
+    environment: Word
+    inputs: Annotated[dict[Word, Text], MaxLen(64)]
 
 
 class BatchSubmission(TypedDict):
@@ -114,10 +121,21 @@ class BatchSubmission(TypedDict):
     jobs: Annotated[list[JobSubmission], MinLen(1), MaxLen(MAX_BATCH)]
 
 
+class ProblemRecord(TypedDict):
+    """What a plugin's job check said. ``severity``: ``error`` or ``warning``. ``field``: of the submission, if any."""
+
+    plugin: str
+    severity: str
+    field: str
+    message: str
+    hint: str
+
+
 class BatchReply(TypedDict):
-    """Ids in the order of the submission."""
+    """Ids in the order of the submission. ``warnings``: of job checks, each said once."""
 
     ids: list[str]
+    warnings: NotRequired[list[ProblemRecord]]
 
 
 class ReasonRecord(TypedDict):
@@ -175,7 +193,8 @@ class AttemptRecord(TypedDict):
 class JobRecord(TypedDict):
     """``options``: how it runs, as far as the submission said so and by its names. ``placement``: why the latest
     attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
-    ``split_streams``: stdout and stderr are two logs. ``secrets``: names, never values."""
+    ``split_streams``: stdout and stderr are two logs. ``secrets``: names, never values. ``warnings``: of job checks, in
+    the answer to the submission alone."""
 
     id: str
     name: str
@@ -202,6 +221,7 @@ class JobRecord(TypedDict):
     split_streams: bool
     secrets: list[str]
     verdicts: "list[VerdictRecord]"
+    warnings: NotRequired[list[ProblemRecord]]
 
 
 class JobPage(TypedDict):

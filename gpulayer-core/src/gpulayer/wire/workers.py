@@ -5,6 +5,8 @@ from typing import Annotated, Literal, NotRequired
 from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import TypedDict
 
+from gpulayer.wire.plugins import PluginFields
+
 __all__ = [
     "AssignCommand",
     "Command",
@@ -87,6 +89,8 @@ class WorkerFactsFields(TypedDict):
     locality: LocalityFields
     enforces: NotRequired[Annotated[list[Text], MaxLen(16)]]
     addresses: NotRequired[Annotated[list[Text], MaxLen(64)]]
+    resources: NotRequired[Annotated[dict[Word, Annotated[int, Ge(1), Le(1_000_000)]], MaxLen(64)]]
+    capabilities: NotRequired[Annotated[list[Annotated[str, MaxLen(100)]], MaxLen(256)]]
 
 
 class EnrolBody(TypedDict):
@@ -173,6 +177,7 @@ class ReportBody(TypedDict):
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
     ``stopping``: it ends what it holds and starts nothing more; sent before anything else of that.
     ``leaving``: it holds nothing and goes.
+    ``plugins``: what it knows of its plugins, with the first report of a session and whenever that has changed.
     """
 
     schema: Schema
@@ -185,6 +190,7 @@ class ReportBody(TypedDict):
     facts: NotRequired[WorkerFactsFields | None]
     stopping: NotRequired[bool]
     leaving: NotRequired[bool]
+    plugins: NotRequired[Annotated[list[PluginFields], MaxLen(128)] | None]
     items: Annotated[list[ReportItem], MaxLen(20_000)]
 
 
@@ -234,6 +240,10 @@ class AssignCommand(TypedDict):
     limits: NotRequired[LimitsFields]
     split_streams: NotRequired[bool]
     has_credentials: NotRequired[bool]
+    launcher: NotRequired[str]
+    environment: NotRequired[str]
+    inputs: NotRequired[dict[str, str]]
+    resources: NotRequired[dict[str, int]]
 
 
 class Credentials(TypedDict):
@@ -295,6 +305,8 @@ class OutputsAccepted(TypedDict):
 class WorkerRecord(TypedDict):
     """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds.
     ``enforces``: the limits that it can hold a job to. ``addresses``: numeric, where others reach it, best first.
+    ``resources``: how many in all of what it counts by name, ``resources_free`` of now. ``capabilities``: what its
+    plugins add, as ``launcher:NAME``, ``environment:NAME`` and ``stager:SCHEME``.
     """
 
     id: str
@@ -313,6 +325,9 @@ class WorkerRecord(TypedDict):
     frameworks: list[FrameworkFields]
     enforces: list[str]
     addresses: list[str]
+    resources: dict[str, int]
+    resources_free: dict[str, int]
+    capabilities: list[str]
     leases: list[int]
 
 

@@ -25,8 +25,8 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts import ProbeSite
-from gpulayer.plugins.registry import Registry
+from gpulayer.plugins.contracts.probe import ProbeSite
+from gpulayer.plugins.host import Host
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
@@ -106,7 +106,7 @@ class Agent:
         folders: Folders,
         reserve: Reserve,
         stager: Stager,
-        registry: Registry,
+        host: Host,
         facts: WorkerFacts,
         clock: Clock,
         boot: int,
@@ -118,7 +118,7 @@ class Agent:
         self._reserve = reserve
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
         site = ProbeSite(settings.work_dir, settings.environment)
-        self._known = KnownFacts(facts, registry.probes, site, version=settings.version, labels=settings.labels)
+        self._known = KnownFacts(facts, host, site, version=settings.version, labels=settings.labels)
         self._work = NodeWork(
             feed=self._feed,
             plane=plane,
@@ -126,7 +126,7 @@ class Agent:
             folders=folders,
             keeper=self._keeper,
             stager=stager,
-            registry=registry,
+            host=host,
             known=self._known,
             environment=settings.environment,
         )

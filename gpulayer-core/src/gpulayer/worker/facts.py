@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from gpulayer.errors import PluginFault
 from gpulayer.net.interfaces import own_first
-from gpulayer.plugins.contracts import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
+from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
+from gpulayer.plugins.host import Host
+from gpulayer.plugins.registry import Registered, Registry
+from gpulayer.plugins.results import instance_of
+from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.machine import Locality, WorkerFacts
 
-__all__ = ["KnownFacts", "combine", "gather_facts"]
+__all__ = ["KnownFacts", "capabilities_of", "combine", "gather_facts"]
 
 _log: Final = logging.getLogger(__name__)
 _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
@@ -25,14 +30,14 @@ class KnownFacts:
     def __init__(
         self,
         facts: WorkerFacts,
-        probes: Sequence[Probe],
+        host: Host,
         site: ProbeSite,
         *,
         version: str,
         labels: tuple[tuple[str, str], ...],
     ) -> None:
         self.facts = facts
-        self._probes = probes
+        self._host = host
         self._site = site
         self._version = version
         self._labels = labels
@@ -49,7 +54,7 @@ class KnownFacts:
 
     async def look_again(self) -> bool:
         """True where something has changed."""
-        facts = await gather_facts(self._probes, self._site, version=self._version, labels=self._labels)
+        facts = await gather_facts(self._host, self._site, version=self._version, labels=self._labels)
         addresses = own_first(self._own, facts.addresses)
         return self._set(replace(facts, enforces=self.facts.enforces, addresses=addresses))
 
@@ -60,15 +65,16 @@ class KnownFacts:
 
 
 async def gather_facts(
-    probes: Sequence[Probe],
+    host: Host,
     site: ProbeSite,
     *,
     version: str,
     labels: tuple[tuple[str, str], ...],
 ) -> WorkerFacts:
-    """Ask every probe, side by side, each in a thread and for ``PROBE_DEADLINE_S`` at most."""
-    found = await asyncio.gather(*(_look(probe, site) for probe in probes))
-    return combine(found, version=version, labels=labels)
+    """Ask every probe, side by side, each for ``PROBE_DEADLINE_S`` at most."""
+    found = await asyncio.gather(*(_look(host, probe, site) for probe in host.registry.probes))
+    facts = combine(found, version=version, labels=labels)
+    return replace(facts, capabilities=capabilities_of(host.registry))
 
 
 def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str, str], ...]) -> WorkerFacts:
@@ -85,15 +91,26 @@ def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str,
         labels=tuple(sorted({**dict(label for finding in found for label in finding.labels), **dict(labels)}.items())),
         locality=next((finding.locality for finding in found if finding.locality is not None), Locality()),
         addresses=tuple(address for finding in found for address in finding.addresses),
+        resources=tuple(sorted(dict(one for finding in reversed(found) for one in finding.resources).items())),
     )
 
 
-async def _look(probe: Probe, site: ProbeSite) -> Findings:
+async def _look(host: Host, probe: Registered[Probe], site: ProbeSite) -> Findings:
     try:
-        async with asyncio.timeout(PROBE_DEADLINE_S):
-            return await asyncio.to_thread(probe.look, site)
-    except TimeoutError:
-        _log.warning("probe %s did not answer within %g s", probe.name, PROBE_DEADLINE_S)
-    except Exception:  # a plugin's: whatever it raises, the worker goes on without its findings
-        _log.exception("probe %s failed", probe.name)
-    return Findings()
+        return await host.acall(
+            probe,
+            "Probe.look",
+            lambda thing: instance_of(Findings, thing.look(site)),
+            deadline_s=PROBE_DEADLINE_S,
+        )
+    except PluginFault as fault:
+        _log.warning("%s", fault.message)
+        return Findings()
+
+
+def capabilities_of(registry: Registry) -> tuple[str, ...]:
+    """What the plugins add to what every worker can do."""
+    found = {f"stager:{scheme}" for scheme in registry.stagers}
+    found |= {f"launcher:{name}" for name in registry.launchers if name != DEFAULT_LAUNCHER}
+    found |= {f"environment:{name}" for name in registry.environments if name != DEFAULT_ENVIRONMENT}
+    return tuple(sorted(found))

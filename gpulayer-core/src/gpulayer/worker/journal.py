@@ -20,7 +20,7 @@ from typing import Any, Final
 from gpulayer.errors import Blame, GpulayerError
 from gpulayer.faults import here
 from gpulayer.ids import Digest
-from gpulayer.plugins.contracts import LaunchSite
+from gpulayer.plugins.contracts.launcher import LaunchSite
 from gpulayer.protocol.messages import Phase, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy

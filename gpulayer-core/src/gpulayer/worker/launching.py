@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Collection, Mapping
 
-from gpulayer.plugins.contracts import Launched, Launcher, LaunchPlan, LaunchSite, Machine, NotLaunched
+from gpulayer.plugins.contracts.launcher import Launched, LaunchPlan, Machine, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
@@ -17,7 +17,7 @@ __all__ = ["SpawnerStarter", "end_of", "launch"]
 
 
 class SpawnerStarter:
-    """``plugins.contracts.Starter`` over the spawner link, for one launch.
+    """Starts plans through the spawner link, for one launch.
 
     ended: it had ended already. is_disk_full: that is why it was not started.
     """
@@ -58,15 +58,15 @@ class SpawnerStarter:
 
 
 async def launch(
-    launcher: Launcher, assignment: Assignment, starter: SpawnerStarter, *, site: LaunchSite, machine: Machine
+    assignment: Assignment, plan: LaunchPlan, starter: SpawnerStarter, *, machine: Machine
 ) -> SpawnFailed | None:
-    """Plan and act; None where it runs, or ran (see ``starter.ended``)."""
+    """Carry the plan out; None where it runs, or ran (see ``starter.ended``)."""
     key = assignment.key
     present = {device.uuid for device in machine.facts.devices}
     gone = [uuid for uuid in assignment.devices if uuid not in present]
     if gone:
         return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
-    result = await launcher.act(launcher.plan(assignment, site, machine), starter)
+    result = await starter.start(plan)
     if isinstance(result, NotLaunched):
         return SpawnFailed(key, result.exit_code, f"{result.message}\n{result.hint}".strip())
     return None

@@ -22,8 +22,9 @@ from gpulayer.errors import (
     VersionMismatch,
 )
 from gpulayer.hiding import hide_process
-from gpulayer.plugins.contracts import ProbeSite
-from gpulayer.plugins.registry import builtin_registry
+from gpulayer.plugins.contracts.context import Where
+from gpulayer.plugins.contracts.probe import ProbeSite
+from gpulayer.plugins.host import Host, load_plugins
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.staging.blobs import BlobFolder, storage_error
@@ -85,7 +86,7 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     identities.next_boot()  # this is a start, too: its session is the newest
     site = ProbeSite(settings.work_dir, settings.environment)
-    facts = await gather_facts(builtin_registry().probes, site, version=settings.version, labels=settings.labels)
+    facts = await gather_facts(await _plugins(settings), site, version=settings.version, labels=settings.labels)
     async with HttpClient(pins=settings.pins, proxy=settings.proxy) as http:
         plane = Plane(
             http,
@@ -106,6 +107,12 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
         token = _join_token(settings)
         await plane.enrol(facts_to_wire(facts), token=token, name=settings.name, default_name=settings.default_name)
     return identities.identity.name
+
+
+async def _plugins(settings: WorkerSettings) -> Host:
+    return await asyncio.to_thread(
+        load_plugins, Where.WORKER, settings.plugins, clock=SystemClock(), version=settings.version
+    )
 
 
 class _Present:
@@ -145,9 +152,9 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
         reserve.release()  # made for an end, and a start needs no less; it comes back when there is room
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     boot = identities.next_boot()
-    clock, registry = SystemClock(), builtin_registry()
+    clock, host = SystemClock(), await _plugins(settings)
     site = ProbeSite(settings.work_dir, settings.environment)
-    facts = await gather_facts(registry.probes, site, version=settings.version, labels=settings.labels)
+    facts = await gather_facts(host, site, version=settings.version, labels=settings.labels)
     present = _Present()
 
     def on_session(session: SessionReply) -> None:
@@ -197,7 +204,7 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
                     folders=Journal(settings.work_dir, boot_id=_boot_id()),
                     reserve=reserve,
                     stager=Stager(plane, cache),
-                    registry=registry,
+                    host=host,
                     facts=facts,
                     clock=clock,
                     boot=boot,

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpulayer.errors import Conflict, GpulayerError, StaleAttempt
 from gpulayer.faults import here
-from gpulayer.plugins.contracts import LaunchSite
+from gpulayer.plugins.contracts.launcher import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.logs import LogStream, not_whole
 from gpulayer.wire.workers import LogReply

@@ -22,8 +22,15 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Digest
-from gpulayer.plugins.contracts import Launcher, LaunchSite, Machine
-from gpulayer.plugins.registry import Registry
+from gpulayer.plugins.contracts.environment import (
+    ENVIRONMENT_DEADLINE_S,
+    BuildSite,
+    Environment,
+    EnvironmentPlan,
+)
+from gpulayer.plugins.contracts.launcher import PLAN_DEADLINE_S, LaunchPlan, LaunchSite, Machine
+from gpulayer.plugins.host import Host
+from gpulayer.plugins.results import instance_of
 from gpulayer.protocol.messages import (
     AttemptsVoided,
     DiskFilled,
@@ -42,6 +49,7 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.logs import not_whole
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.credentials import Vault
@@ -80,7 +88,7 @@ class NodeWork:
         folders: Folders,
         keeper: Keeper,
         stager: Stager,
-        registry: Registry,
+        host: Host,
         known: KnownFacts,
         environment: Mapping[str, str],
     ) -> None:
@@ -90,7 +98,7 @@ class NodeWork:
         self._folders = folders
         self._keeper = keeper
         self._stager = stager
-        self._registry = registry
+        self._host = host
         self._known = known
         self._environment = environment
         self._vault = Vault(plane)
@@ -158,9 +166,10 @@ class NodeWork:
                 except GpulayerError as error:
                     return SpawnFailed(key, None, f"{_NO_SECRETS}: {_told(error)}", EndedBy.STAGING)
             starter = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
-            machine = Machine(self._known.facts, self._environment)
+            machine = Machine(self._known.facts, await self._variables(assignment))
+            plan = await self._plan(assignment, machine)
             here("agent.before_spawn")
-            failed = await launch(self._launcher, assignment, starter, site=self.site(assignment), machine=machine)
+            failed = await launch(assignment, plan, starter, machine=machine)
             here("agent.after_spawn")
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
@@ -244,9 +253,32 @@ class NodeWork:
         except GpulayerError as error:
             _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
 
-    @property
-    def _launcher(self) -> Launcher:
-        return self._registry.launchers["process"]
+    async def _variables(self, assignment: Assignment) -> Mapping[str, str]:
+        builder = self._host.registry.environments[assignment.environment or DEFAULT_ENVIRONMENT]
+        site = BuildSite(
+            folder=self.site(assignment).work_dir,
+            facts=self._known.facts,
+            environment=self._environment,
+            log=lambda _line: None,
+            is_cancelled=lambda: False,
+        )
+        built = await self._host.acall(
+            builder,
+            "EnvironmentBuilder.build",
+            lambda thing: instance_of(Environment, thing.build(EnvironmentPlan(), site)),
+            deadline_s=ENVIRONMENT_DEADLINE_S,
+        )
+        return built.variables
+
+    async def _plan(self, assignment: Assignment, machine: Machine) -> LaunchPlan:
+        launcher = self._host.registry.launchers[assignment.launcher or DEFAULT_LAUNCHER]
+        site = self.site(assignment)
+        return await self._host.acall(
+            launcher,
+            "Launcher.plan",
+            lambda thing: instance_of(LaunchPlan, thing.plan(assignment, site, machine)),
+            deadline_s=PLAN_DEADLINE_S,
+        )
 
     async def _guarded(
         self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]

@@ -13,7 +13,7 @@ from typing import Final
 from gpulayer.errors import BadRequest, DigestMismatch, NotFound, UsageError
 from gpulayer.faults import here
 from gpulayer.ids import Digest
-from gpulayer.plugins.contracts import LaunchSite
+from gpulayer.plugins.contracts.launcher import LaunchSite
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.tree import EMPTY_TREE
 from gpulayer.staging.outputs import collect_outputs

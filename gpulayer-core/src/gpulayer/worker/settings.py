@@ -9,6 +9,7 @@ from typing import Final
 from gpulayer import __version__
 from gpulayer.errors import UsageError
 from gpulayer.net import Address, Pin
+from gpulayer.plugins.settings import PluginSettings
 
 __all__ = ["LOCK_FOLDERS", "WorkerSettings"]
 
@@ -26,7 +27,7 @@ class WorkerSettings:
     enrolled; a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it;
     default_name: made unique then. environment: of the worker, from which jobs get an allow-list. python: runs the
     spawner. lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as
-    of ``gpulayer.faults.arm``.
+    of ``gpulayer.faults.arm``. plugins: see ``PluginSettings``.
     """
 
     work_dir: Path
@@ -45,6 +46,7 @@ class WorkerSettings:
     lock_folders: tuple[str, ...] = LOCK_FOLDERS
     version: str = __version__
     faults: str = ""
+    plugins: PluginSettings = field(default_factory=PluginSettings)
 
     def __post_init__(self) -> None:
         if bool(self.urls) == (self.endpoint_file is not None):

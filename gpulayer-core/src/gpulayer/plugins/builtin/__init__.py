@@ -1,1 +1,17 @@
-"""Core's own probes and launchers."""
+"""Core's own plugins: the same hooks, the same contracts and the same guard as anybody's."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["BUILTINS"]
+
+BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "file": "gpulayer.plugins.builtin.file",
+        "host": "gpulayer.plugins.builtin.host",
+        "process": "gpulayer.plugins.builtin.process",
+        "system": "gpulayer.plugins.builtin.system",
+    }
+)
+"""Modules by the names of the plugins; imported when plugins are loaded."""

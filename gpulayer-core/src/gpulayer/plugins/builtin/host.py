@@ -11,13 +11,24 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import psutil
 
 from gpulayer.net.interfaces import interface_addresses
-from gpulayer.plugins.contracts import Findings, ProbeSite
+from gpulayer.plugins.contracts.context import Context
+from gpulayer.plugins.contracts.probe import Findings, Probe, ProbeSite
+from gpulayer.plugins.hooks import API_VERSION, hookimpl
 
-__all__ = ["HostProbe", "host_platform"]
+__all__ = ["GPULAYER_API", "HostProbe", "gpulayer_register_probes", "host_platform"]
+
+GPULAYER_API: Final = API_VERSION
+
+
+@hookimpl
+def gpulayer_register_probes(ctx: Context) -> list[Probe]:
+    """The host probe."""
+    return [HostProbe()]
 
 
 class HostProbe:

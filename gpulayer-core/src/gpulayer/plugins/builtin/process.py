@@ -1,25 +1,32 @@
-"""The ``process`` launcher: the command as one process tree, in the work folder, with an environment of its own.
+"""The ``process`` launcher: the command as one process tree, in the work folder, with the job's environment.
 
-The environment is an allow-list. Of the worker's variables a job gets those that describe the machine and its user,
-never those of the worker's own Python or its place in GPUlayer; then the job's own; then what GPUlayer says, last, so
-that nobody overrides it: who the job is, and which devices it sees.
+What the environment gives comes first, then the job's own variables, then what GPUlayer says, so that nobody overrides
+it: who the job is, where its inputs lie, and which devices it sees.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpulayer.plugins.contracts import Launched, LaunchPlan, LaunchSite, Machine, NotLaunched, Starter
+from gpulayer.plugins.contracts.context import Context
+from gpulayer.plugins.contracts.launcher import Launcher, LaunchPlan, LaunchSite, Machine
+from gpulayer.plugins.hooks import API_VERSION, hookimpl
 from gpulayer.spec.assignment import Assignment
+from gpulayer.spec.capabilities import input_variable
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
-from gpulayer.variables import HANDED_ON
 
-__all__ = ["ProcessLauncher", "device_variables"]
+__all__ = ["GPULAYER_API", "ProcessLauncher", "device_variables", "gpulayer_register_launchers"]
 
-DEFAULT_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+GPULAYER_API: Final = API_VERSION
 
 # Level Zero reads an empty mask as "no mask", so what hides every device is an index that no machine has.
 _NO_XPU: Final = "255"
+
+
+@hookimpl
+def gpulayer_register_launchers(ctx: Context) -> list[Launcher]:
+    """The process launcher."""
+    return [ProcessLauncher()]
 
 
 class ProcessLauncher:
@@ -32,10 +39,8 @@ class ProcessLauncher:
     def plan(self, attempt: Assignment, site: LaunchSite, machine: Machine) -> LaunchPlan:
         held = set(attempt.devices)
         devices = [device for device in machine.facts.devices if device.uuid in held]
-        # Python holds back what it prints into a pipe; a job is watched while it runs.
-        env = {"PATH": DEFAULT_PATH, "PYTHONUNBUFFERED": "1"}
-        env |= {name: value for name, value in machine.environment.items() if _is_handed_on(name)}
-        env |= dict(attempt.env)
+        env = {**machine.variables, **dict(attempt.env)}
+        env |= {input_variable(name): str(path) for name, path in site.inputs}
         env |= {
             "GPULAYER_JOB_ID": attempt.job_id,
             "GPULAYER_ATTEMPT": str(attempt.attempt),
@@ -53,9 +58,6 @@ class ProcessLauncher:
             err_path=site.err_path,
             log_bytes=attempt.limits.log_bytes,
         )
-
-    async def act(self, plan: LaunchPlan, starter: Starter) -> Launched | NotLaunched:
-        return await starter.start(plan)
 
 
 _DEVICE_VARIABLES: Final = frozenset(
@@ -89,7 +91,3 @@ def device_variables(devices: Sequence[Device]) -> Mapping[str, str]:
         variables["HIP_VISIBLE_DEVICES"] = "-1"
     variables["ZE_AFFINITY_MASK"] = ",".join(str(device.index) for device in xpu) or _NO_XPU
     return variables
-
-
-def _is_handed_on(name: str) -> bool:
-    return name in HANDED_ON or name.startswith("LC_")

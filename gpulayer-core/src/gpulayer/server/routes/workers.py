@@ -440,6 +440,10 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "limits": limits_to_wire(spec.limits),
         "split_streams": spec.split_streams,
         "has_credentials": spec.has_credentials,
+        "launcher": spec.launcher,
+        "environment": spec.environment,
+        "inputs": dict(spec.inputs),
+        "resources": dict(spec.request.resources),
     }
 
 

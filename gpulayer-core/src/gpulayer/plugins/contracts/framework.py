@@ -1,0 +1,41 @@
+"""A ``FrameworkCheck`` finds out whether a framework computes on a device, in the Python that jobs use."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from gpulayer.spec.request import Accelerator
+
+__all__ = ["CHECK_DEADLINE_S", "CheckScript", "FrameworkCheck"]
+
+CHECK_DEADLINE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckScript:
+    """A program for another Python: 3.9 or newer, with nothing installed but what it looks for.
+
+    It prints one JSON object on its last line: ``{"version": "2.4.0", "devices": {"cuda": "", "cpu": "why not"}}``: by
+    accelerator, empty text where it computed there and read the right answer back, else the reason in the library's own
+    words. A framework that is not installed prints ``{"version": null}``. All else that it prints is kept for the log.
+    """
+
+    source: str
+
+
+@runtime_checkable
+class FrameworkCheck(Protocol):
+    """``name`` is the framework's, as requests name it: ``torch``.
+
+    ``script`` is pure and quick. The worker runs the script in a child of its own, in the Python that jobs use, for
+    ``CHECK_DEADLINE_S`` at most, at its start and whenever devices change; then it kills it. A script that fails,
+    hangs or prints something else makes the framework unusable there, with that as the reason.
+    ``accelerators``: those it can say something about.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def accelerators(self) -> tuple[Accelerator, ...]: ...
+
+    def script(self) -> CheckScript: ...

@@ -1,0 +1,58 @@
+"""A ``Probe`` looks at one side of a machine: its devices, where it stands, what it has."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from gpulayer.spec.machine import Device, Framework, Locality
+
+__all__ = ["PROBE_DEADLINE_S", "Findings", "Probe", "ProbeSite"]
+
+PROBE_DEADLINE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSite:
+    """Where a probe looks. environment: the worker's own; work_dir: the disk that jobs will use."""
+
+    work_dir: Path
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A part of the facts of a machine; what a probe does not know stays at its default.
+
+    Of several probes, the first that knows a figure is believed; devices, frameworks, labels and addresses add up.
+    addresses: numeric, where other machines may reach this one, best first.
+    resources: (name, how many) of what jobs take a share of by name: ``("matlab", 2)``. Jobs that ask for more than is
+    free wait; GPUlayer counts, the probe only says how many there are in all, GPUlayer's own use included.
+    """
+
+    platform: str = ""
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    devices: tuple[Device, ...] = ()
+    frameworks: tuple[Framework, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    locality: Locality | None = None
+    addresses: tuple[str, ...] = ()
+    resources: tuple[tuple[str, int], ...] = ()
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Looks at one side of a machine.
+
+    ``look`` is called at the worker's start and every minute, and may block for ``PROBE_DEADLINE_S``; what can hang in
+    native code must run in a child process that the probe itself ends by then. It changes nothing. What is not there is
+    no error: a machine without a device gives no findings. It raises only when it could not look; then the worker goes
+    on with what this probe found last, and with nothing of it where it never answered.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def look(self, site: ProbeSite) -> Findings: ...

@@ -1,0 +1,46 @@
+"""What is known of one plugin, for people: whether it works, what it adds, what went wrong with it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Fault", "PluginRecord", "PluginStatus"]
+
+
+class PluginStatus(StrEnum):
+    """``suspended``: it failed several times in a row and is not asked for a while; then it is tried again."""
+
+    OK = "ok"
+    DISABLED = "disabled"  # by GPULAYER_PLUGINS
+    INCOMPATIBLE = "incompatible"  # it needs another API version, or says none
+    BROKEN = "broken"  # it could not be imported, or what it registers is not what it should be
+    DUPLICATE = "duplicate"  # another plugin has its name, or registers something of the same name
+    SUSPENDED = "suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``hook``: the hook, or the method of what it registered: ``Probe.look``. ``message``: one line, no secrets."""
+
+    wall_ms: int
+    hook: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRecord:
+    """A snapshot. ``name``: of its entry point. ``distribution`` and ``version``: of the package that it came with.
+    ``api``: what it says that it needs. ``provides``: ``probe licences``, ``launcher torch``.
+    """
+
+    name: str
+    distribution: str = ""
+    version: str = ""
+    api: str = ""
+    is_builtin: bool = False
+    status: PluginStatus = PluginStatus.OK
+    error: str = ""
+    hint: str = ""
+    hooks: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    faults: int = 0
+    last_faults: tuple[Fault, ...] = ()

@@ -1,0 +1,17 @@
+"""What a process is told of its plugins. ``cli`` reads the variables and hands the result down."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["PluginSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """allowed: names of those that are loaded, None for all; core's own always are. strict: a fault ends the process or
+    the call that met it, for debugging. options: by plugin, then by option; they may hold secrets.
+    """
+
+    allowed: frozenset[str] | None = None
+    strict: bool = False
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
