@@ -377,7 +377,8 @@ from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.settings import PluginSettings
-host = load_plugins(Where.WORKER, PluginSettings(strict=True), clock=SystemClock(), version="0", marks=Path(sys.argv[1]))
+settings = PluginSettings(strict=True)
+host = load_plugins(Where.WORKER, settings, clock=SystemClock(), version="0", marks=Path(sys.argv[1]))
 host.call(host.registry.probes[1], "Probe.look", lambda thing: thing.look(None), deadline_s=5.0)
 """
 
