@@ -96,8 +96,7 @@ class Loader:
         self._level = logging.DEBUG if where is Where.CHECK else logging.WARNING
         self._marks = _marks(marks, found, clock)
         self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks, level=self._level)
-        has_secrets = any(self._options.values())
-        self._undo = hide_logged(hider) if has_secrets else lambda: None
+        self._undo = hide_logged(hider) if found else lambda: None
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._plugins = [_Plugin(_of(one), one) for one in found]
