@@ -13,7 +13,7 @@ from gpulayer.plugins.contracts.environment import (
     EnvironmentPlan,
     EnvironmentRequest,
 )
-from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
+from gpulayer.plugins.contracts.event import EventKind, EventRefused, EventSink, JobSummary, PlaneEvent
 from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
 from gpulayer.plugins.contracts.launcher import (
     ActingLauncher,
@@ -53,6 +53,8 @@ __all__ = [
     "EnvironmentPlan",
     "EnvironmentRequest",
     "EventKind",
+    "EventRefused",
+    "EventSink",
     "Findings",
     "FrameworkCheck",
     "JobSummary",

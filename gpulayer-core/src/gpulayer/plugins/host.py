@@ -80,6 +80,10 @@ class Host:
             life=life,
         )
 
+    def note(self, plugin: str, method: str, message: str) -> None:
+        """Put into a plugin's record what showed elsewhere than in a call of it."""
+        self._guard.note(plugin, method, message)
+
     def close(self) -> None:
         """Let go of the threads that are idle. A call that hangs keeps its own, which ends with the process."""
         self._guard.close()
@@ -99,15 +103,16 @@ def load_plugins(
     for name, module in BUILTINS.items():
         manager.register(import_module(module), name)
         records.append(PluginRecord(name, "gpulayer-core", version, hooks.API_VERSION, is_builtin=True))
-    return Host(_registry(manager, where, version), guard, lambda: tuple(records))
+    return Host(_registry(manager, where, settings, version), guard, lambda: tuple(records))
 
 
-def _registry(manager: pluggy.PluginManager, where: Where, version: str) -> Registry:
+def _registry(manager: pluggy.PluginManager, where: Where, settings: PluginSettings, version: str) -> Registry:
     def ask(hook: str) -> list[Registered[Any]]:  # Any: by hook
         found: list[Registered[Any]] = []
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             name = implementation.plugin_name
-            found.extend(Registered(name, thing) for thing in implementation.function(Context(where, name, version)))
+            ctx = Context(where, name, version, settings.options.get(name, {}))
+            found.extend(Registered(name, thing) for thing in implementation.function(ctx))
         return found
 
     return Registry(
@@ -118,4 +123,5 @@ def _registry(manager: pluggy.PluginManager, where: Where, version: str) -> Regi
         stagers={one.thing.scheme: one for one in ask("gpulayer_register_stagers")},
         scorers=tuple(ask("gpulayer_register_scorers")),
         providers={one.thing.name: one for one in ask("gpulayer_register_providers")},
+        event_sinks=tuple(ask("gpulayer_register_event_sinks")) if where is not Where.WORKER else (),
     )

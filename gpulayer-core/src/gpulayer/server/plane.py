@@ -20,6 +20,7 @@ from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, new_id
 from gpulayer.server import records as records_
+from gpulayer.server.announcing import LOGGED
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
@@ -242,6 +243,8 @@ class _Observer:
                 case _:
                     pass
         plane.hub.wake(("job", job_id) for job_id in jobs)
+        if records:
+            plane.hub.wake((LOGGED,))
 
     def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
         if not isinstance(event, JobSubmitted):
