@@ -32,6 +32,7 @@ LOGGED: Final = "logged"
 
 _ASK_DEADLINE_S: Final = 2.0
 _CLOSE_S: Final = 5.0
+_LAST_CALL_S: Final = 1.0
 _LONGEST_SLEEP_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ _log = logging.getLogger(__name__)
 class Pace:
     """rows: read at a time. gather_s: from news to the look at the log, so that a busy plane is not asked for each
     commit. save_s, save_rows: how old, and how far behind, a cursor that is written down may be. wait_first_ms to
-    wait_last_ms: before an event is told again, doubled each time; tries: before it is passed over."""
+    wait_last_ms: before an event is told again, doubled each time; tries: before it is passed over.
+    deadline_s: of one call."""
 
     rows: int = 200
     gather_s: float = 0.05
@@ -50,6 +52,7 @@ class Pace:
     wait_first_ms: int = 1_000
     wait_last_ms: int = 300_000
     tries: int = 20
+    deadline_s: float = EVENT_DEADLINE_S
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +65,8 @@ class _Told:
     cursor: int = 0
     saved: int = 0
     has_news: bool = False  # it was told something since the cursor was saved
+    is_called: bool = False
+    task: "asyncio.Task[None] | None" = None
 
     @property
     def key(self) -> str:
@@ -119,6 +124,7 @@ class Announcer:
         self._news = asyncio.Event()
         self._saving = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
 
     async def start(self) -> None:
         """Begin to tell. A sink that the store does not know begins with what happens next. Raises StorageUnavailable.
@@ -142,11 +148,11 @@ class Announcer:
         new = tuple((key, newest) for key in sinks if key not in cursors)
         if new:
             await self._plane.driver.submit(side=Side(sink_cursors=new))
+        for key, told in sinks.items():
+            told.task = asyncio.create_task(self._keep_telling(told), name=f"sink {key}")
+            self._tasks.append(told.task)
+        self._tasks.append(asyncio.create_task(self._keep_saving(), name="sink cursors"))
         self._sinks = list(sinks.values())
-        self._tasks = [
-            *(asyncio.create_task(self._keep_telling(told), name=f"sink {key}") for key, told in sinks.items()),
-            asyncio.create_task(self._keep_saving(), name="sink cursors"),
-        ]
         for task in self._tasks:
             task.add_done_callback(_ended)
 
@@ -155,7 +161,14 @@ class Announcer:
         tasks, self._tasks = self._tasks, []
         if not tasks:
             return
+        self._is_closing = True
+        calling = {told.task for told in self._sinks if told.is_called and told.task is not None}
         for task in tasks:
+            if task not in calling:
+                task.cancel()
+        if calling:  # a sink that takes its event just now need not be told it again
+            await asyncio.wait(calling, timeout=_LAST_CALL_S)
+        for task in calling:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(TimeoutError):
@@ -178,7 +191,7 @@ class Announcer:
         """Until cancelled. The store may be away for a while; then the log waits."""
         waits = _Waits(self._pace)
         with self._plane.hub.watching(LOGGED) as watch:
-            while True:
+            while not self._is_closing:
                 watch.clear()
                 try:
                     page = await self._read(told)
@@ -206,25 +219,28 @@ class Announcer:
         for row in page.rows:
             event = event_of(row, page, store_id=self._store_id)
             if event is not None and (told.kinds is None or event.kind in told.kinds):
-                await self._tell(told, event)
+                if not await self._tell(told, event):
+                    return
                 told.has_news = True
             told.cursor = row.seq
             if told.has_news and not self._news.is_set():
                 self._news.set()
+            if self._is_closing:
+                return
         if told.cursor - told.saved >= self._pace.save_rows:
             await self._save()
 
-    async def _tell(self, told: _Told, event: PlaneEvent) -> None:
-        """Until it is told, refused or given up."""
+    async def _tell(self, told: _Told, event: PlaneEvent) -> bool:
+        """Until it is told, refused or given up; False where it is none of these and the plane closes."""
         waits, running = _Waits(self._pace), None
         while True:
             if running is None or running.has_ended:
                 if running is not None and running.is_told:
                     break  # it was late, not lost
-                running = _Try(event)
+                running, told.is_called = _Try(event), True
                 try:
                     await self._host.acall(
-                        told.sink, told.method, running.tell, deadline_s=EVENT_DEADLINE_S, passes=(EventRefused,)
+                        told.sink, told.method, running.tell, deadline_s=self._pace.deadline_s, passes=(EventRefused,)
                     )
                     break
                 except EventRefused as refusal:
@@ -232,15 +248,20 @@ class Announcer:
                     break
                 except PluginFault as fault:
                     _log.info("event %d is told again: %s", event.seq, fault.message)
+                finally:
+                    told.is_called = False
                 if not running.has_begun:
                     running = None  # it rests after earlier failures: that is no try
             if running is not None:
                 waits.tries += 1
                 if waits.tries >= self._pace.tries:
                     self._note(told, f"event {event.seq} ({event.kind}) was given up after {waits.tries} tries")
-                    return
+                    return True
+            if self._is_closing:
+                return False
             await self._wait(waits.grow())
         here("sinks.after_telling")
+        return True
 
     async def _wait(self, wait_ms: int) -> None:
         clock = self._plane.clock

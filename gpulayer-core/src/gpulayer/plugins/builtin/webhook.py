@@ -202,7 +202,7 @@ def _secret(word: str) -> bytes:
     if len(secret) < _SECRET_BYTES:
         raise UsageError(
             f"webhook: the secret has fewer than {_SECRET_BYTES} bytes",
-            hint="make one: openssl rand -base64 32",
+            hint='make one: echo "whsec_$(openssl rand -base64 32)"',
         )
     return secret
 
