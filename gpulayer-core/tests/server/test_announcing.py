@@ -3,18 +3,21 @@
 Sinks are the tests'; the plane, its store and its log are real, and so is the guard around each call.
 """
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gpulayer.clock import ManualClock
+from gpulayer.clock import ManualClock, SystemClock
 from gpulayer.errors import StorageUnavailable
 from gpulayer.plugins import EventKind, EventRefused, PlaneEvent
 from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.host import Host
-from gpulayer.plugins.registry import Registered, Registry
+from gpulayer.plugins.registry import HookSink, Registered, Registry
+from gpulayer.plugins.settings import PluginSettings
 from gpulayer.server.announcing import Announcer, Pace
 from gpulayer.server.store import Side, log
 
@@ -107,7 +110,9 @@ class Scene:
 
 @pytest.fixture
 def scene(make_plane) -> Iterator[Scene]:
-    made = Scene(make_plane(clock=ManualClock()).start())
+    live = make_plane(clock=ManualClock())
+    live.host = lambda: Host(Registry(), Guard(clock=live.clock), lambda: ())
+    made = Scene(live.start())
     yield made
     made.quiet()
 
@@ -335,3 +340,71 @@ def test_cursors_that_can_not_be_written_are_written_later(scene) -> None:
     scene.submit("one")
     scene.live.until(lambda: failures and scene.cursor(sink) == scene.newest())
     assert names(sink) == ["one"]
+
+
+def test_sinks_that_can_not_be_placed_at_the_start_are_told_when_the_store_can_be_used(scene) -> None:
+    sink = Sink()
+    real, failures = scene.live.plane.query, []
+
+    async def query(read, *args, **kwargs):
+        if read is log.read_store_id and not failures:
+            failures.append(read)
+            raise StorageUnavailable("the disk is away")
+        return await real(read, *args, **kwargs)
+
+    scene.live.plane.query = query
+    scene.tell(sink)
+    scene.submit("missed")
+    scene.advance_until(lambda: scene.cursor(sink) is not None)
+    scene.submit("one")
+    scene.live.until(lambda: names(sink) == ["one"])
+
+
+# The whole way ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plane_tells_the_sinks_of_its_plugins_and_goes_on_after_a_restart(make_plane) -> None:
+    sink = Sink()
+    live = make_plane()
+    guard = Guard(clock=SystemClock())
+    registry = Registry(event_sinks=(Registered("mine", sink), Registered("hooked", HookSink(sink.tell))))
+    live.host = lambda: Host(registry, guard, lambda: ())
+    live.start()
+    live.submit(name="one")
+    live.until(lambda: names(sink) == ["one", "one"])
+    live.restart()
+    live.submit(name="two")
+    live.until(lambda: names(sink) == ["one", "one", "two", "two"])
+
+
+def test_a_plane_whose_webhook_is_configured_sends_and_sends_again(make_plane) -> None:
+    bodies, answers = [], [500, 204]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(answers[len(bodies) - 1])
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
+        thread.start()
+        try:
+            options = {
+                "url": f"http://127.0.0.1:{server.server_port}/",
+                "secret": "a-secret-of-more-than-twenty-four-bytes",
+                "events": "job.submitted",
+            }
+            settings = PluginSettings(allowed=frozenset(), options={"webhook": options})
+            live = make_plane(plugins=settings).start()
+            live.submit(name="one")
+            live.until(lambda: len(bodies) == 2)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert bodies[0] == bodies[1]
+    assert json.loads(bodies[0])["data"]["job"]["name"] == "one"

@@ -18,6 +18,7 @@ from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.server import PlaneSettings
 from gpulayer.server.announcing import Announcer, Pace
 from gpulayer.server.plane import Plane
+from gpulayer.server.plugins import no_plugins
 from gpulayer.server.store import JobRow, Side
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.wire.convert import spec_to_wire
@@ -45,7 +46,7 @@ def job(name):
 async def main():
     global loop
     loop = asyncio.get_running_loop()
-    plane = Plane(PlaneSettings(state_dir=Path(folder)))
+    plane = Plane(PlaneSettings(state_dir=Path(folder)), host=no_plugins(SystemClock()))
     await plane.start()
     host = Host(Registry(event_sinks=(Registered("kept", Sink()),)), Guard(clock=SystemClock()), lambda: ())
     announcer = Announcer(plane, host, pace=Pace(save_s=3600))

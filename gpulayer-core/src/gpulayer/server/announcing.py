@@ -8,6 +8,7 @@ no loop and no read.
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -127,7 +128,8 @@ class Announcer:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Begin to tell. A sink that the store does not know begins with what happens next. Raises StorageUnavailable.
+        """Begin to tell. A sink that the store does not know begins with what happens next; where the store can't be
+        used now, all begin when it can.
 
         A sink that does not say its name and kinds is left out; its plugin's record says so.
         """
@@ -138,8 +140,32 @@ class Announcer:
         for told in known:
             if told is not None and sinks.setdefault(told.key, told) is not told:
                 self._note(told, "left out: another sink of the plugin has its name")
-        if not sinks:
+        if not sinks or self._is_closing:
             return
+        has_tried = asyncio.Event()
+        self._keep(self._begin(sinks, has_tried), "event sinks")
+        await has_tried.wait()
+
+    async def _begin(self, sinks: dict[str, _Told], has_tried: asyncio.Event) -> None:
+        waits = _Waits(self._pace)
+        while not self._sinks:
+            try:
+                await self._place(sinks)
+                self._sinks = list(sinks.values())
+            except GpulayerError as error:
+                _log.warning("event sinks are told later: %s", error.message)
+                has_tried.set()
+                await self._wait(waits.grow())
+            except BaseException:
+                has_tried.set()
+                raise
+        for told in self._sinks:
+            told.task = self._keep(self._keep_telling(told), f"sink {told.key}")
+        self._keep(self._keep_saving(), "sink cursors")
+        has_tried.set()
+
+    async def _place(self, sinks: dict[str, _Told]) -> None:
+        """Where each goes on. Raises StorageUnavailable."""
         self._store_id = await self._plane.query(log.read_store_id)
         cursors = await self._plane.query(log.read_sink_cursors)
         newest = await self._plane.query(log.last_seq)
@@ -148,20 +174,19 @@ class Announcer:
         new = tuple((key, newest) for key in sinks if key not in cursors)
         if new:
             await self._plane.driver.submit(side=Side(sink_cursors=new))
-        for key, told in sinks.items():
-            told.task = asyncio.create_task(self._keep_telling(told), name=f"sink {key}")
-            self._tasks.append(told.task)
-        self._tasks.append(asyncio.create_task(self._keep_saving(), name="sink cursors"))
-        self._sinks = list(sinks.values())
-        for task in self._tasks:
-            task.add_done_callback(_ended)
+
+    def _keep(self, work: Coroutine[None, None, None], name: str) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_ended)
+        self._tasks.append(task)
+        return task
 
     async def close(self) -> None:
         """Stop telling, and write down how far each sink is. May be repeated; takes some seconds at most."""
+        self._is_closing = True
         tasks, self._tasks = self._tasks, []
         if not tasks:
             return
-        self._is_closing = True
         calling = {told.task for told in self._sinks if told.is_called and told.task is not None}
         for task in tasks:
             if task not in calling:
