@@ -29,6 +29,10 @@ from gpulayer.clock import ManualClock
 from gpulayer.errors import UsageError
 from gpulayer.plugins import Context, EventKind, EventRefused, EventSink, JobSummary, PlaneEvent, Where
 from gpulayer.plugins.builtin.webhook import Webhook, WebhookFailed, gpulayer_register_event_sinks, signatures
+from gpulayer.plugins.host import Host, load_plugins
+from gpulayer.plugins.record import PluginRecord, PluginStatus
+from gpulayer.plugins.settings import PluginSettings
+from gpulayer.testing.distribution import install_plugin
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "webhook.md"
 KEY = bytes(range(32))
@@ -316,7 +320,7 @@ BAD = [
     ({"secret": "whsec_aGVsbG8="}, "fewer than 24"),
     ({"secret": "whsec_ä not base64, but long enough for it"}, "not base64"),
     ({"secret_file": "/nowhere"}, "both"),
-    ({"secret": "", "secret_file": "/nowhere/at/all"}, "/nowhere/at/all can't be read: No such file"),
+    ({"secret": "", "secret_file": "/nowhere/at/all"}, "SECRET_FILE can't be read: No such file"),
     ({"url": "http://a.example/x"}, "a.example would be told without encryption"),
     ({"url": "http://127.0.0.1.example/x"}, "without encryption"),
     ({"url": "https://me:s3cret@a.example/x"}, "name or password"),
@@ -329,6 +333,8 @@ BAD = [
     ({"timeout": "nan"}, "timeout 'nan'"),
     ({"timeout": "10"}, "timeout '10'"),
     ({"timeout": "0"}, "timeout '0'"),
+    ({"ca_file": "/nowhere"}, "CA_FILE can't be used: No such file"),
+    ({"ca_file": __file__}, "CA_FILE can't be used"),
     ({"urls": "https://a.example"}, "no option urls"),
 ]
 
@@ -349,7 +355,7 @@ def test_a_secret_file_that_others_may_read_is_refused_with_the_remedy(tmp_path)
     file.chmod(0o640)
     with pytest.raises(UsageError) as refusal:
         sinks(url="https://a.example", secret_file=str(file))
-    assert refusal.value.hint == f"chmod 600 {file}"
+    assert refusal.value.hint == "chmod 600 that file"
     os.chmod(file, 0o600)
     assert len(sinks(url="https://a.example", secret_file=str(file))) == 1
 
@@ -357,3 +363,113 @@ def test_a_secret_file_that_others_may_read_is_refused_with_the_remedy(tmp_path)
 def test_a_sink_shows_neither_its_url_nor_its_secret() -> None:
     assert "s3cret" not in repr(sink("https://a.example/s3cret"))
     assert isinstance(sink("https://a.example/s3cret"), EventSink)
+
+
+# As plugins are loaded ------------------------------------------------------------------------------------------------
+
+
+def loaded(where: Where = Where.PLANE, **variables: str) -> Host:
+    settings = PluginSettings.of({"GPULAYER_PLUGINS": "none", **variables})
+    return load_plugins(where, settings, clock=ManualClock(), version="0")
+
+
+def record_of(host: Host, name: str = "webhook") -> PluginRecord:
+    return next(record for record in host.records() if record.name == name)
+
+
+def test_the_record_names_the_sinks_and_a_worker_has_none() -> None:
+    variables = {
+        "GPULAYER_PLUGIN_WEBHOOK_URL": "https://a.example/s3cret",
+        "GPULAYER_PLUGIN_WEBHOOK_SECRET": SECRET,
+    }
+    host = loaded(**variables)
+    (made,) = host.registry.event_sinks
+    assert (made.plugin, made.name) == ("webhook", made.thing.name)
+    assert record_of(host).provides == (f"event sink {made.name}",)
+    assert "s3cret" not in str(host.records())
+    host.close()
+    host = loaded(Where.WORKER, **variables)
+    assert host.registry.event_sinks == ()
+    host.close()
+
+
+def test_what_is_set_up_wrongly_is_in_the_record_with_its_remedy_and_everything_else_is_loaded(tmp_path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRET, encoding="utf-8")
+    file.chmod(0o644)
+    host = loaded(GPULAYER_PLUGIN_WEBHOOK_URL="https://a.example/s3cret", GPULAYER_PLUGIN_WEBHOOK_SECRET_FILE=str(file))
+    record = record_of(host)
+    assert record.status is PluginStatus.BROKEN
+    assert record.error == "webhook: others may read the file of GPULAYER_PLUGIN_WEBHOOK_SECRET_FILE"
+    assert record.hint == "chmod 600 that file"
+    assert host.registry.event_sinks == ()
+    assert {one.status for one in host.records() if one.name != "webhook"} == {PluginStatus.OK}
+    host.close()
+
+
+def test_a_plugin_of_somebody_else_is_told_through_either_hook(tmp_path, monkeypatch) -> None:
+    source = """
+from gpulayer.plugins import hookimpl
+
+GPULAYER_API = "1.0"
+told = []
+
+class Sink:
+    name, kinds = "mine", None
+    def tell(self, event):
+        told.append((self.name, event.seq))
+
+@hookimpl
+def gpulayer_register_event_sinks(ctx):
+    return [Sink()]
+
+@hookimpl
+def gpulayer_on_event(event):
+    told.append(("hook", event.seq))
+"""
+    install_plugin(tmp_path, "ears", source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    host = loaded(GPULAYER_PLUGINS="ears")
+    try:
+        assert record_of(host, "ears").status is PluginStatus.OK
+        assert [(one.plugin, one.name, one.thing.kinds) for one in host.registry.event_sinks] == [
+            ("ears", "mine", None),
+            ("ears", "hook", None),
+        ]
+        assert record_of(host, "ears").provides == ("event sink mine", "event sink hook")
+        for one in host.registry.event_sinks:
+            host.call(one, "tell", lambda thing: thing.tell(EVENT), deadline_s=20)
+        assert sys.modules["gpulayer_ears"].told == [("mine", 7), ("hook", 7)]
+    finally:
+        host.close()
+        sys.modules.pop("gpulayer_ears", None)
+
+
+@pytest.mark.parametrize("kinds", ["['job.ended']", "frozenset({'job.ended'})", "'job.ended'", "1 / 0"])
+def test_a_sink_whose_kinds_are_none_is_refused_at_once(tmp_path, monkeypatch, kinds) -> None:
+    source = f"""
+from gpulayer.plugins import hookimpl
+
+GPULAYER_API = "1.0"
+
+class Sink:
+    name = "mine"
+    kinds = property(lambda self: {kinds})
+    def tell(self, event):
+        pass
+
+@hookimpl
+def gpulayer_register_event_sinks(ctx):
+    return [Sink()]
+"""
+    install_plugin(tmp_path, "kindless", source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    host = loaded(GPULAYER_PLUGINS="kindless")
+    try:
+        assert record_of(host, "kindless").status is PluginStatus.BROKEN
+        assert host.registry.event_sinks == ()
+    finally:
+        host.close()
+        sys.modules.pop("gpulayer_kindless", None)

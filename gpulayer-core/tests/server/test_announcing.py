@@ -58,7 +58,7 @@ class Scene:
 
     def tell(self, *sinks: Sink, pace: Pace = PACE) -> None:
         guard = Guard(clock=self.live.clock)
-        registry = Registry(event_sinks=tuple(Registered(f"plugin-{sink.name}", sink) for sink in sinks))
+        registry = Registry(event_sinks=tuple(Registered(f"plugin-{sink.name}", sink, sink.name) for sink in sinks))
         self.host = Host(registry, guard, lambda: ())
         self.faults = guard.faults_of
         self.announcer = Announcer(self.live.plane, self.host, pace=pace)
@@ -279,22 +279,24 @@ def test_many_events_are_read_in_pages_and_told_in_order(scene) -> None:
     scene.live.until(lambda: names(sink) == wanted)
 
 
-class Nameless:
-    kinds = None
+class Unkind:
+    name = "unkind"
 
     @property
-    def name(self) -> str:
+    def kinds(self) -> None:
         raise RuntimeError("I have none")
 
     def tell(self, event: PlaneEvent) -> None:
         raise AssertionError
 
 
-@pytest.mark.parametrize("bad", [Nameless(), Sink("Not Plain"), Sink("kinds", kinds=frozenset({"job.dreamt"}))])  # type: ignore[arg-type]
-def test_a_sink_that_can_not_say_what_it_is_is_left_out_and_the_others_are_told(scene, bad) -> None:
+@pytest.mark.parametrize("bad", [Unkind(), Sink("kinds", kinds=frozenset({"job.dreamt"}))])  # type: ignore[arg-type]
+def test_a_sink_that_can_not_say_its_kinds_is_left_out_and_the_others_are_told(scene, bad) -> None:
     good = Sink("good")
     guard = Guard(clock=scene.live.clock)
-    scene.host = Host(Registry(event_sinks=(Registered("bad", bad), Registered("good", good))), guard, lambda: ())
+    scene.host = Host(
+        Registry(event_sinks=(Registered("bad", bad, "bad"), Registered("good", good, "good"))), guard, lambda: ()
+    )
     scene.announcer = Announcer(scene.live.plane, scene.host, pace=PACE)
     scene.live.call(scene.announcer.start)
     scene.submit("one")
@@ -367,7 +369,9 @@ def test_a_plane_tells_the_sinks_of_its_plugins_and_goes_on_after_a_restart(make
     sink = Sink()
     live = make_plane()
     guard = Guard(clock=SystemClock())
-    registry = Registry(event_sinks=(Registered("mine", sink), Registered("hooked", HookSink(sink.tell))))
+    registry = Registry(
+        event_sinks=(Registered("mine", sink, "kept"), Registered("hooked", HookSink(sink.tell), "hook"))
+    )
     live.host = lambda: Host(registry, guard, lambda: ())
     live.start()
     live.submit(name="one")

@@ -13,6 +13,7 @@ from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.server import job_checks
+from gpulayer.spec.job import JobSpec
 
 
 def error(message="no licence", **more):
@@ -312,11 +313,13 @@ def test_a_caller_that_hangs_up_leaves_no_check_behind(checked):
         return []
 
     plane = checked(slow=slow)
-    jobs = [{"command": [name], "schema": 1} for name in "abc"]
+
+    async def read():
+        return [JobSpec((name,)) for name in "abc"]
 
     async def hang_up():
 
-        task = plane.live.loop.create_task(job_checks.check_jobs(plane.live.plane.plugins, jobs))
+        task = plane.live.loop.create_task(job_checks.check_jobs(plane.live.plane.plugins, read))
         while not begun.is_set():
             await asyncio.sleep(0.01)
         task.cancel()

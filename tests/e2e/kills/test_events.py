@@ -48,7 +48,7 @@ async def main():
     loop = asyncio.get_running_loop()
     plane = Plane(PlaneSettings(state_dir=Path(folder)), host=no_plugins(SystemClock()))
     await plane.start()
-    host = Host(Registry(event_sinks=(Registered("kept", Sink()),)), Guard(clock=SystemClock()), lambda: ())
+    host = Host(Registry(event_sinks=(Registered("kept", Sink(), "file"),)), Guard(clock=SystemClock()), lambda: ())
     announcer = Announcer(plane, host, pace=Pace(save_s=3600))
     await announcer.start()
     faults.arm(armed)

@@ -76,7 +76,7 @@ def gpulayer_check_job(spec: JobSpec, ctx: Context) -> Sequence[Problem]:  # typ
 
 @_hookspec
 def gpulayer_register_event_sinks(ctx: Context) -> Sequence[EventSink]:  # type: ignore[empty-body]
-    """In the control plane, at its start; for a plugin whose sinks depend on its options, or that keep something."""
+    """In the control plane, at its start: for sinks that depend on the plugin's options, or that keep something."""
 
 
 @_hookspec

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Final
 from gpulayer.errors import GpulayerError, PluginFault
 from gpulayer.faults import here
 from gpulayer.plugins.contracts.event import EVENT_DEADLINE_S, EventKind, EventRefused, EventSink, PlaneEvent
-from gpulayer.plugins.results import instance_of
 from gpulayer.server.store import LogPage, Side, log
 from gpulayer.server.telling import LEAVING, TOLD, event_of
-from gpulayer.spec.capabilities import is_plain_name
 
 if TYPE_CHECKING:
     from gpulayer.plugins.host import Host
@@ -61,7 +59,6 @@ class _Told:
     """One sink. cursor: the last row that it is done with; saved: as the store has it."""
 
     sink: "Registered[EventSink]"
-    name: str
     kinds: frozenset[EventKind] | None
     cursor: int = 0
     saved: int = 0
@@ -71,12 +68,12 @@ class _Told:
 
     @property
     def key(self) -> str:
-        return f"{self.sink.plugin}/{self.name}"
+        return f"{self.sink.plugin}/{self.sink.name}"
 
     @property
     def method(self) -> str:
         """Of its own: a sink that fails is not asked for a while, and its plugin's others are."""
-        return f"EventSink.tell {self.name}"
+        return f"EventSink.tell {self.sink.name}"
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +128,7 @@ class Announcer:
         """Begin to tell. A sink that the store does not know begins with what happens next; where the store can't be
         used now, all begin when it can.
 
-        A sink that does not say its name and kinds is left out; its plugin's record says so.
+        A sink that does not say its kinds is left out; its plugin's record says so.
         """
         if not self._host.registry.event_sinks:
             return
@@ -206,11 +203,11 @@ class Announcer:
 
     async def _ask(self, sink: "Registered[EventSink]") -> _Told | None:
         try:
-            name, kinds = await self._host.acall(sink, "EventSink.name", _said, deadline_s=_ASK_DEADLINE_S)
+            kinds = await self._host.acall(sink, "EventSink.kinds", _kinds, deadline_s=_ASK_DEADLINE_S)
         except PluginFault as fault:
             _log.warning("an event sink is left out: %s", fault.message)
             return None
-        return _Told(sink, name, kinds)
+        return _Told(sink, kinds)
 
     async def _keep_telling(self, told: _Told) -> None:
         """Until cancelled. The store may be away for a while; then the log waits."""
@@ -334,12 +331,10 @@ class Announcer:
         self._host.note(told.sink.plugin, told.method, message)
 
 
-def _said(sink: EventSink) -> tuple[str, frozenset[EventKind] | None]:
-    """Its name and kinds. Raises TypeError and ValueError for what can't be these."""
-    name, kinds = instance_of(str, sink.name), sink.kinds
-    if not is_plain_name(name):
-        raise ValueError(f"{name[:60]!r} can't be the name of an event sink")
-    return name, None if kinds is None else frozenset(EventKind(kind) for kind in kinds)
+def _kinds(sink: EventSink) -> frozenset[EventKind] | None:
+    """Raises TypeError and ValueError for what can't be kinds."""
+    kinds = sink.kinds
+    return None if kinds is None else frozenset(EventKind(kind) for kind in kinds)
 
 
 def _ended(task: "asyncio.Task[None]") -> None:

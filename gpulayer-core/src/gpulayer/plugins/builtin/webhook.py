@@ -32,6 +32,9 @@ __all__ = ["GPULAYER_API", "Webhook", "WebhookFailed", "body_of", "gpulayer_regi
 GPULAYER_API: Final = API_VERSION
 
 _OPTIONS: Final = frozenset({"url", "secret", "secret_file", "events", "timeout", "ca_file"})
+# Messages name variables: what these hold is hidden wherever it shows.
+_SECRET_FILE: Final = "GPULAYER_PLUGIN_WEBHOOK_SECRET_FILE"  # noqa: S105 - a name
+_CA_FILE: Final = "GPULAYER_PLUGIN_WEBHOOK_CA_FILE"
 _PREFIX: Final = "whsec_"
 _SECRET_BYTES: Final = 24
 _TIMEOUT_S: Final = 5.0
@@ -58,13 +61,13 @@ def gpulayer_register_event_sinks(ctx: Context) -> list[EventSink]:
     secrets, kinds, timeout_s = _secrets(options), _kinds(options.get("events", "")), _timeout_s(options)
     for url in urls:
         _check_url(url)
-    ca_file = options.get("ca_file") or None
-    return [Webhook(url, secrets, kinds=kinds, timeout_s=timeout_s, ca_file=ca_file) for url in urls]
+    trust = _trust(options.get("ca_file", ""))
+    return [Webhook(url, secrets, kinds=kinds, timeout_s=timeout_s, trust=trust) for url in urls]
 
 
 class Webhook:
     """Sends to one URL. ``tell`` blocks for a little more than ``timeout_s``, and for each of connecting, sending and
-    waiting for the answer that long at most. ca_file: PEM of what is trusted instead of the usual authorities."""
+    waiting for the answer that long at most. trust: None for the usual authorities."""
 
     def __init__(
         self,
@@ -73,16 +76,15 @@ class Webhook:
         *,
         kinds: frozenset[EventKind] | None = None,
         timeout_s: float = _TIMEOUT_S,
-        ca_file: str | None = None,
+        trust: "ssl.SSLContext | None" = None,
         clock: Clock | None = None,
     ) -> None:
         self._url = url
         self._secrets = secrets
         self._kinds = kinds
         self._timeout_s = timeout_s
-        self._ca_file = ca_file
         self._clock = clock or SystemClock()
-        self._trust: ssl.SSLContext | None = None
+        self._trust = trust
         self._host = urlsplit(url).hostname or ""
 
     @property
@@ -136,16 +138,8 @@ class Webhook:
     def _context(self) -> "ssl.SSLContext":
         import httpx  # noqa: PLC0415 - see above
 
-        if self._trust is None:
-            if self._ca_file is None:
-                self._trust = httpx.create_ssl_context(trust_env=False)
-            else:
-                import ssl  # noqa: PLC0415 - see above
-
-                try:
-                    self._trust = ssl.create_default_context(cafile=self._ca_file)
-                except OSError as error:
-                    raise WebhookFailed(f"the authorities in {self._ca_file} can't be read: {error.strerror}") from None
+        if self._trust is None:  # made once: it reads hundreds of certificates
+            self._trust = httpx.create_ssl_context(trust_env=False)
         return self._trust
 
 
@@ -187,7 +181,7 @@ def _secrets(options: Mapping[str, str]) -> tuple[bytes, ...]:
     if not words:
         raise UsageError(
             "webhook: it has no secret to sign with",
-            hint="set GPULAYER_PLUGIN_WEBHOOK_SECRET_FILE, or GPULAYER_PLUGIN_WEBHOOK_SECRET",
+            hint=f"set {_SECRET_FILE}, or GPULAYER_PLUGIN_WEBHOOK_SECRET",
         )
     return tuple(map(_secret, words))
 
@@ -212,12 +206,12 @@ def _private_text(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
-                raise UsageError(f"webhook: others may read the secret file {path}", hint=f"chmod 600 {path}")
+                raise UsageError(f"webhook: others may read the file of {_SECRET_FILE}", hint="chmod 600 that file")
             return file.read(65_536)
     except OSError as error:
-        raise UsageError(f"webhook: the secret file {path} can't be read: {error.strerror}") from None
+        raise UsageError(f"webhook: the file of {_SECRET_FILE} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"webhook: the secret file {path} is not text") from None
+        raise UsageError(f"webhook: the file of {_SECRET_FILE} is not text") from None
 
 
 def _check_url(url: str) -> None:
@@ -248,6 +242,18 @@ def _kinds(text: str) -> frozenset[EventKind] | None:
     if unknown:
         raise UsageError(f"webhook: there is no event {unknown[0][:60]!r}", hint=f"there are {', '.join(known)}")
     return frozenset(known[word] for word in words) or None
+
+
+def _trust(ca_file: str) -> "ssl.SSLContext | None":
+    if not ca_file:
+        return None
+    import ssl  # noqa: PLC0415 - for those alone who send
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # of its content, too
+        reason = error.strerror or "no certificate in it"
+        raise UsageError(f"webhook: the file of {_CA_FILE} can't be used: {reason}") from None
 
 
 def _timeout_s(options: Mapping[str, str]) -> float:
