@@ -36,7 +36,7 @@ class Script:
 
     def step(self, event: Event) -> Step:
         self.last = step(self.state, event)
-        check(self.state)
+        check(self.state, self.last.effects)
         for record in self.last.records:
             key = getattr(record, "id", getattr(record, "epoch", getattr(record, "digest", None)))
             if type(record).__name__ == "TaskImage":

@@ -12,7 +12,7 @@ events go ahead between the slices of a long one, so that a batch of 10,000 jobs
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from gpulayer.faults import here
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
+from gpulayer.spec.request import Request
 
 __all__ = ["Committer", "Driver", "Make", "Observer"]
 
@@ -61,8 +62,8 @@ class Observer(Protocol):
 
     def committed(self, state: State, records: Sequence[Record], effects: Sequence[Effect]) -> None: ...
 
-    def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
-        """Asked after each step: verdicts (JSON) to be stored with jobs that it rejected."""
+    def annotate(self, state: State, rejected: Mapping[JobId, Request]) -> dict[JobId, str]:
+        """Asked after a step that rejected these jobs: verdicts (JSON) to be stored with them."""
         ...
 
 
@@ -291,7 +292,8 @@ class Driver:
             arrival.effects.extend(made.effects)
             if is_logged(event, made.records):
                 opened.batch.events.extend(self._history.rows(event, made.records))
-                opened.batch.verdicts.update(self._observer.annotate(state, event, made.records))
+                if made.rejected:
+                    opened.batch.verdicts.update(self._observer.annotate(state, made.rejected))
                 return True
         except Exception as error:
             _log.exception("a step failed")

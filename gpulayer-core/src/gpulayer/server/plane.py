@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 from gpulayer.clock import Clock, SystemClock
 from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
-from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, new_id
 from gpulayer.server import records as records_
@@ -31,7 +30,7 @@ from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
 from gpulayer.server.store.codec import dump
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
-from gpulayer.spec.job import JobState
+from gpulayer.spec.request import Request
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.convert import verdict_to_wire
 from gpulayer.wire.jobs import JobSubmission, OutputRecord
@@ -243,11 +242,9 @@ class _Observer:
                     pass
         plane.hub.wake(("job", job_id) for job_id in jobs)
 
-    def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
-        if not isinstance(event, JobSubmitted):
-            return {}
-        for record in records:
-            if isinstance(record, JobImage) and record.id == event.job.id and record.state is JobState.REJECTED:
-                verdicts = records_.explain_now(state, event.job.request)
-                return {record.id: dump([verdict_to_wire(verdict) for verdict in verdicts])}
-        return {}
+    def annotate(self, state: State, rejected: Mapping[JobId, Request]) -> dict[JobId, str]:
+        known: dict[Request, str] = {}
+        for request in rejected.values():
+            if request not in known:
+                known[request] = dump([verdict_to_wire(one) for one in records_.explain_now(state, request)])
+        return {job_id: known[request] for job_id, request in rejected.items()}

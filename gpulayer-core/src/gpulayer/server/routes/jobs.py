@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from gpulayer.engine import State
 from gpulayer.engine.events import CancelRequested
+from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, Epoch, JobId
@@ -289,7 +290,7 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
             request = job.entry.request
             if request not in known:
                 known[request] = explain_now(state, request)
-            found[job_id] = waiting_reason(known[request])
+            found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
         return found
 
     return await plane.driver.read(explain_all)
