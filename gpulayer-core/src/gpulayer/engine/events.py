@@ -28,6 +28,7 @@ __all__ = [
     "NodeReport",
     "OpinionsGiven",
     "OpinionsLapsed",
+    "ScorersRegistered",
     "WorkerJoined",
     "WorkerRemoved",
     "WorkerReported",
@@ -164,6 +165,14 @@ class OpinionsLapsed:
 
 
 @dataclass(frozen=True, slots=True)
+class ScorersRegistered:
+    """These are asked from now on, and no others."""
+
+    at: Instant
+    scorers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """The worker is to finish what it runs and gets nothing new."""
 
@@ -198,6 +207,7 @@ Event = (
     | AheadWaitPassed
     | OpinionsGiven
     | OpinionsLapsed
+    | ScorersRegistered
     | DrainRequested
     | WorkerResumed
     | WorkerRemoved

@@ -6,16 +6,17 @@ on it, and none of them refuses; silence is a word, too, and means no opinion. `
 Nothing of this is stored: opinions are believed for a while and can be had again.
 """
 
+from dataclasses import replace
 from typing import Final
 
-from gpulayer.engine.events import OpinionsGiven
+from gpulayer.engine.events import OpinionsGiven, ScorersRegistered
 from gpulayer.engine.state import Opinions, RequestClass, State, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Digest
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import Request
 
-__all__ = ["awaited", "given", "lacking", "mark", "marked_by", "may_take", "of", "opinions_on", "refuses"]
+__all__ = ["awaited", "given", "lacking", "mark", "marked_by", "may_take", "of", "opinions_on", "refuses", "registered"]
 
 _LEAST_MS: Final = 1_000  # whatever a plugin says of lifetimes: less would ask without end, more would last for ever
 _MOST_MS: Final = 3_600_000
@@ -125,6 +126,18 @@ def given(turn: Turn, event: OpinionsGiven) -> None:
             known.looks_ms = min(known.looks_ms, until_ms)
             known.is_blocked = False
             turn.has_new_head = True
+
+
+def registered(turn: Turn, event: ScorersRegistered) -> None:
+    """What others have said counts no more, and who waited for them does not."""
+    state = turn.state
+    if event.scorers == state.policy.scorers:
+        return
+    state.policy = replace(state.policy, scorers=event.scorers)
+    state.opinions.clear()
+    for known in state.classes.values():
+        known.opinions, known.looks_ms, known.is_blocked = None, 0, False
+    turn.has_new_head = True
 
 
 def _mark(state: State, opinions: Opinions, scorer: str, digest: Digest) -> float:

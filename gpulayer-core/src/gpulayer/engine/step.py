@@ -21,6 +21,7 @@ from gpulayer.engine.events import (
     LeaseExpired,
     OpinionsGiven,
     OpinionsLapsed,
+    ScorersRegistered,
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
@@ -76,6 +77,8 @@ def step(state: State, event: Event) -> Step:
                 ahead.revoke(turn, attempt)
         case OpinionsGiven():
             opinions.given(turn, event)
+        case ScorersRegistered():
+            opinions.registered(turn, event)
         case OpinionsLapsed():
             known = state.classes.get((event.request, event.nodes))
             if known is not None and state.policy.scorers:

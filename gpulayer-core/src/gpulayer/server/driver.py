@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from gpulayer.clock import Clock, Instant
 from gpulayer.engine import Policy, State, due, next_due_ms, rebuild, step
 from gpulayer.engine.effects import Effect, Void
-from gpulayer.engine.events import Event
+from gpulayer.engine.events import Event, ScorersRegistered
 from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
 from gpulayer.faults import here
@@ -170,6 +170,14 @@ class Driver:
         self._queue.append(_Arrival(makes, side, answer))
         self._wake.set()
         return await answer
+
+    async def use_scorers(self, names: tuple[str, ...]) -> None:
+        """From now on these are asked for opinions."""
+        self._policy = replace(self._policy, scorers=names)
+        if self._state is None and self._failure is None:
+            return  # not loaded yet
+        with suppress(StorageUnavailable):  # then the state is loaded anew, by this policy
+            await self.submit(lambda at: ScorersRegistered(at, names))
 
     async def read(self, read: Callable[[State], T]) -> T:
         """What ``read`` says of the state when nothing in it is uncommitted. Raises StorageUnavailable before the

@@ -19,6 +19,7 @@ from gpulayer.engine.events import (
     NodeReport,
     OpinionsGiven,
     OpinionsLapsed,
+    ScorersRegistered,
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
@@ -38,12 +39,15 @@ _SHOWN_STATES = frozenset({JobState.QUEUED, JobState.UNREACHABLE}) | frozenset(s
 
 
 def is_logged(event: Event, records: Sequence[Record]) -> bool:
-    """A heartbeat that changed nothing is not logged, nor opinions by which nobody was placed; everything else is."""
+    """A heartbeat that changed nothing is not logged, nor opinions by which nobody was placed, nor that there are no
+    scorers; everything else is."""
     match event:
         case WorkerReported():
             return bool(records or event.items or event.leaving or event.recovered)
         case OpinionsGiven() | OpinionsLapsed():
             return bool(records)
+        case ScorersRegistered():
+            return bool(records or event.scorers)
         case _:
             return True
 
@@ -154,6 +158,8 @@ def _event_row(event: Event) -> EventRow:
             return EventRow(at_ms, wall_ms, "opinions_given", _opinions_body(event))
         case OpinionsLapsed():
             return EventRow(at_ms, wall_ms, "opinions_lapsed", dump({"request": event.request.summary()}))
+        case ScorersRegistered():
+            return EventRow(at_ms, wall_ms, "scorers_registered", dump({"scorers": event.scorers}))
         case DrainRequested():
             return EventRow(at_ms, wall_ms, "drain_requested", "{}", worker=event.worker)
         case WorkerResumed():

@@ -199,7 +199,7 @@ def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -
     match best.kind:
         case VerdictKind.ELIGIBLE:
             if awaits:
-                return {"code": "waiting", "message": f"waits for the opinion of scorer {', '.join(awaits)}"}
+                return {"code": "waiting", "message": f"waits for what scorers say: {', '.join(awaits)}"}
             return {"code": "waiting", "message": f"waits for its turn; {best.worker} fits"}
         case VerdictKind.BUSY:
             code = str(best.reasons[0].code) if best.reasons else "busy"

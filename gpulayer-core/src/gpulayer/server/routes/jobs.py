@@ -14,6 +14,7 @@ from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
+    Asked,
     event_record,
     explain_now,
     explain_reply,
@@ -22,12 +23,14 @@ from gpulayer.server.records import (
     waiting_reason,
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
+from gpulayer.server.scorers import lacking_opinions
 from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
 from gpulayer.server.submission import Again, Submitted, await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
+from gpulayer.spec.request import Request
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
 from gpulayer.wire.convert import check_schema, request_from_wire
@@ -160,8 +163,19 @@ async def explain(call: Call) -> Response:
     body = await call.json(ExplainBody)
     request = request_from_wire(body["request"])
     await await_local_worker(call.plane)
-    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request))
+    asked = await _opinions_on(call.plane, request)
+    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request, asked))
     return json_response(explain_reply(request, verdicts))
+
+
+async def _opinions_on(plane: Plane, request: Request) -> Asked:
+    """Of machines that scorers were not asked about lately, what they think now: nobody else may be waiting for it.
+    Nothing of it goes into the state."""
+    await plane.plugins_settled()
+    if plane.scorers is None:
+        return {}
+    lacking = await plane.driver.read(lambda state: lacking_opinions(state, request))
+    return await plane.scorers.ask(request, lacking)
 
 
 async def find_job(call: Call) -> JobId:
