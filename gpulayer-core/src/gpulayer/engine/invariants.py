@@ -19,15 +19,21 @@ class InvariantViolated(AssertionError):
 
 
 def check(state: State, effects: Iterable[Effect] = ()) -> None:
-    """Raise InvariantViolated for the first rule that does not hold. O(size of the state). effects: of the step that
-    was just taken."""
+    """Raise InvariantViolated for the first rule that does not hold. O(size of the state).
+
+    effects: of the step that led here. What it lent must be there, by what its worker reports now; of older leases that
+    can't be asked, because they stand when a worker reports less than before.
+    """
     _check_leases(state)
     _check_tasks(state)
     _check_workers(state)
     _check_queue(state)
     _check_opinions(state)
     _check_undecided(state)
-    _check_begun(state, effects)
+    for effect in effects:
+        if isinstance(effect, Assign):
+            _check_lent(state, effect)
+            _check_not_refused(state, effect)
 
 
 def _check_leases(state: State) -> None:
@@ -103,6 +109,15 @@ def _check_started(state: State, worker: Worker) -> None:
     _require(memory_bytes <= worker.facts.memory_bytes, f"worker {worker.name} runs what its memory can't hold")
 
 
+def _check_lent(state: State, lent: Assign) -> None:
+    worker = state.workers[lent.worker]
+    for name, _ in state.attempts[lent.epoch].nodes[lent.node].allocation.resources:
+        there, taken = dict(worker.facts.resources).get(name, 0), 0
+        for epoch, index in worker.leases.items():
+            taken += dict(state.attempts[epoch].nodes[index].allocation.resources).get(name, 0)
+        _require(taken <= there, f"worker {worker.name} is lent {taken} × {name} and has {there}")
+
+
 def _check_ahead(state: State, worker: Worker) -> None:
     known = state.ahead.get(worker.id, {})
     _require(worker.id not in state.ahead or bool(known), f"worker {worker.name}: nothing is lent ahead, and noted")
@@ -112,8 +127,8 @@ def _check_ahead(state: State, worker: Worker) -> None:
     for epoch in known:
         attempt = state.attempts[epoch]
         node, job = attempt.nodes[0], state.jobs[attempt.job_id]
-        is_plain = len(attempt.nodes) == 1 and not node.allocation.devices and not job.entry.exclusive
-        _require(is_plain, f"attempt {epoch} is lent ahead, and may not be")
+        is_plain = len(attempt.nodes) == 1 and not node.allocation.devices and not node.allocation.resources
+        _require(is_plain and not job.entry.exclusive, f"attempt {epoch} is lent ahead, and may not be")
         _require(node.phase in (NodePhase.ASSIGNED, NodePhase.STAGING), f"attempt {epoch} is {node.phase} and ahead")
         share, free = node.allocation, worker.free
         fits = share.cpus <= free.cpus and share.memory_bytes <= free.memory_bytes
@@ -165,17 +180,14 @@ def _check_undecided(state: State) -> None:
             _require(until_ms is not None and until_ms <= latest_ms, f"job {job.entry.id} waits and may not")
 
 
-def _check_begun(state: State, effects: Iterable[Effect]) -> None:
-    """No attempt was begun where a scorer refused it at that time."""
-    for effect in effects:
-        if not isinstance(effect, Assign) or effect.epoch not in state.attempts:
-            continue
-        opinions = state.opinions.get(state.jobs[effect.job_id].class_key[0])
-        worker = state.workers[effect.worker]
-        for scorer, said in opinions.said.items() if opinions is not None else ():
-            opinion, until_ms = said.get(worker.facts_digest, (None, 0))
-            is_refused = isinstance(opinion, Refusal) and state.now_ms < until_ms
-            _require(not is_refused, f"attempt {effect.epoch} began on {worker.name}, which scorer {scorer} refuses")
+def _check_not_refused(state: State, lent: Assign) -> None:
+    """No attempt begins where a scorer refuses it at that time."""
+    opinions = state.opinions.get(state.jobs[lent.job_id].class_key[0])
+    worker = state.workers[lent.worker]
+    for scorer, said in opinions.said.items() if opinions is not None else ():
+        opinion, until_ms = said.get(worker.facts_digest, (None, 0))
+        is_refused = isinstance(opinion, Refusal) and state.now_ms < until_ms
+        _require(not is_refused, f"attempt {lent.epoch} began on {worker.name}, which scorer {scorer} refuses")
 
 
 def _require(holds: bool, rule: str) -> None:

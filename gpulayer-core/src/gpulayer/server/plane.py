@@ -18,7 +18,7 @@ from gpulayer.clock import Clock, SystemClock
 from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.records import AttemptImage, JobImage, Record
-from gpulayer.errors import StorageUnavailable
+from gpulayer.errors import GpulayerError, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
@@ -130,7 +130,7 @@ class Plane:
 
     async def start(self) -> None:
         """Load the state, and begin to drive and to load the plugins. Raises StorageUnavailable; with strict settings
-        also what a plugin raises."""
+        also PluginFault."""
         if self._are_plugins_loaded:
             await self._use_scorers()
         await self.driver.load()
@@ -167,7 +167,7 @@ class Plane:
             loading, self._loading = self._loading, None
             await asyncio.wait({loading}, timeout=_LOADING_ENDS_S)
             loading.cancel()
-            with suppress(asyncio.CancelledError, Exception):
+            with suppress(asyncio.CancelledError, GpulayerError):
                 await loading
         if self._asking is not None:
             asking, self._asking = self._asking, None
@@ -205,10 +205,10 @@ class Plane:
     async def _load_plugins(self) -> None:
         try:
             self.plugins = await load_for_plane(self.settings, clock=self.clock)
-        except Exception:
+        except GpulayerError as error:
             if self.settings.plugins.strict:
                 raise
-            _log.exception("the plugins can't be loaded; the control plane goes on without any")
+            _log.error("%s; the control plane goes on without any", error.message)
         await self._use_scorers()
         self._are_plugins_loaded = True
         self._plugins_settled.set()
