@@ -18,6 +18,7 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.clock import Clock, ManualClock
+from gpulayer.plugins.host import Host
 from gpulayer.server import PlaneSettings
 from gpulayer.server.app import create_app
 from gpulayer.server.gate import Gate, GatedServer, GateLimits
@@ -34,6 +35,7 @@ class LivePlane:
         self.settings = PlaneSettings(state_dir=state_dir, **settings)
         self.clock = clock
         self.wrap_store: Callable[[Any], Any] = lambda store: store
+        self.host: Callable[[], Host | None] = lambda: None
         self.token = ""
         self.limits = GateLimits()
         self.tls: ssl.SSLContext | None = None
@@ -75,7 +77,7 @@ class LivePlane:
 
     async def _serve(self) -> None:
         settings = replace(self.settings, url=self.url)
-        self.plane = Plane(settings, clock=self.clock, wrap_store=self.wrap_store)
+        self.plane = Plane(settings, clock=self.clock, wrap_store=self.wrap_store, host=self.host())
         try:
             await self.plane.start()
             config = uvicorn.Config(

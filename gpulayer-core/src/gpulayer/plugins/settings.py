@@ -15,3 +15,10 @@ class PluginSettings:
     allowed: frozenset[str] | None = None
     strict: bool = False
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "PluginSettings":
+        """As the variables say."""
+        names = environment.get("GPULAYER_PLUGINS")
+        allowed = None if names is None else frozenset({name for name in names.split(",") if name} - {"none"})
+        return cls(allowed, environment.get("GPULAYER_STRICT") == "1")
