@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpulayer.errors import Blame, DiskFull, PluginFault
@@ -76,7 +77,7 @@ class Environments:
     def __init__(self, host: Host, work_dir: Path, *, environment: Mapping[str, str], start: Start) -> None:
         self._host = host
         self._root = work_dir / "environments"
-        self._environment = dict(environment)
+        self._environment = MappingProxyType(dict(environment))
         self._start = start
         handed_on = sorted((name, value) for name, value in environment.items() if is_handed_on(name))
         self._salt = json.dumps(handed_on)

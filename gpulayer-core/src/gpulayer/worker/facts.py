@@ -26,7 +26,7 @@ from gpulayer.worker.findings import (
     checked_findings,
 )
 
-__all__ = ["KnownFacts", "Probing", "capabilities_of", "combine"]
+__all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
 
 _log: Final = logging.getLogger(__name__)
 _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
@@ -161,6 +161,11 @@ def _add(known: dict[str, T], found: Sequence[tuple[str, T]], *, at_most: int) -
     for name, value in found:
         if len(known) < at_most:
             known.setdefault(name, value)
+
+
+def devices_of(facts: WorkerFacts) -> tuple[tuple[str, ...], ...]:
+    """Which devices there are and whether they work, without what always changes about them."""
+    return tuple(sorted((device.uuid, device.kind, device.state) for device in facts.devices))
 
 
 def capabilities_of(registry: Registry) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def checked_text(name: str, value: object, *, at_most: int = _MAX_TEXT) -> str:
     text = str(instance_of(str, value))  # a subclass may be anything
     if len(text) > at_most:
         raise ValueError(f"{name} has {len(text):,} characters; {at_most:,} are the most")
-    if "\0" in text or not text.isascii() and text.encode("utf-8", "replace").decode() != text:
+    if "\0" in text or (not text.isascii() and text.encode("utf-8", "replace").decode() != text):
         raise ValueError(f"{name} {text[:40]!r} is no text")
     return text
 

@@ -12,21 +12,31 @@ import logging
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpulayer.errors import PluginFault
+from gpulayer.plugins.contracts.environment import (
+    ENVIRONMENT_PLAN_DEADLINE_S,
+    BuildSite,
+    Environment,
+    EnvironmentBuilder,
+    EnvironmentRequest,
+)
 from gpulayer.plugins.contracts.framework import CHECK_DEADLINE_S, CheckScript, FrameworkCheck
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered
 from gpulayer.plugins.results import instance_of, list_of
-from gpulayer.spec.capabilities import is_plain_name
-from gpulayer.spec.machine import Framework
+from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, is_plain_name
+from gpulayer.spec.machine import Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
 from gpulayer.worker.findings import checked_text
 from gpulayer.worker.identity import write_whole
+from gpulayer.worker.launching import checked_variables
 
 __all__ = ["FrameworkChecks", "jobs_python", "read_answer", "run_script"]
 
@@ -70,12 +80,25 @@ class _Ran:
 
 
 class FrameworkChecks:
-    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker."""
+    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. is_fresh: they ran
+    in this one, and the machine has not changed since."""
 
-    def __init__(self, host: Host, work_dir: Path, *, deadline_s: float = CHECK_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        host: Host,
+        work_dir: Path,
+        *,
+        environment: Mapping[str, str],
+        python: str = "",
+        deadline_s: float = CHECK_DEADLINE_S,
+    ) -> None:
+        """environment: the worker's. python: that of the jobs; empty: what they find on their ``PATH``."""
         self._host = host
         self._work_dir = work_dir
+        self._environment = MappingProxyType(dict(environment))
+        self._python = python
         self._deadline_s = deadline_s
+        self.is_fresh = not host.registry.framework_checks
         self._by_check: dict[int, tuple[Framework, ...]] = {}
         self._remembered = _remembered(work_dir / "frameworks.json") if host.registry.framework_checks else None
 
@@ -95,8 +118,14 @@ class FrameworkChecks:
             known.setdefault((framework.name, framework.accelerator), framework)
         return tuple(known.values())
 
-    async def run(self, python: str, variables: Mapping[str, str], *, tell: Callable[[], None] = lambda: None) -> None:
+    async def run(self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None) -> None:
         """All of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""
+        try:
+            variables = await self._variables(facts)
+        except PluginFault as fault:
+            _log.warning("frameworks are not checked: %s", fault.message)
+            return
+        python = self._python or jobs_python(variables, otherwise=sys.executable)
         slots = asyncio.Semaphore(_SIDE_BY_SIDE)
 
         async def run(number: int, registered: Registered[FrameworkCheck]) -> None:
@@ -111,7 +140,19 @@ class FrameworkChecks:
         async with asyncio.TaskGroup() as group:
             for number, registered in enumerate(self._host.registry.framework_checks):
                 group.create_task(run(number, registered))
+        self.is_fresh = True
         await asyncio.to_thread(self._remember)
+
+    async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
+        """Those of a job in the environment that all have who ask for none."""
+        site = BuildSite(self._work_dir, facts, self._environment, log=lambda _line: None, is_cancelled=lambda: False)
+
+        def ask(thing: EnvironmentBuilder) -> Mapping[str, str]:
+            plan = thing.plan(EnvironmentRequest(DEFAULT_ENVIRONMENT, self._work_dir))
+            return checked_variables(instance_of(Environment, thing.build(plan, site)).variables)
+
+        builder = self._host.registry.environments[DEFAULT_ENVIRONMENT]
+        return await self._host.acall(builder, "EnvironmentBuilder.build", ask, deadline_s=ENVIRONMENT_PLAN_DEADLINE_S)
 
     async def _run_one(
         self, number: int, registered: Registered[FrameworkCheck], python: str, variables: Mapping[str, str]

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -50,7 +51,7 @@ class Inputs:
     ) -> None:
         self._host = host
         self._folders = folders
-        self._environment = dict(environment)
+        self._environment = MappingProxyType(dict(environment))
         self._silence_s = silence_s
         self._places: dict[NodeKey, Places] = {}
         self._slots: dict[str, asyncio.Semaphore] = {}
@@ -60,9 +61,7 @@ class Inputs:
         folder = await asyncio.to_thread(self._folders.renew_inputs, assignment.key)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._fetch(name, uri, folder / name)) for name, uri in assignment.inputs
-                ]
+                tasks = [group.create_task(self._fetch(name, uri, folder / name)) for name, uri in assignment.inputs]
         except ExceptionGroup as failed:  # the first is the reason; the others were ended because of it
             raise failed.exceptions[0] from None
         places = tuple((name, task.result()) for (name, _), task in zip(assignment.inputs, tasks, strict=True))

@@ -45,8 +45,10 @@ from gpulayer.worker.unready import Unready, plain_text, unready_by_fault
 
 __all__ = ["Planned", "SpawnerStarter", "checked_plan", "checked_variables", "end_of", "launch", "plan_launch"]
 
-_MAX_WORDS: Final = 100_000
-_MAX_VARIABLES: Final = 10_000
+_MAX_WORDS: Final = (
+    1_000_000  # more than a job may have, like the next: what its user asked for is no fault of a plugin
+)
+_MAX_VARIABLES: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,12 @@ async def plan_launch(host: Host, assignment: Assignment, site: LaunchSite, mach
     launcher = host.registry.launchers.get(name)
     if launcher is None:
         raise Unready(EndedBy.ENVIRONMENT, f"this worker has no launcher {name}", Blame.INFRASTRUCTURE)
+
+    try:
+        for _, text in (*enumerate(assignment.command), *assignment.env):
+            _word("its command or a variable of it", text)
+    except ValueError as error:  # else it would be taken for the launcher's doing
+        raise Unready(EndedBy.ENVIRONMENT, f"no program can be started like this: {error}", Blame.USER) from None
 
     def ask(thing: Launcher) -> tuple[LaunchPlan, bool]:
         plan = checked_plan(thing.plan(assignment, site, machine), assignment, site, machine)
@@ -248,7 +256,7 @@ def checked_plan(value: object, assignment: Assignment, site: LaunchSite, machin
     if not cwd.is_relative_to(site.work_dir) or ".." in cwd.parts:
         raise ValueError(f"its plan starts in {str(cwd)[:200]}, which is not in the work folder")
     argv = tuple(_word("a word of the command", word) for word in list_of(str, plan.argv, at_most=_MAX_WORDS))
-    if not argv or not argv[0]:
+    if not argv:
         raise ValueError("its plan has no program")
     env = {name: text for name, text in checked_variables(plan.env).items() if name not in DEVICE_VARIABLES}
     env |= _own_variables(assignment, site, machine.facts)

@@ -14,6 +14,7 @@ __all__ = ["GPULAYER_API", "ProcessLauncher", "gpulayer_register_launchers"]
 
 GPULAYER_API: Final = API_VERSION
 
+
 @hookimpl
 def gpulayer_register_launchers(ctx: Context) -> list[Launcher]:
     """The process launcher."""
@@ -38,4 +39,3 @@ class ProcessLauncher:
             err_path=site.err_path,
             log_bytes=attempt.limits.log_bytes,
         )
-

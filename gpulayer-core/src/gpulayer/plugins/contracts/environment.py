@@ -80,8 +80,8 @@ class BuildFailed(Exception):
 
 @runtime_checkable
 class EnvironmentBuilder(Protocol):
-    """``plan`` reads the work folder and nothing else, for ``ENVIRONMENT_PLAN_DEADLINE_S`` at most, once an attempt; for
-    attempts without a source, whose work folder is empty, once for all of them. It may raise BuildFailed.
+    """``plan`` reads the work folder and nothing else, for ``ENVIRONMENT_PLAN_DEADLINE_S`` at most, once an attempt;
+    for attempts without a source, whose work folder is empty, once for all of them. It may raise BuildFailed.
 
     ``build`` may take ``ENVIRONMENT_DEADLINE_S``, and is repeated, in an emptied folder, where it has not ended well.
     Builds of one key never run side by side. It raises BuildFailed; any other failure is the plugin's, and the attempt
