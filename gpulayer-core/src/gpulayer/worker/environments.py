@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -84,7 +83,6 @@ class Environments:
         self._of: dict[NodeKey, Environment] = {}
         self._plans: dict[str, EnvironmentPlan] = {}
         self._made: dict[tuple[str, EnvironmentPlan], tuple[WorkerFacts, Environment]] = {}
-        self._kept: dict[Path, Environment] = {}
         self._builds: dict[Path, _Build] = {}
         self._locks: dict[Path, threading.Lock] = {}
 
@@ -152,7 +150,7 @@ class Environments:
             return known[1]
         build = _Build(wanted_by=1)
         try:
-            made = await self._ask(builder, plan, work_dir, facts, build, threading.Lock())
+            made = await self._ask(builder, plan, work_dir, facts, build, lock=threading.Lock())
         finally:
             build.wanted_by = 0
         if len(self._made) >= _CACHED:
@@ -166,10 +164,8 @@ class Environments:
         text = json.dumps([name, plan.key, self._salt])
         folder = self._root / name / hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         for left in range(_TRIES - 1, -1, -1):
-            kept = self._kept.get(folder) if os.path.isdir(folder) else None
-            kept = kept or await asyncio.to_thread(_kept, folder)
+            kept = await asyncio.to_thread(_kept, folder)
             if kept is not None:
-                self._kept[folder] = kept
                 return kept
             build = self._builds.get(folder)
             if build is None:
@@ -203,11 +199,9 @@ class Environments:
     ) -> Ended:
         lock = self._locks.setdefault(folder, threading.Lock())
         try:
-            made = self._kept[folder] = await self._ask(builder, plan, folder, facts, build, lock)
+            return await self._ask(builder, plan, folder, facts, build, lock=lock)
         except Exception as error:  # for whoever waits, if anybody does
             return error
-        else:
-            return made
         finally:
             del self._builds[folder]
 
@@ -218,6 +212,7 @@ class Environments:
         folder: Path,
         facts: WorkerFacts,
         build: _Build,
+        *,
         lock: threading.Lock,
     ) -> Environment:
         def log(line: str) -> None:
@@ -282,7 +277,7 @@ def _keep(folder: Path, made: Environment) -> None:
 
 
 def _kept(folder: Path) -> Environment | None:
-    """Of this start or an earlier one; None where it is to be built."""
+    """What was built there, in this start or an earlier one; None where it is to be built."""
     try:
         variables = json.loads(_ready(folder).read_bytes())
         return Environment(checked_variables(variables)) if folder.is_dir() else None

@@ -45,9 +45,8 @@ from gpulayer.worker.unready import Unready, plain_text, unready_by_fault
 
 __all__ = ["Planned", "SpawnerStarter", "checked_plan", "checked_variables", "end_of", "launch", "plan_launch"]
 
-_MAX_WORDS: Final = (
-    1_000_000  # more than a job may have, like the next: what its user asked for is no fault of a plugin
-)
+# More than a job may have: what its user asks for is no fault of a plugin.
+_MAX_WORDS: Final = 1_000_000
 _MAX_VARIABLES: Final = 20_000
 
 

@@ -90,7 +90,8 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities.next_boot()  # this is a start, too: its session is the newest
     host = await _plugins(settings)
     try:
-        return await _introduced(settings, identities, await _probing(settings, host).look())
+        facts = (await _look(_probing(settings, host), _checks(settings, host))).facts
+        return await _introduced(settings, identities, facts)
     finally:
         host.close()
 
@@ -132,6 +133,19 @@ async def _plugins(settings: WorkerSettings) -> Host:
 def _probing(settings: WorkerSettings, host: Host) -> Probing:
     site = ProbeSite(settings.work_dir, MappingProxyType(dict(settings.environment)))
     return Probing(host, site, version=settings.version, labels=settings.labels)
+
+
+def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
+    return FrameworkChecks(host, settings.work_dir, environment=settings.environment, python=settings.jobs_python)
+
+
+async def _look(probing: Probing, checks: FrameworkChecks) -> KnownFacts:
+    """At the start. The first of all waits for the checks: the control plane refuses a job at once where none of the
+    workers that it knows has what it wants."""
+    facts = await probing.look()
+    if not checks.is_known:
+        await checks.run(facts)
+    return KnownFacts(facts, probing, checks.found)
 
 
 class _Present:
@@ -181,12 +195,8 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
 async def _live_with(
     settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host
 ) -> None:
-    clock, probing = SystemClock(), _probing(settings, host)
-    checks = FrameworkChecks(host, settings.work_dir, environment=settings.environment, python=settings.jobs_python)
-    facts = await probing.look()
-    if not checks.is_known:  # a job that wants a framework is refused at once where every worker seems to lack it
-        await checks.run(facts)
-    facts = KnownFacts(facts, probing, checks.found).facts
+    clock, probing, checks = SystemClock(), _probing(settings, host), _checks(settings, host)
+    facts = (await _look(probing, checks)).facts
     present = _Present()
 
     def on_session(session: SessionReply) -> None:

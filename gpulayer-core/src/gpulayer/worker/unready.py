@@ -28,7 +28,7 @@ def unready_by_fault(ended_by: EndedBy, fault: PluginFault, *lines: str) -> Unre
 
 
 def plain_text(*parts: object) -> str:
-    """What a plugin says to a user, whatever it made of it: a text for people, parts below each other. Runs no code of it."""
+    """What a plugin says to a user, whatever it made of it: a text, its parts below each other. Runs no code of it."""
     texts = [part if type(part) is str else f"({type(part).__name__})" for part in parts]
     text = "\n".join(text.replace("\0", "").strip() for text in texts if text)
     text = text.encode("utf-8", "replace").decode()
