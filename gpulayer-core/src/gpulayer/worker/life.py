@@ -122,7 +122,13 @@ async def _introduced(settings: WorkerSettings, identities: IdentityStore, facts
 async def _plugins(settings: WorkerSettings) -> Host:
     """What is wrong with one is told, a line each, and everything else works on."""
     host = await asyncio.to_thread(
-        load_plugins, Where.WORKER, settings.plugins, clock=SystemClock(), version=settings.version
+        load_plugins,
+        Where.WORKER,
+        settings.plugins,
+        clock=SystemClock(),
+        version=settings.version,
+        python=settings.python,
+        marks=settings.work_dir / "plugin-marks",
     )
     for record in host.records():
         if record.status not in (PluginStatus.OK, PluginStatus.DISABLED):
