@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpulayer.ids import Epoch, JobId
-from gpulayer.plugins.builtin.process import ProcessLauncher
 from gpulayer.plugins import LaunchPlan, LaunchSite, Machine
+from gpulayer.plugins.builtin.process import ProcessLauncher
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.limits import DEFAULT_LOG_BYTES
 from gpulayer.spec.machine import WorkerFacts
@@ -13,6 +13,8 @@ from gpulayer.spec.machine import WorkerFacts
 SITE = LaunchSite(Path("/w/work"), Path("/w/out"), Path("/w/log"), Path("/w/exit.json"))
 JOB = Assignment(key=NodeKey(Epoch(7), 0), job_id=JobId("abc"), attempt=2, command=("echo", "a b"))
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
+
+
 def plan(job=JOB, **environment):
     return ProcessLauncher().plan(job, SITE, Machine(FACTS, environment))
 

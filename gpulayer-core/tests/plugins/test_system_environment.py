@@ -1,7 +1,7 @@
 """The ``system`` environment: what jobs get of the worker's own variables, and above all what they do not."""
 
-from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.plugins import BuildSite, EnvironmentPlan, EnvironmentRequest
+from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.spec.machine import WorkerFacts
 
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)

@@ -228,6 +228,10 @@ class Environments:
                 raise BuildFailed("an earlier build of the same has not ended yet", is_users=False)
             try:
                 if plan.key:
+                    kept = _kept(folder)  # it may have been finished since it was looked for
+                    if kept is not None:
+                        return kept
+                    _ready(folder).unlink(missing_ok=True)
                     emptied(folder)
                 made = instance_of(Environment, thing.build(plan, site))
                 made = Environment(checked_variables(made.variables))
