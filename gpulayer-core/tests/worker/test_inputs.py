@@ -118,10 +118,11 @@ def test_what_is_not_there_is_the_users_and_a_network_is_not(world):
 
         return fetch
 
-    users = failure(world, fails())
+    one = replace(JOB, inputs=JOB.inputs[:1])
+    users = failure(world, fails(), one)
     assert users.blame is Blame.USER
     assert users.evidence == "input a can't be fetched\nnot there\nlook again"
-    assert failure(world, fails(is_users=False)).blame is Blame.INFRASTRUCTURE
+    assert failure(world, fails(is_users=False), one).blame is Blame.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize(
