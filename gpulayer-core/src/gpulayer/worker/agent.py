@@ -144,7 +144,9 @@ class Agent:
         self._network = NetworkWatch()
         self._clock = clock
         self._boot = boot
-        self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
+        self._state = AgentState(
+            once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources
+        )
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -465,7 +467,7 @@ class Agent:
             before = self._known.facts
             if await self._known.look_again():
                 facts = self._known.facts
-                self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
+                self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
                 if devices_of(before) != devices_of(facts):
                     self._are_devices_new.set()
 
