@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from gpulayer.testing.distribution import install_plugin
+
 ALLOCATE = "kept = [bytearray(b'x' * (1 << 20)) for _ in range(300)]"
 
 
@@ -121,8 +123,8 @@ def fleet(story):
     port = free_port()
     assert story.run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port).code == 0
     started = []
-    install_plugin(story.here / "plugins", "injected", PROBE)
-    path = os.pathsep.join(filter(None, (str(story.here / "plugins"), story.environment.get("PYTHONPATH"))))
+    install_plugin(story.here.parent / "plugins", "injected", PROBE)
+    path = os.pathsep.join(filter(None, (str(story.here.parent / "plugins"), story.environment.get("PYTHONPATH"))))
 
     def start(name, *uuids, **environment):
         words = story.run("up", "--detach").out.decode().split()
