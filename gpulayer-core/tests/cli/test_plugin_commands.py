@@ -233,17 +233,24 @@ def test_names_that_cannot_be_are_known_without_an_import(installed, name, words
 
 
 def test_a_command_is_left_out_with_the_plugins_of_its_distribution(installed):
-    for allowed in (None, {"cheap"}, {"prices"}):
+    for allowed in (None, {"cheap"}):
         found = installed("prices", None if allowed is None else frozenset(allowed))
         assert found == PluginCommand("prices", "gpulayer-with-plugin", "1.0", "with_plugin:app")
     for allowed in ((), ("other",)):
         with pytest.raises(UsageError, match="GPULAYER_PLUGINS leaves it out"):
             installed("prices", frozenset(allowed))
+
+
+def test_a_command_of_no_plugin_is_left_out_with_none_alone(installed):
+    with pytest.raises(UsageError, match="GPULAYER_PLUGINS leaves it out"):
+        installed("plain", frozenset())
+    assert installed("plain", frozenset({"other"})).name == "plain"
+
+
+def test_a_command_that_is_left_out_is_no_rival_of_another(installed):
     with pytest.raises(PluginFault, match=r"gpulayer-hello 1\.2 and gpulayer-with-plugin 1\.0"):
         installed("shared")
-    rival_left_out = installed("shared", frozenset({"cheap"}))
-    assert rival_left_out is not None
-    assert rival_left_out.distribution == "gpulayer-with-plugin"
+    assert installed("shared", frozenset({"other"})).distribution == "gpulayer-hello"
 
 
 def test_half_a_distribution_hides_no_other(site, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from gpulayer.cli.later import LATER_COMMANDS
 from gpulayer.cli.quick import QuickTyper
 from gpulayer.errors import PluginFault, UsageError
 from gpulayer.plugins.record import PluginStatus
-from gpulayer.plugins.settings import PluginSettings
+from gpulayer.plugins.settings import PLUGINS_VARIABLE, PluginSettings
 from gpulayer.spec.capabilities import is_plain_name
 
 __all__ = ["PluginCommand", "find_command", "find_commands", "load_command"]
@@ -115,13 +115,18 @@ def _installed(settings: PluginSettings) -> Iterator[PluginCommand]:
 
 def _of(points: list[EntryPoint], name: str, version: str, settings: PluginSettings) -> Iterator[PluginCommand]:
     plugins = {point.name for point in points if point.group == _PLUGINS}
+    allowed = settings.allowed
+    # A command alone is no plugin, so that no list names it; it runs only when somebody types it.
+    is_wanted = allowed is None or bool(allowed & plugins) or (bool(allowed) and not plugins)
     for point in points:
         if point.group != _GROUP:
             continue
         command = PluginCommand(point.name, name, version, point.value.partition("[")[0].strip())
-        if settings.allowed is not None and not settings.allowed & {point.name, *plugins}:
-            hint = f"unset it, or add {min(plugins, default=point.name)}"
-            command = replace(command, status=PluginStatus.DISABLED, error="GPULAYER_PLUGINS leaves it out", hint=hint)
+        if not is_wanted:
+            hint = f"unset it, or add {min(plugins)}" if plugins else "unset it"
+            command = replace(
+                command, status=PluginStatus.DISABLED, error=f"{PLUGINS_VARIABLE} leaves it out", hint=hint
+            )
         yield command
 
 
