@@ -1,13 +1,13 @@
 """What plugins say of jobs before they are taken in: the hook ``gpulayer_check_job``.
 
 All checks of a submission run side by side, each as one guarded call for all of its jobs, in a thread of its own. Each
-plugin reads its own specs from what was submitted: whatever it does to them, nothing of it is kept or seen by others.
-A check that fails, or takes too long, has said nothing.
+gets specs of its own: whatever a plugin does to them, nothing of it is kept or seen by others. A check that fails, or
+takes too long, has said nothing.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,8 +16,8 @@ from gpulayer.plugins.contracts.problem import JOB_CHECK_DEADLINE_S, Problem, Se
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import JobCheck
 from gpulayer.plugins.results import instance_of, list_of
-from gpulayer.wire.convert import SpecReader
-from gpulayer.wire.jobs import JobSubmission, ProblemRecord
+from gpulayer.spec.job import JobSpec
+from gpulayer.wire.jobs import ProblemRecord
 
 __all__ = ["check_jobs"]
 
@@ -26,20 +26,21 @@ _LINE: Final = 400
 _WORD: Final = 100
 
 
-async def check_jobs(host: Host, submissions: Sequence[JobSubmission]) -> list[ProblemRecord]:
+async def check_jobs(host: Host, read: Callable[[], Awaitable[Sequence[JobSpec]]]) -> list[ProblemRecord]:
     """The warnings, each said once. Raises JobRefused where a plugin found an error, with all problems in its details.
 
-    submissions: as they are kept, so without the values of secrets.
+    read: fresh specs of all jobs each time it is called, which is once a check.
     """
     checks = host.registry.job_checks
     if not checks:
         return []
+    specs = [await read() for _ in checks]  # before the call: it is no work of the plugin's
     is_over = threading.Event()  # what still runs then stops after the job that it is at
     try:
         answers = await asyncio.gather(
             *(
-                host.acall(check, "gpulayer_check_job", _asking(submissions, is_over), deadline_s=JOB_CHECK_DEADLINE_S)
-                for check in checks
+                host.acall(check, "gpulayer_check_job", _asking(own, is_over), deadline_s=JOB_CHECK_DEADLINE_S)
+                for check, own in zip(checks, specs, strict=True)
             ),
             return_exceptions=True,
         )
@@ -55,7 +56,7 @@ async def check_jobs(host: Host, submissions: Sequence[JobSubmission]) -> list[P
     warnings = [_record(plugin, one) for plugin, said in found for one in said.warnings]
     errors = [(plugin, said) for plugin, said in found if said.errors]
     if errors:
-        raise _refusal(errors, warnings, is_batch=len(submissions) > 1)
+        raise _refusal(errors, warnings, is_batch=len(specs[0]) > 1)
     return warnings[:_MOST_PROBLEMS]
 
 
@@ -68,13 +69,13 @@ class _Said:
     warnings: dict[Problem, None] = field(default_factory=dict)
 
 
-def _asking(submissions: Sequence[JobSubmission], is_over: threading.Event) -> Callable[[JobCheck], _Said]:
+def _asking(specs: Sequence[JobSpec], is_over: threading.Event) -> Callable[[JobCheck], _Said]:
     def ask(check: JobCheck) -> _Said:
-        said, reader = _Said(), SpecReader()
-        for place, submission in enumerate(submissions):
+        said = _Said()
+        for place, spec in enumerate(specs):
             if is_over.is_set():
                 break
-            for problem in list_of(Problem, check(reader.read(submission)), at_most=_MOST_PROBLEMS):
+            for problem in list_of(Problem, check(spec), at_most=_MOST_PROBLEMS):
                 _take(said, place, _checked(problem))
         return said
 

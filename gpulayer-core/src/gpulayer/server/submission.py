@@ -160,7 +160,9 @@ async def _submit(
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         totals = await check_uploaded(plane, root, "source")
         plane.trees.keep(root, totals.digests)
-    warnings = await check_jobs(await plane.loaded_plugins(), withheld.submissions)
+    warnings = await check_jobs(
+        await plane.loaded_plugins(), lambda: specs_of(withheld.submissions, batch=len(submissions) > 1)
+    )
     await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()
     owner = caller.owner if again is None else again.owner
