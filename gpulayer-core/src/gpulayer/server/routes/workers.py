@@ -447,7 +447,7 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "launcher": spec.launcher,
         "environment": spec.environment,
         "inputs": dict(spec.inputs),
-        "resources": dict(spec.request.resources),
+        "resources": dict(order.resources),
     }
 
 
