@@ -1,6 +1,6 @@
 """What a worker or a control plane itself runs with, of the variables of whoever starts it."""
 
-from gpulayer.variables import background_variables
+from gpulayer.variables import HANDED_ON, background_variables
 
 
 def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
@@ -23,5 +23,12 @@ def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
         "LD_LIBRARY_PATH": "/l",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "GPULAYER_STATE_DIR": "/s",
+        "GPULAYER_PLUGINS": "licences",
+        "GPULAYER_STRICT": "1",
+        "GPULAYER_PLUGIN_LICENCES_SERVER": "/l",
     }
     assert background_variables({**secrets, **kept}) == kept
+
+
+def test_jobs_get_nothing_of_what_plugins_are_told():
+    assert not [name for name in HANDED_ON if name.startswith("GPULAYER")]

@@ -39,7 +39,9 @@ _KEPT: Final = frozenset(
         "GPULAYER_DEBUG",
         "GPULAYER_FAULTS",
         "GPULAYER_LEASE_TTL",
+        "GPULAYER_PLUGINS",
         "GPULAYER_STATE_DIR",
+        "GPULAYER_STRICT",
         "GPU_DEVICE_ORDINAL",
         "HIP_VISIBLE_DEVICES",
         "LD_LIBRARY_PATH",
@@ -55,7 +57,7 @@ _KEPT: Final = frozenset(
         "ZE_AFFINITY_MASK",
     }
 )
-_KEPT_PREFIXES: Final = ("LC_", "PYTHON")
+_KEPT_PREFIXES: Final = ("GPULAYER_PLUGIN_", "LC_", "PYTHON")  # the first: what plugins are told
 
 
 def background_variables(given: Mapping[str, str]) -> dict[str, str]:

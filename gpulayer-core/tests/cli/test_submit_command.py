@@ -413,3 +413,67 @@ def test_a_death_by_signal_is_said_once(cli, job_plane, parts):
     job_plane.record = parts.job(state="failed", exit_code=None, signal=9, ended_by="signal")
     said = cli("submit", "--", "true", plane=job_plane)
     assert said.err == "job 7f3a000000000001 failed (killed by signal 9 (SIGKILL)) in 2.4 s on laptop\n"
+
+
+def problem(plugin, message, *, severity="warning", field="", hint=""):
+    return {"plugin": plugin, "severity": severity, "field": field, "message": message, "hint": hint}
+
+
+WARNED = [
+    problem("care", "it may be slow", field="request.cpus", hint="ask for more"),
+    problem("rude", "\x1b[2J\nwarning: plugin care: it is cheap"),
+]
+
+
+def test_what_plugins_warn_of_is_said_on_stderr_and_drives_no_terminal(cli, job_plane, parts):
+    job_plane.on("POST", "/v1/jobs", parts.Answer(201, json=parts.job(warnings=WARNED)))
+    job_plane.log = b"hello\n"
+    said = cli("submit", "--", "true", plane=job_plane)
+    assert (said.code, said.out) == (0, b"hello\n")
+    assert said.err.splitlines()[:3] == [
+        "warning: plugin care: request.cpus: it may be slow",
+        " hint: ask for more",
+        "warning: plugin rude: \ufffd[2J\ufffdwarning: plugin care: it is cheap",
+    ]
+    said = cli("submit", "--detach", "--", "true", plane=job_plane)
+    assert said.out == f"{parts.JOB_ID}\n".encode()
+    assert said.err.startswith("warning: plugin care")
+
+
+def test_quiet_says_no_warning_either(cli, job_plane, parts):
+    job_plane.on("POST", "/v1/jobs", parts.Answer(201, json=parts.job(warnings=WARNED)))
+    assert cli("submit", "--quiet", "--", "true", plane=job_plane).err == ""
+
+
+def test_a_retry_is_warned_of_too(cli, job_plane, parts):
+    job_plane.on("POST", "/v1/jobs/{ref}:retry", parts.Answer(201, json=parts.job(warnings=WARNED)))
+    said = cli("job", "retry", "7f", plane=job_plane)
+    assert (said.code, said.out) == (0, f"{parts.JOB_ID}\n".encode())
+    assert "warning: plugin care: request.cpus: it may be slow" in said.err
+
+
+def refused(parts, *problems):
+    message = f"plugin {problems[0]['plugin']} refuses it: {problems[0]['message']}"
+    details = {"problems": list(problems)}
+    return parts.error(422, "job_refused", message, hint="ask for fewer", details=details)
+
+
+def test_a_job_that_a_plugin_refuses_is_an_error_of_whoever_submits(cli, job_plane, parts):
+    job_plane.on("POST", "/v1/jobs", refused(parts, problem("quota", "over your quota", severity="error")))
+    said = cli("submit", "--", "true", plane=job_plane)
+    assert said.code == 2
+    assert said.err == "error: plugin quota refuses it: over your quota\n hint: ask for fewer\n"
+
+
+def test_of_several_problems_each_is_said(cli, job_plane, parts):
+    errors = [problem("quota", "over your quota", severity="error"), problem("names", "no\x1b", severity="error")]
+    rubbish = [7, {"plugin": None, "message": ["?"]}]
+    job_plane.on("POST", "/v1/jobs", refused(parts, *errors, *WARNED[:1], *rubbish))
+    said = cli("submit", "--", "true", plane=job_plane)
+    assert said.code == 2
+    assert said.err.splitlines()[2:] == [
+        "       plugin quota: over your quota",
+        "       plugin names: no\ufffd",
+        "       warning: plugin care: request.cpus: it may be slow",
+        "       plugin : ['?']",
+    ]

@@ -36,7 +36,7 @@ class Script:
 
     def step(self, event: Event) -> Step:
         self.last = step(self.state, event)
-        check(self.state)
+        check(self.state, self.last.effects)
         for record in self.last.records:
             key = getattr(record, "id", getattr(record, "epoch", getattr(record, "digest", None)))
             if type(record).__name__ == "TaskImage":
@@ -57,7 +57,9 @@ class Script:
             happened.extend(events)
         raise AssertionError(f"due() never comes to rest: {happened[-3:]}")
 
-    def join(self, name: str = "w1", *, cpus: int = 2, gpus: int = 0, labels=(), ready: bool = True) -> WorkerId:
+    def join(
+        self, name: str = "w1", *, cpus: int = 2, gpus: int = 0, labels=(), resources=(), ready: bool = True
+    ) -> WorkerId:
         facts = WorkerFacts(
             platform="linux-x86_64",
             version="0.1.0",
@@ -67,6 +69,7 @@ class Script:
                 Device(f"GPU-{name}-{i}", i, Accelerator.CUDA, "NVIDIA A100", 40 * 10**9) for i in range(gpus)
             ),
             labels=tuple(labels),
+            resources=tuple(resources),
         )
         self.step(WorkerJoined(self.at, WorkerId(name), name, facts, Digest(f"{hash(facts) & (2**64 - 1):064x}")))
         if ready:

@@ -849,3 +849,24 @@ def test_what_brings_nothing_and_waits_for_room_still_does_after_a_restart():
     assert not [action for action in asked if isinstance(action, Stage)]
     agent.answer()
     assert started(finish(agent, 1)) == [2]
+
+
+LICENCE = (("licence", 1),)
+
+
+def test_what_takes_a_resource_waits_until_a_void_program_that_has_it_is_dead():
+    agent = Agent(cpus=8, memory_bytes=100, resources=LICENCE)
+    hear(agent, lent(1, resources=LICENCE))
+    agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    agent.send(AttemptsVoided((Epoch(1),)))
+    assert started(hear(agent, lent(2, resources=LICENCE), lent(3))) == [3]
+    assert started(agent.send(ProcessExited(NodeKey(Epoch(1), 0), signal=9))) == [2]
+
+
+def test_a_resource_that_nobody_uses_here_is_there_whatever_the_machine_says_now():
+    two = (("licence", 2),)
+    agent = Agent(cpus=8, memory_bytes=100, resources=two)
+    agent.send(FactsChanged(resources=()))
+    assert started(hear(agent, lent(1, resources=two), lent(2, resources=LICENCE))) == [1]
+    agent.send(Spawned(NodeKey(Epoch(1), 0)))
+    assert started(agent.send(FactsChanged(resources=(("licence", 3),)))) == [2]

@@ -9,7 +9,7 @@ import pytest
 import gpulayer as gl
 from gpulayer.client.connect import Settings
 from gpulayer.client.location import Configured
-from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut, Unreachable, UsageError
+from gpulayer.errors import JobEnded, JobRefused, NoWorkerFits, TimedOut, Unreachable, UsageError
 from gpulayer.sdk import AsyncJob
 
 
@@ -145,6 +145,33 @@ def test_a_batch_is_one_request_with_a_key(client, plane):
         "jobs": [{"schema": 1, "command": ["true"]}, {"schema": 1, "command": ["false"], "retries": 0}],
     }
     assert client(None, "submit_batch", []) == []
+
+
+def test_a_job_has_what_plugins_warned_of_when_it_was_submitted(client, plane, parts):
+    warned = {"plugin": "care", "severity": "warning", "field": "", "message": "slow", "hint": ""}
+    plane.on("POST", "/v1/jobs", parts.job(warnings=[warned]))
+    plane.on("POST", "/v1/jobs/{ref}:retry", parts.job(warnings=[warned]))
+    plane.on("POST", "/v1/jobs:batch", {"ids": ["a", "b"], "warnings": [warned]})
+    plane.on("GET", "/v1/jobs/{ref}", parts.job())
+    assert client(None, "submit", ["true"]).warnings == (warned,)
+    assert [job.warnings for job in client(None, "submit_batch", [["true"], ["false"]])] == [(warned,), (warned,)]
+    found = client(None, "job", "7f")
+    assert found.warnings == ()
+    assert client(found, "retry").warnings == (warned,)
+
+
+def test_a_job_that_a_plugin_refuses_is_an_error_with_what_each_said(client, plane, parts):
+    problems = [{"plugin": "quota", "severity": "error", "field": "", "message": "over", "hint": "less"}]
+    plane.on("POST", "/v1/jobs", parts.error(422, "job_refused", "over", "less", {"problems": problems}))
+    with pytest.raises(JobRefused) as caught:
+        client(None, "submit", ["true"])
+    assert caught.value.details["problems"] == problems
+
+
+def test_plugins_are_records(client, plane):
+    record = {"where": "plane", "name": "quota", "status": "ok", "last_faults": []}
+    plane.on("GET", "/v1/plugins", {"plugins": [record], "next": None})
+    assert client(None, "plugins") == [record]
 
 
 def test_lists_go_over_pages(client, plane, parts):

@@ -13,13 +13,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer import testing
 from gpulayer.clock import ManualClock
+from gpulayer.plugins.host import Host
 from gpulayer.server.store import Side
 from gpulayer.server.tokens import Role, TokenKind, parse_token
 from gpulayer.testing.wire_worker import WireWorker, enrolment
 
 
 class LivePlane(testing.LivePlane):
-    """With what only tests of the server need."""
+    """With what only tests of the server need. host: its plugins; None: those that are installed."""
+
+    def __init__(self, state_dir: Path, **options: Any) -> None:
+        super().__init__(state_dir, **options)
+        self.host: Callable[[], Host | None] = lambda: None
 
     def start(self) -> Self:
         super().start()

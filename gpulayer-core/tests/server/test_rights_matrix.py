@@ -66,6 +66,7 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/v1/workers/{ref}:drain"): frozenset({"admin"}),
     ("POST", "/v1/workers/{ref}:resume"): frozenset({"admin"}),
     ("POST", "/v1/workers/{ref}:remove"): frozenset({"admin"}),
+    ("GET", "/v1/plugins"): CLIENTS,
     ("POST", "/v1/sources:missing"): SUBMITTERS | WORKERS,
     ("PUT", "/v1/blobs/{digest}"): SUBMITTERS | WORKERS,
     ("POST", "/v1/blobs:pack"): SUBMITTERS | WORKERS,

@@ -217,7 +217,15 @@ def _attempt(**node) -> AttemptImage:
 
 
 def test_what_is_lent_ahead_is_stored_as_such_and_what_an_older_version_stored_is_read() -> None:
-    for flags in ({}, {"is_ahead": True}, {"is_ahead": True, "is_revoked": True}, {"is_revoked": True}):
+    licence = {"resources": (("licence", 2), ("seat", 1))}
+    for flags in (
+        {},
+        {"is_ahead": True},
+        {"is_ahead": True, "is_revoked": True},
+        {"is_revoked": True},
+        licence,
+        {"is_revoked": True, **licence},
+    ):
         image = _attempt(**flags)
         assert attempt_from_text(7, "j", attempt_to_text(image)) == image
     before = json.loads(attempt_to_text(_attempt()))

@@ -781,32 +781,47 @@ def registering(things):
     return {"gpulayer_register_probes": gpulayer_register_probes}
 
 
-@plugin("which_api")
+class PluginContractHere(PluginContract):
+    @pytest.fixture
+    def name(self, plugin):
+        return getattr(plugin, "NAME", "mine")
+
+
+def named_plugin(test):
+    return given(PluginContractHere, "plugin", test)
+
+
+@named_plugin("its_name_is_plain")
+def PluginOfNoName():  # noqa: N802
+    return module(NAME="My Plugin", **registering(list))
+
+
+@plugin("can_be_a_plugin")
 def PluginOfNoVersion():  # noqa: N802
     return module(GPULAYER_API=1.0, **registering(list))
 
 
-@plugin("which_api")
+@plugin("can_be_a_plugin")
 def PluginOfLater():  # noqa: N802
     return module(GPULAYER_API="1.99", **registering(list))
 
 
-@plugin("priority")
+@plugin("can_be_a_plugin")
 def PluginOfFirstPlace():  # noqa: N802
     return module(GPULAYER_PRIORITY="first", **registering(list))
 
 
-@plugin("implements_a_hook")
+@plugin("can_be_a_plugin")
 def PluginOfNothing():  # noqa: N802
     return module()
 
 
-@plugin("called_like_a_hook")
+@plugin("can_be_a_plugin")
 def PluginThatForgets():  # noqa: N802
     return module(gpulayer_register_probes=lambda ctx: [])
 
 
-@plugin("can_be_called")
+@plugin("can_be_a_plugin")
 def PluginOfTomorrow():  # noqa: N802
     @hookimpl
     async def gpulayer_register_probes(ctx):
@@ -815,7 +830,7 @@ def PluginOfTomorrow():  # noqa: N802
     return module(gpulayer_register_probes=gpulayer_register_probes)
 
 
-@plugin("can_be_called")
+@plugin("can_be_a_plugin")
 def PluginOfDefaults():  # noqa: N802
     @hookimpl
     def gpulayer_register_probes(ctx=None):
@@ -829,7 +844,7 @@ def PluginOfWords():  # noqa: N802
     return module(**registering(lambda: ["a probe"]))
 
 
-@plugin("each_once")
+@plugin("hooks_promise")
 def PluginOfTwins():  # noqa: N802
     return module(**registering(lambda: [GoodProbe(), GoodProbe()]))
 
@@ -849,7 +864,7 @@ def PluginOfWhims():  # noqa: N802
 @plugin("prints_and_changes_nothing")
 def PluginThatMovesIn():  # noqa: N802
     def things():
-        sys.path.append("/mine")
+        os.environ["MINE"] = str(len(os.environ))
         return []
 
     return module(**registering(things))

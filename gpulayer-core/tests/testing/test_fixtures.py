@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from gpulayer.errors import GpulayerError
 from gpulayer.testing import BROKEN, cuda_devices, install_distribution
 
 GOOD = """
@@ -122,3 +123,26 @@ except ModuleNotFoundError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "gpulayer.testing.ProbeContract needs pytest: pip install 'gpulayer-core[testing]'\n"
+
+
+class TestPlaneOfAPlugin:
+    """A plane loads what the test says, by the way that it loads what is installed."""
+
+    @pytest.fixture
+    def plane_plugins(self, installed_plugin):
+        installed_plugin(
+            "choosy",
+            'from gpulayer.plugins import Problem, Severity, hookimpl\nGPULAYER_API = "1.0"\n'
+            "@hookimpl\ndef gpulayer_check_job(spec, ctx):\n"
+            "    return [] if spec.name else [Problem(Severity.ERROR, ctx.options['why'], 'name')]\n",
+        )
+        return {"choosy": "gpulayer_choosy"}
+
+    @pytest.fixture
+    def plane_options(self):
+        return {"choosy": {"why": "every job here has a name"}}
+
+    def test_its_checks_are_asked_with_its_options(self, plane):
+        with pytest.raises(GpulayerError, match="every job here has a name"):
+            plane.client.submit(["true"])
+        assert plane.client.submit(["true"], name="good").record()["name"] == "good"

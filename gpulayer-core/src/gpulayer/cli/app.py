@@ -19,7 +19,7 @@ from gpulayer.cli.console import print_error, print_line, safe, say
 from gpulayer.cli.exits import Exit, exit_for_error
 from gpulayer.cli.later import later_command, later_flag
 from gpulayer.cli.quick import QuickGroup, QuickTyper
-from gpulayer.errors import GpulayerError, StorageUnavailable, UsageError
+from gpulayer.errors import GpulayerError, JobRefused, StorageUnavailable, UsageError
 from gpulayer.faults import VARIABLE as FAULTS_VARIABLE
 
 __all__ = ["run"]
@@ -128,6 +128,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         candidates = error.details.get("candidates")  # which another program may have sent
         for candidate in candidates if isinstance(candidates, list | tuple) else ():
             say(f"       {candidate}")
+        if isinstance(error, JobRefused):
+            _say_problems(error)
         return exit_for_error(error)
     except SystemExit as ended:
         # Typer turns a closed pipe into exit 1 before anyone else can see it, and leaves this way after completing.
@@ -145,6 +147,18 @@ def run(argv: Sequence[str] | None = None) -> int:
         return Exit.INFRASTRUCTURE
     except Exception:
         return _report_bug()
+
+
+def _say_problems(error: JobRefused) -> None:
+    """Where there are several, all of them; the error itself tells of the first."""
+    problems = error.details.get("problems")  # from another program
+    if not isinstance(problems, list) or len(problems) < 2:
+        return
+    for problem in problems:
+        if isinstance(problem, dict):
+            plugin, field, message = (str(problem.get(name) or "") for name in ("plugin", "field", "message"))
+            kind = "warning: " if problem.get("severity") == "warning" else ""
+            say(f"       {kind}plugin {plugin}: {f'{field}: ' if field else ''}{message}")
 
 
 def _report_usage(error: TyperException) -> int:

@@ -129,6 +129,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--public-url", action="append", default=[])
     given = parser.parse_args(argv)
     hide_process()
+    from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415 - only for what is started
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
     from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
 
@@ -146,6 +147,7 @@ def serve_plane(argv: Sequence[str]) -> int:
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
             tls=tls_setting(given.tls),
             public_urls=tuple(given.public_url),
+            plugins=PluginSettings.of(os.environ),
             restart=lambda port: (*argv, *(() if given.port else ("--port", str(port)))),  # the last one counts
         )
     )
@@ -194,6 +196,7 @@ def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
     parser.add_argument("--foreground", action="store_true")
     given = parser.parse_args(argv)
     from gpulayer.net import parse_pins, parse_proxy  # noqa: PLC0415 - not for a control plane
+    from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415 - only for what is started
     from gpulayer.worker import WorkerSettings  # noqa: PLC0415
 
     return WorkerSettings(
@@ -209,6 +212,7 @@ def worker_settings(argv: Sequence[str]) -> "WorkerSettings":
         once=given.once,
         environment=dict(os.environ),
         faults=wanted_faults(os.environ),
+        plugins=PluginSettings.of(os.environ),
     )
 
 

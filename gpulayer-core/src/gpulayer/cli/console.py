@@ -4,12 +4,25 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Sequence
-from typing import Final, TextIO
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, TextIO
 
 from gpulayer.errors import GpulayerError
 
-__all__ = ["is_fancy", "print_error", "print_fields", "print_json", "print_line", "print_table", "safe", "say"]
+if TYPE_CHECKING:
+    from gpulayer.wire.jobs import ProblemRecord
+
+__all__ = [
+    "is_fancy",
+    "print_error",
+    "print_fields",
+    "print_json",
+    "print_line",
+    "print_table",
+    "safe",
+    "say",
+    "say_warnings",
+]
 
 _COLOURS = {
     "running": "green",
@@ -54,6 +67,16 @@ def print_error(error: GpulayerError) -> None:
     say(f"error: {error.message}")
     if error.hint:
         say(f" hint: {error.hint}")
+
+
+def say_warnings(problems: "Iterable[ProblemRecord]") -> None:
+    """What plugins said of a job that was accepted all the same, a line each."""
+    for problem in problems:
+        field = f"{problem['field']}: " if problem["field"] else ""
+        line = f"warning: plugin {problem['plugin']}: {field}{problem['message']}"
+        say(line.replace("\n", _REPLACED))
+        if problem["hint"]:
+            say(f" hint: {problem['hint']}".replace("\n", _REPLACED))
 
 
 def print_line(text: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpulayer.cli.console import print_fields, print_json, print_line, print_table, say
+from gpulayer.cli.console import print_fields, print_json, print_line, print_table, say, say_warnings
 from gpulayer.cli.exits import Exit, exit_for_job
 from gpulayer.cli.logs import LogChoice, show_logs
 from gpulayer.cli.losses import LossTeller
@@ -172,6 +172,7 @@ def retry(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> Non
     """Submit the same again, as a new job; prints its id."""
     with open_client(target) as client:
         again = find_job(client, job).retry()
+        say_warnings(again.warnings)
         if json:
             print_json(again.record())
         else:

@@ -7,7 +7,7 @@ import typer
 
 from gpulayer.cli import needs
 from gpulayer.cli.command import check_command, default_source, left_behind, read_env
-from gpulayer.cli.console import print_json, print_line, say
+from gpulayer.cli.console import print_json, print_line, say, say_warnings
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.foreground import Foreground
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
@@ -184,6 +184,8 @@ def submit(
         here("client.before_submit")
         record = transport.send(calls.submit_job(submission, key=plan.key))
         here("client.after_submit")
+        if not quiet:
+            say_warnings(record.get("warnings", ()))
         if detach and record["state"] != "rejected":
             _print_detached(record, as_json=json)
             return Exit.OK

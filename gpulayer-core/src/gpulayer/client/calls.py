@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RequestFields,
     )
     from gpulayer.wire.plane import MissingReply, PackReply, PlaneRecord
+    from gpulayer.wire.plugins import PluginPage
     from gpulayer.wire.tokens import AuditPage, TokenPage, TokenReply
     from gpulayer.wire.workers import WorkerPage, WorkerRecord
 
@@ -45,6 +46,7 @@ __all__ = [
     "list_events",
     "list_jobs",
     "list_outputs",
+    "list_plugins",
     "list_tokens",
     "list_workers",
     "put_blob",
@@ -267,6 +269,11 @@ def resume_worker(ref: str) -> "Call[WorkerRecord]":
 def remove_worker(ref: str, *, force: bool = False) -> "Call[WorkerRecord]":
     """Forget a worker. Answered with Conflict while it is there and works, unless forced."""
     return _call("remove_worker", path={"ref": ref}, query={"force": 1 if force else None})
+
+
+def list_plugins() -> "Call[PluginPage]":
+    """The control plane's and all workers'; there is one page."""
+    return _call("list_plugins")
 
 
 def _call(

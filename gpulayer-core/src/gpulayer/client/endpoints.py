@@ -101,6 +101,7 @@ _ROWS: Final = (
     Endpoint("drain_worker", "POST", "/v1/workers/{ref}:drain", reply="workers.WorkerRecord"),
     Endpoint("resume_worker", "POST", "/v1/workers/{ref}:resume", reply="workers.WorkerRecord"),
     Endpoint("remove_worker", "POST", "/v1/workers/{ref}:remove", reply="workers.WorkerRecord"),
+    Endpoint("list_plugins", "GET", "/v1/plugins", reply="plugins.PluginPage"),
 )
 
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {row.name: row for row in _ROWS}

@@ -10,12 +10,13 @@ never more than ended there since it last was slow. It is the worker's pace and 
 an attempt waits for whatever runs there, its own kind or not. A worker that has ended nothing for half a second gets
 nothing ahead, so a surprise costs what waits behind it one second at most: then it is revoked.
 
-Never lent ahead: what has devices, several nodes, ``exclusive`` or ``--no-wait``; and what has no retry left, because
-it could not be lent again were its worker lost.
+Never lent ahead: what has devices or resources, several nodes, ``exclusive`` or ``--no-wait``; and what has no retry
+left, because it could not be lent again were its worker lost.
 """
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from gpulayer.engine import queue, schedule
@@ -69,7 +70,9 @@ def learn(state: State, worker: Worker, ended: list[int]) -> None:
 def can_be_lent(job: Job, task: Task) -> bool:
     """Whether an attempt of this may wait at a worker."""
     entry, (request, nodes) = job.entry, job.class_key
-    if nodes != 1 or request.devices or entry.exclusive or not entry.wait or job.stop is not None:
+    if nodes != 1 or request.devices or request.resources:
+        return False
+    if entry.exclusive or not entry.wait or job.stop is not None:
         return False
     return task.failures < entry.retries
 
@@ -110,8 +113,10 @@ def push_back(state: State, worker: Worker) -> list[Attempt]:
         node.is_ahead = True
         state.ahead.setdefault(worker.id, {})[epoch] = None
         share = node.allocation
-        worker.free = Free(
-            worker.free.cpus + share.cpus, worker.free.memory_bytes + share.memory_bytes, worker.free.devices
+        worker.free = replace(
+            worker.free,
+            cpus=worker.free.cpus + share.cpus,
+            memory_bytes=worker.free.memory_bytes + share.memory_bytes,
         )
         pushed.append(attempt)
     return pushed

@@ -1,6 +1,9 @@
 """What must hold after every step. The simulator checks it each time; a violation is always a fault of ours."""
 
+from collections.abc import Iterable
+
 from gpulayer.engine.ahead import AHEAD_LIMIT
+from gpulayer.engine.effects import Assign, Effect
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import State, Worker
 from gpulayer.placement.capacity import usable_capacity
@@ -13,12 +16,19 @@ class InvariantViolated(AssertionError):
     """The message says which rule and names the entities."""
 
 
-def check(state: State) -> None:
-    """Raise InvariantViolated for the first rule that does not hold. O(size of the state)."""
+def check(state: State, effects: Iterable[Effect] = ()) -> None:
+    """Raise InvariantViolated for the first rule that does not hold. O(size of the state).
+
+    effects: of the step that led here. What it lent must be there, by what its worker reports now; of older leases that
+    can't be asked, because they stand when a worker reports less than before.
+    """
     _check_leases(state)
     _check_tasks(state)
     _check_workers(state)
     _check_queue(state)
+    for effect in effects:
+        if isinstance(effect, Assign):
+            _check_lent(state, effect)
 
 
 def _check_leases(state: State) -> None:
@@ -94,6 +104,15 @@ def _check_started(state: State, worker: Worker) -> None:
     _require(memory_bytes <= worker.facts.memory_bytes, f"worker {worker.name} runs what its memory can't hold")
 
 
+def _check_lent(state: State, lent: Assign) -> None:
+    worker = state.workers[lent.worker]
+    for name, _ in state.attempts[lent.epoch].nodes[lent.node].allocation.resources:
+        there, taken = dict(worker.facts.resources).get(name, 0), 0
+        for epoch, index in worker.leases.items():
+            taken += dict(state.attempts[epoch].nodes[index].allocation.resources).get(name, 0)
+        _require(taken <= there, f"worker {worker.name} is lent {taken} × {name} and has {there}")
+
+
 def _check_ahead(state: State, worker: Worker) -> None:
     known = state.ahead.get(worker.id, {})
     _require(worker.id not in state.ahead or bool(known), f"worker {worker.name}: nothing is lent ahead, and noted")
@@ -103,8 +122,8 @@ def _check_ahead(state: State, worker: Worker) -> None:
     for epoch in known:
         attempt = state.attempts[epoch]
         node, job = attempt.nodes[0], state.jobs[attempt.job_id]
-        is_plain = len(attempt.nodes) == 1 and not node.allocation.devices and not job.entry.exclusive
-        _require(is_plain, f"attempt {epoch} is lent ahead, and may not be")
+        is_plain = len(attempt.nodes) == 1 and not node.allocation.devices and not node.allocation.resources
+        _require(is_plain and not job.entry.exclusive, f"attempt {epoch} is lent ahead, and may not be")
         _require(node.phase in (NodePhase.ASSIGNED, NodePhase.STAGING), f"attempt {epoch} is {node.phase} and ahead")
         share, free = node.allocation, worker.free
         fits = share.cpus <= free.cpus and share.memory_bytes <= free.memory_bytes

@@ -103,7 +103,7 @@ def _job(entry: JobEntry, image: JobImage) -> Job:
 def _add_attempt(state: State, image: AttemptImage) -> None:
     nodes = [
         Node(
-            allocation=Allocation(node.worker, node.devices, node.cpus, node.memory_bytes),
+            allocation=Allocation(node.worker, node.devices, node.cpus, node.memory_bytes, node.resources),
             worker_name=node.worker_name,
             phase=node.phase,
             outcome=node.outcome,

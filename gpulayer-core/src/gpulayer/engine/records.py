@@ -66,6 +66,7 @@ class NodeImage:
     outputs: Digest | None
     is_ahead: bool = False
     is_revoked: bool = False
+    resources: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

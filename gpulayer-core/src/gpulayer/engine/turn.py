@@ -105,6 +105,7 @@ def attempt_image(attempt: Attempt) -> AttemptImage:
                 outputs=node.outputs,
                 is_ahead=node.is_ahead,
                 is_revoked=node.is_revoked,
+                resources=node.allocation.resources,
             )
             for node in attempt.nodes
         ),

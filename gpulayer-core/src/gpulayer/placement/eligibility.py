@@ -36,6 +36,8 @@ def why_ineligible(request: Request, facts: WorkerFacts, *, name: str = "") -> t
         reasons.append(_bytes_reason(ReasonCode.MEMORY, "has", request.memory_bytes, facts.memory_bytes))
     if facts.disk_bytes is not None and request.disk_bytes > facts.disk_bytes:
         reasons.append(_bytes_reason(ReasonCode.DISK, "has", request.disk_bytes, facts.disk_bytes))
+    reasons.extend(_resource_reasons(request, facts))
+    reasons.extend(_capability_reasons(request, facts))
     labels = dict(facts.labels)
     for key, value in request.labels:
         if labels.get(key) != value:
@@ -217,6 +219,29 @@ def _version_key(version: str) -> Version:
         return Version(version)
     except InvalidVersion:
         return Version("0")
+
+
+def _resource_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
+    reasons: list[Reason] = []
+    for name, wanted in request.resources:
+        has = dict(facts.resources).get(name, 0)
+        if wanted > has:
+            message = f"has {has} × {name}" if has else f"has no {name}"
+            reasons.append(Reason(ReasonCode.RESOURCE, message, f"{name}={wanted}", f"{name}={has}" if has else ""))
+    return reasons
+
+
+def _capability_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
+    """``has``: what it has of the same kind, beyond what every worker can do."""
+    reasons: list[Reason] = []
+    for capability in request.capabilities:
+        if capability in facts.capabilities:
+            continue
+        kind, _, name = capability.partition(":")
+        has = ", ".join(other for other in facts.capabilities if other.startswith(f"{kind}:"))
+        message = f"can't fetch {name}: URIs" if kind == "stager" else f"has no {kind} {name}"
+        reasons.append(Reason(ReasonCode.CAPABILITY, message, capability, has))
+    return reasons
 
 
 def _bytes_reason(code: ReasonCode, verb: str, wanted: int, has: int) -> Reason:

@@ -21,7 +21,8 @@ __all__ = ["WorkerView", "choice", "explain", "smallest_change"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What explaining needs of a worker. ``holders``: job of each leased device; ``jobs``: all jobs there."""
+    """What explaining needs of a worker. ``holders``: job of each leased device; ``resource_holders``: jobs of each
+    resource, by its name; ``jobs``: all jobs there."""
 
     id: WorkerId
     name: str
@@ -30,6 +31,7 @@ class WorkerView:
     free: Free
     holders: tuple[tuple[str, JobId], ...] = ()
     jobs: tuple[JobId, ...] = ()
+    resource_holders: tuple[tuple[str, JobId], ...] = ()
 
 
 def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, ...]:
@@ -48,8 +50,9 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
     """The fields to change, and to what, so that this worker fits; empty where nothing of this kind would help.
 
     Numeric fields fall to exactly what the worker has; identity fields (model, capability, labels, frameworks,
-    worker, locality) are dropped. The accelerator is never changed: other hardware is another job. The result is
-    verified by running eligibility on it.
+    worker, locality) are dropped. The accelerator is never changed: other hardware is another job. Nor is a resource
+    that the worker has none of, or a capability: without its licence or its launcher it is another job as well. The
+    result is verified by running eligibility on it.
     """
     reasons = why_ineligible(request, facts, name=name)
     changed = request
@@ -72,6 +75,9 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
                 )
             case ReasonCode.TOO_FEW_DEVICES if reason.has.isdigit() and int(reason.has) > 0:
                 changed, change = replace(changed, devices=int(reason.has)), FieldChange("devices", reason.has)
+            case ReasonCode.RESOURCE if _has_some_of_each(request, facts):
+                less, change = _fewer_resources(request, facts)
+                changed = replace(changed, resources=less)
             case ReasonCode.DEVICE_MODEL:
                 changed, change = replace(changed, device_models=()), FieldChange("device_model", "")
             case ReasonCode.COMPUTE_CAPABILITY:
@@ -104,13 +110,14 @@ def _verdict(request: Request, worker: WorkerView) -> Verdict:
     if allocation is not None:
         candidate = Candidate(worker.id, worker.name, worker.facts, worker.free, allocation)
         return Verdict(worker.name, VerdictKind.ELIGIBLE, score=rank(request, candidate).score)
-    return Verdict(worker.name, VerdictKind.BUSY, _busy_reasons(request, worker), busy_with=_holders(request, worker))
+    busy = _busy_reasons(request, worker)
+    return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=_busy_with(request, worker, busy))
 
 
 def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
     reasons: list[Reason] = []
     free, facts = worker.free, worker.facts
-    if request.devices and allocate(replace(request, cpus=0, memory_bytes=0), worker.id, facts, free) is None:
+    if request.devices and not _has_free_devices(request, worker):
         usable = [device for device in facts.devices if device.state is DeviceState.USABLE]
         count = sum(device.uuid in free.devices for device in usable)
         message = f"{count} of {len(usable)} devices free{_used_by(_holders(request, worker))}"
@@ -122,7 +129,32 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
         message = f"{format_bytes(free.memory_bytes)} of {format_bytes(facts.memory_bytes)} memory free"
         wanted, has = format_bytes(request.memory_bytes), format_bytes(free.memory_bytes)
         reasons.append(Reason(ReasonCode.MEMORY_BUSY, message, wanted, has))
+    for name, count in _missing_resources(request, worker):
+        there, left = dict(facts.resources)[name], max(0, free.count_of(name))
+        message = f"{left} of {there} {name} free{_used_by(_resource_holders(worker, name))}"
+        reasons.append(Reason(ReasonCode.RESOURCE_BUSY, message, f"{name}={count}", f"{name}={left}"))
     return tuple(reasons)
+
+
+def _has_free_devices(request: Request, worker: WorkerView) -> bool:
+    devices_alone = replace(request, cpus=0, memory_bytes=0, resources=())
+    return allocate(devices_alone, worker.id, worker.facts, worker.free) is not None
+
+
+def _missing_resources(request: Request, worker: WorkerView) -> list[tuple[str, int]]:
+    return [(name, count) for name, count in request.resources if count > worker.free.count_of(name)]
+
+
+def _resource_holders(worker: WorkerView, resource: str) -> tuple[JobId, ...]:
+    return tuple(dict.fromkeys(job for name, job in worker.resource_holders if name == resource))
+
+
+def _busy_with(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) -> tuple[JobId, ...]:
+    """Where resources alone are wanting, whoever has those: nobody else's end would help."""
+    if any(reason.code is not ReasonCode.RESOURCE_BUSY for reason in busy):
+        return _holders(request, worker)
+    missing = [name for name, _ in _missing_resources(request, worker)]
+    return tuple(dict.fromkeys(job for name in missing for job in _resource_holders(worker, name)))
 
 
 def _holders(request: Request, worker: WorkerView) -> tuple[JobId, ...]:
@@ -137,6 +169,19 @@ def _used_by(jobs: tuple[JobId, ...]) -> str:
         return f" (job {jobs[0]} uses the rest)"
     more = f" and {len(jobs) - 2} more" if len(jobs) > 2 else ""
     return f" (jobs {jobs[0]}, {jobs[1]}{more} use the rest)"
+
+
+def _has_some_of_each(request: Request, facts: WorkerFacts) -> bool:
+    there = dict(facts.resources)
+    return all(there.get(name, 0) > 0 for name, _ in request.resources)
+
+
+def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[str, int], ...], FieldChange]:
+    """As many as the worker has, and that as one flag: ``--resource licence=1,seat=2``."""
+    there = dict(facts.resources)
+    less = tuple((name, min(count, there[name])) for name, count in request.resources)
+    value = ",".join(f"{name}={count}" for name, count in less if count != dict(request.resources)[name])
+    return less, FieldChange("resource", value)
 
 
 def _memory_level(request: Request, facts: WorkerFacts) -> int:

@@ -2,44 +2,51 @@
 
 A plugin is a module that an entry point of the group ``gpulayer`` names. It says which API it was written for,
 ``GPULAYER_API = "1.0"``, and implements hooks of ``gpulayer.plugins.hooks``; ``gpulayer.testing`` proves it.
+
+The face is lazy: what a process is told of its plugins (``plugins.settings``) is read at its very start, long before it
+needs any of them.
 """
 
-from gpulayer.plugins.contracts.context import Context, Where
-from gpulayer.plugins.contracts.environment import (
-    BuildFailed,
-    BuildSite,
-    Environment,
-    EnvironmentBuilder,
-    EnvironmentPlan,
-    EnvironmentRequest,
-)
-from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
-from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
-from gpulayer.plugins.contracts.launcher import (
-    ActingLauncher,
-    Launched,
-    Launcher,
-    LaunchPlan,
-    LaunchRefused,
-    LaunchSite,
-    Machine,
-    NotLaunched,
-    Starter,
-)
-from gpulayer.plugins.contracts.probe import Findings, Probe, ProbeSite
-from gpulayer.plugins.contracts.problem import Problem, Severity
-from gpulayer.plugins.contracts.provider import (
-    MachineState,
-    NoCapacity,
-    Offer,
-    ProvidedMachine,
-    Provider,
-    ProviderRefused,
-    WorkerStart,
-)
-from gpulayer.plugins.contracts.scorer import Mark, Pair, Refusal, ScoreBatch, Scorer
-from gpulayer.plugins.contracts.stager import StageFailed, Stager, StageSite
-from gpulayer.plugins.hooks import API_VERSION, hookimpl
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from gpulayer.plugins.contracts.context import Context, Where
+    from gpulayer.plugins.contracts.environment import (
+        BuildFailed,
+        BuildSite,
+        Environment,
+        EnvironmentBuilder,
+        EnvironmentPlan,
+        EnvironmentRequest,
+    )
+    from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
+    from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
+    from gpulayer.plugins.contracts.launcher import (
+        ActingLauncher,
+        Launched,
+        Launcher,
+        LaunchPlan,
+        LaunchRefused,
+        LaunchSite,
+        Machine,
+        NotLaunched,
+        Starter,
+    )
+    from gpulayer.plugins.contracts.probe import Findings, Probe, ProbeSite
+    from gpulayer.plugins.contracts.problem import Problem, Severity
+    from gpulayer.plugins.contracts.provider import (
+        MachineState,
+        NoCapacity,
+        Offer,
+        ProvidedMachine,
+        Provider,
+        ProviderRefused,
+        WorkerStart,
+    )
+    from gpulayer.plugins.contracts.scorer import Mark, Pair, Refusal, ScoreBatch, Scorer
+    from gpulayer.plugins.contracts.stager import StageFailed, Stager, StageSite
+    from gpulayer.plugins.hooks import API_VERSION, hookimpl
 
 __all__ = [
     "API_VERSION",
@@ -87,3 +94,53 @@ __all__ = [
     "WorkerStart",
     "hookimpl",
 ]
+
+_HOMES: Final = {
+    "contracts.context": ("Context", "Where"),
+    "contracts.environment": (
+        "BuildFailed",
+        "BuildSite",
+        "Environment",
+        "EnvironmentBuilder",
+        "EnvironmentPlan",
+        "EnvironmentRequest",
+    ),
+    "contracts.event": ("EventKind", "JobSummary", "PlaneEvent"),
+    "contracts.framework": ("CheckScript", "FrameworkCheck"),
+    "contracts.launcher": (
+        "ActingLauncher",
+        "Launched",
+        "Launcher",
+        "LaunchPlan",
+        "LaunchRefused",
+        "LaunchSite",
+        "Machine",
+        "NotLaunched",
+        "Starter",
+    ),
+    "contracts.probe": ("Findings", "Probe", "ProbeSite"),
+    "contracts.problem": ("Problem", "Severity"),
+    "contracts.provider": (
+        "MachineState",
+        "NoCapacity",
+        "Offer",
+        "ProvidedMachine",
+        "Provider",
+        "ProviderRefused",
+        "WorkerStart",
+    ),
+    "contracts.scorer": ("Mark", "Pair", "Refusal", "ScoreBatch", "Scorer"),
+    "contracts.stager": ("StageFailed", "Stager", "StageSite"),
+    "hooks": ("API_VERSION", "hookimpl"),
+}
+
+
+def __getattr__(name: str) -> Any:  # Any: the face hands on whatever the modules define
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"gpulayer.plugins.{module}"), name)
+    raise AttributeError(f"module 'gpulayer.plugins' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,16 +5,16 @@ What is wrong with one is in its record, and everything else works on. With ``st
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, TypeVar
-
-import pluggy
+from pathlib import Path
+from typing import TypeVar
 
 from gpulayer.clock import Clock
-from gpulayer.plugins import hooks
-from gpulayer.plugins.builtin import BUILTINS
-from gpulayer.plugins.contracts.context import Context, Where
+from gpulayer.plugins.contracts.context import Where
+from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.guard import Guard, Life
+from gpulayer.plugins.hooks import REGISTER_DEADLINE_S
+from gpulayer.plugins.loading import Loader
+from gpulayer.plugins.preflight import IMPORT_DEADLINE_S
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.plugins.settings import PluginSettings
@@ -28,10 +28,17 @@ R = TypeVar("R")
 class Host:
     """``registry``: what may be asked, through ``call`` and ``acall``. ``close`` it in the end."""
 
-    def __init__(self, registry: Registry, guard: Guard, records: Callable[[], tuple[PluginRecord, ...]]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        guard: Guard,
+        records: Callable[[], tuple[PluginRecord, ...]],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         self.registry = registry
         self._guard = guard
         self._records = records
+        self._close = close
 
     def records(self) -> tuple[PluginRecord, ...]:
         """Of all plugins that were found, whatever became of them; by name, core's own first."""
@@ -81,41 +88,44 @@ class Host:
         )
 
     def close(self) -> None:
-        """Let go of the threads that are idle. A call that hangs keeps its own, which ends with the process."""
+        """Let go of the threads that are idle. A call that hangs keeps its own, which ends with the process. May be
+        repeated."""
         self._guard.close()
+        self._close()
 
 
 def load_plugins(
-    where: Where, settings: PluginSettings, *, clock: Clock, version: str, python: str = sys.executable
+    where: Where,
+    settings: PluginSettings,
+    *,
+    clock: Clock,
+    version: str,
+    python: str = sys.executable,
+    marks: Path | None = None,
+    discover: Callable[[], tuple[Found, ...]] = discover,
+    import_deadline_s: float = IMPORT_DEADLINE_S,
+    register_deadline_s: float = REGISTER_DEADLINE_S,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
-    python: runs the child that tries imports first.
+    python: runs the child that tries imports first. marks: the file, of this process alone, that says at the next start
+    which plugin's call ended the process, see ``plugins.marks``. With ``settings.strict`` nothing is tried first, so
+    that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one.
     """
-    guard = Guard(clock=clock, strict=settings.strict)
-    manager = pluggy.PluginManager(hooks.PROJECT)
-    manager.add_hookspecs(hooks)
-    records = []
-    for name, module in BUILTINS.items():
-        manager.register(import_module(module), name)
-        records.append(PluginRecord(name, "gpulayer-core", version, hooks.API_VERSION, is_builtin=True))
-    return Host(_registry(manager, where, version), guard, lambda: tuple(records))
-
-
-def _registry(manager: pluggy.PluginManager, where: Where, version: str) -> Registry:
-    def ask(hook: str) -> list[Registered[Any]]:  # Any: by hook
-        found: list[Registered[Any]] = []
-        for implementation in getattr(manager.hook, hook).get_hookimpls():
-            name = implementation.plugin_name
-            found.extend(Registered(name, thing) for thing in implementation.function(Context(where, name, version)))
-        return found
-
-    return Registry(
-        probes=tuple(ask("gpulayer_register_probes")),
-        framework_checks=tuple(ask("gpulayer_register_framework_checks")),
-        environments={one.thing.name: one for one in ask("gpulayer_register_environments")},
-        launchers={one.thing.name: one for one in ask("gpulayer_register_launchers")},
-        stagers={one.thing.scheme: one for one in ask("gpulayer_register_stagers")},
-        scorers=tuple(ask("gpulayer_register_scorers")),
-        providers={one.thing.name: one for one in ask("gpulayer_register_providers")},
+    loader = Loader(
+        where,
+        settings,
+        clock=clock,
+        version=version,
+        python=python,
+        marks=marks,
+        discover=discover,
+        import_deadline_s=import_deadline_s,
+        register_deadline_s=register_deadline_s,
     )
+    try:
+        registry = loader.load()
+    except BaseException:
+        loader.close()
+        raise
+    return Host(registry, loader.guard, loader.records, loader.close)

@@ -31,7 +31,7 @@ class Lane:
         self._is_closed = False
 
     def run(self, work: Work) -> None:
-        """Have it done, now or when a slot is free."""
+        """Have it done, now or when a slot is free. Raises RuntimeError where the system gives no more threads."""
         with self._lock:
             if not self._free:
                 self._waiting.append(work)
@@ -41,7 +41,12 @@ class Lane:
                 self._idle -= 1
                 self._handed.put(work)
                 return
-        threading.Thread(target=self._serve, args=(work,), name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, args=(work,), name=self._name, daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._free += 1
+            raise
 
     def close(self) -> None:
         """Let idle threads end, and others when their work has."""

@@ -25,10 +25,14 @@ EventSink = Callable[[PlaneEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Registered(Generic[T]):
-    """``thing``, of the plugin of that name; it is asked through the host alone (``Host.call``)."""
+    """``thing``, of the plugin of that name; it is asked through the host alone (``Host.call``).
+
+    name: what it calls itself, as read once, behind the guard: its own ``name`` may be code of the plugin.
+    """
 
     plugin: str
     thing: T
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

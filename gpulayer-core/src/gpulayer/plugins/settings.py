@@ -1,17 +1,79 @@
 """What a process is told of its plugins. ``cli`` reads the variables and hands the result down."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
-__all__ = ["PluginSettings"]
+from gpulayer.errors import UsageError
+from gpulayer.spec.capabilities import is_plain_name
+
+__all__ = ["OPTION_PREFIX", "PLUGINS_VARIABLE", "STRICT_VARIABLE", "PluginSettings"]
+
+PLUGINS_VARIABLE: Final = "GPULAYER_PLUGINS"
+STRICT_VARIABLE: Final = "GPULAYER_STRICT"
+OPTION_PREFIX: Final = "GPULAYER_PLUGIN_"
+
+_TO_VARIABLE: Final = str.maketrans("-.+", "___")
+_YES_NO: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
     """allowed: names of those that are loaded, None for all; core's own always are. strict: a fault ends the process or
-    the call that met it, for debugging. options: by plugin, then by option; they may hold secrets.
+    the call that met it, for debugging. options: by plugin, then by option; they may hold secrets. variables: options
+    as they stand in the environment, without the prefix; which plugin they belong to shows when plugins are known.
     """
 
     allowed: frozenset[str] | None = None
     strict: bool = False
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "PluginSettings":
+        """``GPULAYER_PLUGINS`` (``none``, or names with commas; empty: all), ``GPULAYER_STRICT`` (``1``) and
+        ``GPULAYER_PLUGIN_<NAME>_<OPTION>``. Raises UsageError."""
+        strict = environment.get(STRICT_VARIABLE, "").strip().lower()
+        if strict not in _YES_NO:
+            raise UsageError(f"{STRICT_VARIABLE}={strict[:60]!r} is neither yes nor no", hint="write 1 or 0")
+        return cls(
+            allowed=_names(environment.get(PLUGINS_VARIABLE, "")),
+            strict=_YES_NO[strict],
+            variables={
+                name[len(OPTION_PREFIX) :]: value
+                for name, value in environment.items()
+                if name.startswith(OPTION_PREFIX)
+            },
+        )
+
+    def options_of(self, plugin: str, among: Collection[str] = ()) -> Mapping[str, str]:
+        """Of this plugin, by option in lower case. A variable that fits several plugins is of the one with the longest
+        name among these: ``CHEAP_HOUR_ZONE`` is ``zone`` of ``cheap-hour``, and not ``hour_zone`` of ``cheap``."""
+        prefix = _prefix(plugin)
+        longer = tuple(one for one in map(_prefix, among) if len(one) > len(prefix) and one.startswith(prefix))
+        found = {
+            name[len(prefix) :].lower(): value
+            for name, value in self.variables.items()
+            if name.startswith(prefix) and len(name) > len(prefix) and not name.startswith(longer)
+        }
+        return MappingProxyType(found | dict(self.options.get(plugin, {})))
+
+
+def _prefix(plugin: str) -> str:
+    return f"{plugin.upper().translate(_TO_VARIABLE)}_"
+
+
+def _names(text: str) -> frozenset[str] | None:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        return None
+    if names == ["none"]:
+        return frozenset()
+    for name in names:
+        if not is_plain_name(name) or name == "none":
+            raise UsageError(
+                f"{PLUGINS_VARIABLE}: {name[:60]!r} can't be the name of a plugin",
+                hint="names with commas between them, as `gpulayer plugins` lists them, or none",
+            )
+    return frozenset(names)

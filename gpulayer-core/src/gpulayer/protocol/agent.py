@@ -10,7 +10,8 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
 * ``ended`` is reported when the tree is dead, the log delivered and the outputs accepted, and again until answered;
 * one report at a time is on its way, at least every ``heartbeat_ms``, whatever else is going on;
 * what is void is killed at once and forgotten, and nothing of it is sent any more;
-* a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here;
+* a program starts only when no tree on its devices, and no void attempt of its job, can still be alive here, and when
+  what it takes of the resources counted by name is not in use;
 * the spawner knows when to end each job by itself, should the agent be dead or stuck by then;
 * that the worker stops is the first thing to be told of it, so that nothing more is lent to it;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
@@ -73,6 +74,7 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.protocol.notes import drop, note, note_all
 from gpulayer.protocol.reporting import next_report, report_due_ms
+from gpulayer.protocol.room import Room
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
@@ -124,6 +126,7 @@ def step(state: AgentState, event: Input, *, now_ms: int) -> tuple[Action, ...]:
             state.has_new_facts = True
             state.cpus = state.cpus if event.cpus is None else event.cpus
             state.memory_bytes = state.memory_bytes if event.memory_bytes is None else event.memory_bytes
+            state.resources = state.resources if event.resources is None else event.resources
         case ExtendFailed():
             if event.key in state.held:
                 state.held[event.key].told_kill_by_ms = None
@@ -417,26 +420,17 @@ def _keeps_its_room(state: AgentState, held: Held) -> bool:
 
 def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None:
     """Start what is ready and has room, in order of epochs. A void attempt may still hold a device that was lent again
-    meanwhile, and uses its cores until it is dead. Nothing before the first report of a boot is answered: this may be a
-    copy of a worker's folder, and what had not begun in it has begun since where it was copied from."""
+    meanwhile, and uses its cores and resources until it is dead. Nothing before the first report of a boot is answered:
+    this may be a copy of a worker's folder, and what had not begun in it has begun since where it was copied from."""
     if not state.ready or not state.is_settled:
         return
-    cpus = sum(held.assignment.cpus for held in state.using.values())
-    memory_bytes = sum(held.assignment.memory_bytes for held in state.using.values())
+    room = Room.of(state)
     is_out_of_contact = now_ms > state.contact_ms + state.lease_ttl_ms
-
-    def has_room(share: Assignment) -> bool:
-        # With nothing running there is room by definition, whatever the machine looks like now.
-        return not (cpus or memory_bytes) or (
-            (state.cpus is None or cpus + share.cpus <= state.cpus)
-            and (state.memory_bytes is None or memory_bytes + share.memory_bytes <= state.memory_bytes)
-        )
-
     # Room only gets less below: what has waited and has none now need not be looked at in its turn.
-    concerned = [held for held in state.ready.values() if not held.has_waited or has_room(held.assignment)]
+    concerned = [held for held in state.ready.values() if not held.has_waited or room.has(held.assignment)]
     for held in sorted(concerned, key=_by_key):
         share = held.assignment
-        if not has_room(share) or (held.has_waited and is_out_of_contact):  # then it may have been lent again
+        if not room.has(share) or (held.has_waited and is_out_of_contact):  # then it may have been lent again
             if not held.has_waited:
                 held.has_waited = True
                 note(state, held)
@@ -449,7 +443,7 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
             if other.phase in (Phase.SPAWNING, Phase.RUNNING)
         ):
             continue
-        cpus, memory_bytes = cpus + share.cpus, memory_bytes + share.memory_bytes
+        room.take((share,))
         held.phase, held.changed_ms = Phase.SPAWNING, now_ms
         held.told_kill_by_ms = kill_by_ms(state, held)
         note(state, held)

@@ -285,10 +285,12 @@ class ExtendFailed:
 
 @dataclass(frozen=True, slots=True)
 class FactsChanged:
-    """The machine is not as it was last reported. cpus, memory_bytes: what it has for jobs now; None: as before."""
+    """The machine is not as it was last reported. cpus, memory_bytes, resources: what it has for jobs now; None: as
+    before."""
 
     cpus: int | None = None
     memory_bytes: int | None = None
+    resources: tuple[tuple[str, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

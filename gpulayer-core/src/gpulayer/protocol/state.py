@@ -15,7 +15,7 @@ __all__ = ["AgentState"]
 class AgentState:
     """Made once a start of the agent; the first input is ``Recovered``. ``once``: leave after the first job.
 
-    cpus, memory_bytes: what programs may use at one time; None: whatever was lent.
+    cpus, memory_bytes, resources: what programs may use at one time; None: whatever was lent.
     news, ready, using, deadline_ms: see ``notes``: to report, to start, using cores; when a node is to be looked at.
 
     refused: what must not start here any more (whole epochs or single nodes), and what stopped it; None: it is void.
@@ -27,6 +27,7 @@ class AgentState:
     once: bool = False
     cpus: int | None = None
     memory_bytes: int | None = None
+    resources: tuple[tuple[str, int], ...] | None = None
     boot: int = 0
     seq: int = 0
     heartbeat_ms: int = 10_000

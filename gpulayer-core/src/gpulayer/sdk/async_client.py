@@ -27,8 +27,17 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gpulayer.client.upload import Transfer
-    from gpulayer.wire.jobs import EventRecord, ExplainReply, JobRecord, JobSubmission, OutputRecord, SourceFields
+    from gpulayer.wire.jobs import (
+        EventRecord,
+        ExplainReply,
+        JobRecord,
+        JobSubmission,
+        OutputRecord,
+        ProblemRecord,
+        SourceFields,
+    )
     from gpulayer.wire.plane import PlaneRecord
+    from gpulayer.wire.plugins import PluginRecord
     from gpulayer.wire.workers import WorkerRecord
 
 __all__ = ["AsyncClient", "AsyncJob"]
@@ -85,7 +94,8 @@ class AsyncClient:
         transport = await self.transport
         submissions = await self._ship(plans, lambda _: None)
         reply = await transport.send(calls.submit_batch(submissions, key=secrets.token_hex(16)))
-        return [AsyncJob(transport, job_id, self._settings) for job_id in reply["ids"]]
+        warnings = reply.get("warnings", ())
+        return [AsyncJob(transport, job_id, self._settings, warnings=warnings) for job_id in reply["ids"]]
 
     async def explain(self, **options: Unpack[RequestOptions]) -> "ExplainReply":
         """Every worker's verdict for a request, and which would get it now."""
@@ -131,6 +141,10 @@ class AsyncClient:
         """Forget a worker. Raises Conflict while it is there and works, unless forced."""
         return await (await self.transport).send(calls.remove_worker(ref, force=force))
 
+    async def plugins(self) -> "list[PluginRecord]":
+        """As ``Client.plugins``."""
+        return (await (await self.transport).send(calls.list_plugins()))["plugins"]
+
     async def plane(self) -> "PlaneRecord":
         return await (await self.transport).send(calls.get_plane())
 
@@ -169,14 +183,27 @@ class AsyncClient:
 class AsyncJob:
     """See ``Job``."""
 
-    def __init__(self, transport: AsyncTransport, record: "JobRecord | str", settings: Settings) -> None:
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        record: "JobRecord | str",
+        settings: Settings,
+        *,
+        warnings: "Sequence[ProblemRecord]" = (),
+    ) -> None:
         self._transport = transport
         self._id = record if isinstance(record, str) else record["id"]
+        self._warnings = tuple(warnings if isinstance(record, str) else record.get("warnings", ()))
         self._settings = settings
 
     @property
     def id(self) -> str:
         return self._id
+
+    @property
+    def warnings(self) -> "tuple[ProblemRecord, ...]":
+        """See ``Job.warnings``."""
+        return self._warnings
 
     @property
     def state(self) -> Awaitable[str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpulayer.client.upload import Transfer
     from gpulayer.wire.jobs import ExplainReply, JobRecord, JobSubmission, SourceFields
     from gpulayer.wire.plane import PlaneRecord
+    from gpulayer.wire.plugins import PluginRecord
     from gpulayer.wire.workers import WorkerRecord
 
 __all__ = ["Client", "local_job_env", "plan_batch", "ship_plan"]
@@ -95,7 +96,8 @@ class Client:
         if not submissions:
             return []
         reply = self.transport.send(calls.submit_batch(submissions, key=secrets.token_hex(16)))
-        return [Job(self.transport, job_id) for job_id in reply["ids"]]
+        warnings = reply.get("warnings", ())
+        return [Job(self.transport, job_id, warnings=warnings) for job_id in reply["ids"]]
 
     def explain(self, **options: Unpack[RequestOptions]) -> "ExplainReply":
         """Every worker's verdict for a request, and which would get it now."""
@@ -137,6 +139,10 @@ class Client:
     def remove_worker(self, ref: str, *, force: bool = False) -> "WorkerRecord":
         """Forget a worker. Raises Conflict while it is there and works, unless forced."""
         return self.transport.send(calls.remove_worker(ref, force=force))
+
+    def plugins(self) -> "list[PluginRecord]":
+        """Those of the control plane, then those of each worker: whether they work, and what went wrong with them."""
+        return self.transport.send(calls.list_plugins())["plugins"]
 
     def plane(self) -> "PlaneRecord":
         return self.transport.send(calls.get_plane())

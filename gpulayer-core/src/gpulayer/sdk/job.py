@@ -1,7 +1,7 @@
 """``gl.Job``: one job of a control plane. Blocks; ``AsyncJob`` has the same methods, awaited."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from datetime import datetime
 
-    from gpulayer.wire.jobs import EventRecord, JobRecord, OutputRecord
+    from gpulayer.wire.jobs import EventRecord, JobRecord, OutputRecord, ProblemRecord
 
 __all__ = ["RUNS_FOLDER", "Job", "log_cursor", "raise_unless_succeeded", "still_runs"]
 
@@ -24,15 +24,23 @@ RUNS_FOLDER: Final = "gpulayer_runs"
 
 
 class Job:
-    """Made by ``submit`` and ``Client.job``. Nothing is cached but the id: every method asks the control plane."""
+    """Made by ``submit`` and ``Client.job``. Nothing else is cached but the id: every method asks the control plane."""
 
-    def __init__(self, transport: Transport, record: "JobRecord | str") -> None:
+    def __init__(
+        self, transport: Transport, record: "JobRecord | str", *, warnings: "Sequence[ProblemRecord]" = ()
+    ) -> None:
         self._transport = transport
         self._id = record if isinstance(record, str) else record["id"]
+        self._warnings = tuple(warnings if isinstance(record, str) else record.get("warnings", ()))
 
     @property
     def id(self) -> str:
         return self._id
+
+    @property
+    def warnings(self) -> "tuple[ProblemRecord, ...]":
+        """What plugins said of it, where this object was made by submitting it; of a batch: of any of its jobs."""
+        return self._warnings
 
     @property
     def state(self) -> str:

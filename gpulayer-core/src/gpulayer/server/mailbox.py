@@ -33,6 +33,7 @@ class AssignOrder:
     devices: tuple[str, ...]
     cpus: int
     memory_bytes: int
+    resources: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def orders_of(state: State, commands: Sequence[Assign | Stop | Revoke]) -> list[
                         devices=share.devices,
                         cpus=share.cpus,
                         memory_bytes=share.memory_bytes,
+                        resources=share.resources,
                     )
                 )
             case Stop():

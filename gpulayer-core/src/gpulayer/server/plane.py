@@ -1,7 +1,7 @@
 """One control plane: its parts, wired together, without a server around it.
 
 Routes get a ``Plane`` and nothing else. It owns what they share: store, driver, tokens, mailboxes, blobs, logs,
-wake-ups, and the word that it is closing.
+plugins, wake-ups, and the word that it is closing.
 """
 
 import asyncio
@@ -18,7 +18,9 @@ from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import AttemptImage, JobImage, Record
-from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, new_id
+from gpulayer.errors import StorageUnavailable
+from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
+from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
@@ -26,6 +28,7 @@ from gpulayer.server.hub import Hub
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
+from gpulayer.server.plugins import load_for_plane, no_plugins
 from gpulayer.server.settings import PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
 from gpulayer.server.store.codec import dump
@@ -35,6 +38,7 @@ from gpulayer.spec.job import JobState
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.convert import verdict_to_wire
 from gpulayer.wire.jobs import JobSubmission, OutputRecord
+from gpulayer.wire.plugins import PluginFields
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -50,10 +54,15 @@ _READERS: Final = 4
 _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
 _TREES_KEPT: Final = 4096
+_LOADING_ENDS_S: Final = 1.0
 
 
 class Plane:
-    """Make it, ``start`` it in a running loop, ``close`` it there. The store's file lock is the caller's."""
+    """Make it, ``start`` it in a running loop, ``close`` it there. The store's file lock is the caller's.
+
+    host: its plugins; None: those that are installed, as the settings say. ``plugins`` is empty until they are loaded.
+    ``worker_plugins``: by worker, what each has told of its own since this control plane started.
+    """
 
     def __init__(
         self,
@@ -63,6 +72,7 @@ class Plane:
         policy: Policy | None = None,
         random_bytes: RandomBytes = secrets.token_bytes,
         wrap_store: Callable[[Store], Committer] = lambda store: store,
+        host: Host | None = None,
     ) -> None:
         layout = settings.layout
         layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,6 +102,10 @@ class Plane:
         self.driver = Driver(
             store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=self.policy
         )
+        self.plugins = host or no_plugins(self.clock)
+        self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
+        self._are_plugins_loaded = host is not None
+        self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
         self.shutdown_asked = asyncio.Event()
         self.keep_worker = False
@@ -107,19 +121,26 @@ class Plane:
         self._accepted: OrderedDict[Digest, None] = OrderedDict()
         self._driving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the state and begin to drive. Raises StorageUnavailable."""
+        """Load the state, and begin to drive and to load the plugins. Raises StorageUnavailable; with strict settings
+        also what a plugin raises."""
         await self.driver.load()
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._driver_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
+        if not self._are_plugins_loaded:
+            self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
+            if self.settings.plugins.strict:
+                await self._loading
 
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
         self.is_closing = True
         self.local_worker_reported.set()  # it will not any more; who waits for it is refused by the driver
+        self._plugins_settled.set()
         self.hub.wake_all()
 
     async def close(self) -> None:
@@ -135,6 +156,13 @@ class Plane:
         if self._driving is not None:
             await self._driving
             self._driving = None
+        if self._loading is not None:
+            loading, self._loading = self._loading, None
+            await asyncio.wait({loading}, timeout=_LOADING_ENDS_S)
+            loading.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await loading
+        self.plugins.close()
         self._readers.shutdown(wait=True)
         self._io.shutdown(wait=True)
         self.store.close()
@@ -143,6 +171,34 @@ class Plane:
         """Tell whoever serves this plane to end it."""
         self.keep_worker = keep_worker
         self.shutdown_asked.set()
+
+    async def plugins_settled(self) -> bool:
+        """Wait until the plugins are loaded; False where that takes longer than one should wait for it."""
+        if not self._are_plugins_loaded:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._plugins_settled.wait(), self.settings.plugins_wait_s)
+        return self._are_plugins_loaded
+
+    async def loaded_plugins(self) -> Host:
+        """``plugins``, once they are loaded: for what must not pass them by. Raises StorageUnavailable."""
+        if not await self.plugins_settled():
+            raise StorageUnavailable(
+                "the control plane is shutting down"
+                if self.is_closing
+                else "the control plane still loads its plugins",
+                hint="try again in a moment; its log, plane.log in the state folder, names those that take long",
+            )
+        return self.plugins
+
+    async def _load_plugins(self) -> None:
+        try:
+            self.plugins = await load_for_plane(self.settings, clock=self.clock)
+        except Exception:
+            if self.settings.plugins.strict:
+                raise
+            _log.exception("the plugins can't be loaded; the control plane goes on without any")
+        self._are_plugins_loaded = True
+        self._plugins_settled.set()
 
     def _driver_ended(self, driving: "asyncio.Task[None]") -> None:
         """Without its driver a plane answers nothing right: end, so that a new start can load the state."""

@@ -158,7 +158,7 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
         "enforces": facts.get("enforces", []),
         "addresses": facts.get("addresses", []),
         "resources": facts.get("resources", {}),
-        "resources_free": facts.get("resources", {}),
+        "resources_free": {name: max(0, worker.free.count_of(name)) for name, _ in worker.facts.resources},
         "capabilities": facts.get("capabilities", []),
         "leases": list(worker.leases),
     }
@@ -213,6 +213,7 @@ def presence(worker: Worker) -> WorkerState:
 def _view(state: State, worker: Worker) -> WorkerView:
     holders: list[tuple[str, JobId]] = []
     jobs: list[JobId] = []
+    resource_holders: list[tuple[str, JobId]] = []
     for epoch, index in worker.leases.items():
         attempt = state.attempts[epoch]
         node = attempt.nodes[index]
@@ -221,6 +222,7 @@ def _view(state: State, worker: Worker) -> WorkerView:
         jobs.append(attempt.job_id)
         if node.phase is not NodePhase.ENDED:
             holders.extend((uuid, attempt.job_id) for uuid in node.allocation.devices)
+            resource_holders.extend((name, attempt.job_id) for name, _ in node.allocation.resources)
     return WorkerView(
         id=worker.id,
         name=worker.name,
@@ -229,4 +231,5 @@ def _view(state: State, worker: Worker) -> WorkerView:
         free=worker.free,
         holders=tuple(holders),
         jobs=tuple(jobs),
+        resource_holders=tuple(resource_holders),
     )

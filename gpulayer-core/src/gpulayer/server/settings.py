@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from gpulayer.plugins.settings import PluginSettings
+
 __all__ = [
     "DEFAULT_IDLE_EXIT_S",
     "DEFAULT_KEEP_LOGS_MS",
@@ -78,7 +80,8 @@ class PlaneSettings:
     log_hold_s: how long a follower waits for an attempt that is still to come before it is told to ask again; well
     below the minute after which clients, and what stands between, take silence for a dead connection.
     keep_logs_ms: after a job's end; 0 for ever. urls, public_urls, fingerprints: how other machines reach it; empty
-    where they can't.
+    where they can't. plugins: see ``PluginSettings``. plugins_wait_s: how long a submission waits for them to be loaded
+    before it is told to come again.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
     """
 
@@ -102,6 +105,8 @@ class PlaneSettings:
     join_token_life_s: int = 900
     allowed_hosts: tuple[str, ...] = ()
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
+    plugins: PluginSettings = field(default_factory=PluginSettings)
+    plugins_wait_s: float = 20.0
 
     @property
     def layout(self) -> Layout:
@@ -128,7 +133,8 @@ class ServeSettings:
     worker_command: how the plane's own worker is started (argv), None for no worker; worker_environment: the variables
     it gets. idle_exit_s: an embedded plane ends after so long without live jobs and requests. keep_logs_ms: after a
     job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work is given to another; None: as
-    the policy says. restart: from the port that it got, the arguments that start it again as it was.
+    the policy says. plugins: of the control plane; its worker reads its own from ``worker_environment``. restart: from
+    the port that it got, the arguments that start it again as it was.
     """
 
     state_dir: Path
@@ -143,4 +149,5 @@ class ServeSettings:
     graceful_s: float = 5.0
     lease_ttl_ms: int | None = None
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
+    plugins: PluginSettings = field(default_factory=PluginSettings)
     restart: Callable[[int], Sequence[str]] = lambda _: ()

@@ -1,4 +1,5 @@
-"""Taking in jobs: check what was sent, that its source is here, and that it is not a repetition; then submit.
+"""Taking in jobs: check what was sent, that its source is here, that no plugin refuses it, and that it is not a
+repetition; then submit.
 
 The same key with the same body gives the same jobs, also for two requests at the same moment: a key is worked on by
 one request at a time, and its row is committed with the jobs.
@@ -16,6 +17,7 @@ from gpulayer.errors import BadRequest, IdempotencyMismatch, NotFound, TooLarge
 from gpulayer.ids import ID_LENGTH, Digest, JobId, RandomBytes, new_job_id
 from gpulayer.server.auth import Caller
 from gpulayer.server.driver import Make
+from gpulayer.server.job_checks import check_jobs
 from gpulayer.server.job_secrets import Withheld, open_secrets, seal_all, withhold
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import AuditEntry, IdempotencyRow, JobRow, SecretRow, Side, reads
@@ -23,9 +25,9 @@ from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.staging.limits import DEFAULT_LIMITS
 from gpulayer.staging.trees import TreeTotals, check_tree
 from gpulayer.wire.convert import SpecReader
-from gpulayer.wire.jobs import JobSubmission
+from gpulayer.wire.jobs import JobSubmission, ProblemRecord
 
-__all__ = ["Again", "await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
+__all__ = ["Again", "Submitted", "await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
 
 _SLICE: Final = 100
 _KEY_LIMIT: Final = 255
@@ -41,6 +43,15 @@ class Again:
     audit: Callable[[JobId], tuple[AuditEntry, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """rows: empty where the same key made these jobs before. warnings: of plugins, for whoever submits."""
+
+    ids: list[JobId]
+    rows: Sequence[JobRow] = ()
+    warnings: Sequence[ProblemRecord] = ()
+
+
 async def submit_jobs(
     plane: Plane,
     caller: Caller,
@@ -50,13 +61,13 @@ async def submit_jobs(
     key: str = "",
     body: bytes = b"",
     again: Again | None = None,
-) -> tuple[list[JobId], Sequence[JobRow]]:
-    """Submit all of these in one transaction. Returns their ids, and their rows if they are new.
+) -> Submitted:
+    """Submit all of these in one transaction.
 
     again: the job of which these are repetitions; its submission is as it was kept.
 
-    Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here,
-    IdempotencyMismatch for a key that came before with another body.
+    Raises BadRequest or NotSupported that names the field, NotFound for a source that is not all here, JobRefused where
+    a plugin does not want it, IdempotencyMismatch for a key that came before with another body.
     """
     if len(key) > _KEY_LIMIT:
         raise BadRequest(f"Idempotency-Key: {len(key)} characters; the limit is {_KEY_LIMIT}")
@@ -73,7 +84,7 @@ async def submit_jobs(
                     hint="use a new key for a new job",
                     details={"job_ids": list(known.job_ids[:20])},
                 )
-            return list(known.job_ids), ()
+            return Submitted(list(known.job_ids))
         return await _submit(
             plane, caller, submissions, withheld, client=client, again=again, idempotency=(key, digest)
         )
@@ -144,11 +155,14 @@ async def _submit(
     client: str,
     again: Again | None,
     idempotency: tuple[()] | tuple[str, str] = (),
-) -> tuple[list[JobId], Sequence[JobRow]]:
+) -> Submitted:
     specs = await specs_of(submissions, batch=len(submissions) > 1)
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         totals = await check_uploaded(plane, root, "source")
         plane.trees.keep(root, totals.digests)
+    warnings = await check_jobs(
+        await plane.loaded_plugins(), lambda: specs_of(withheld.submissions, batch=len(submissions) > 1)
+    )
     await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()
     owner = caller.owner if again is None else again.owner
@@ -174,7 +188,7 @@ async def _submit(
     told = () if again is None else tuple(entry for job_id in ids for entry in again.audit(job_id))
     side = Side(jobs=tuple(rows), idempotency=tuple(keys), secrets=sealed, audit=told)
     await plane.driver.submit(*makes, side=side)
-    return ids, rows
+    return Submitted(ids, rows, warnings)
 
 
 async def _secrets_again(

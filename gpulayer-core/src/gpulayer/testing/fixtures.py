@@ -4,7 +4,7 @@ A test pays only for those that it names. Each leaves nothing behind: no process
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpulayer.testing.fleet import Fleet
     from gpulayer.testing.plane import LivePlane
 
-__all__ = ["InstalledPlugins", "clock", "fleet", "installed_plugin", "plane"]
+__all__ = ["InstalledPlugins", "clock", "fleet", "installed_plugin", "plane", "plane_options", "plane_plugins"]
 
 
 @pytest.fixture
@@ -28,11 +28,30 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def plane(tmp_path: Path, clock: ManualClock) -> "Iterator[LivePlane]":
+def plane_plugins() -> Mapping[str, str]:
+    """Modules by the names of the plugins that ``plane`` loads; to be overridden, like ``plane_options``."""
+    return {}
+
+
+@pytest.fixture
+def plane_options() -> Mapping[str, Mapping[str, str]]:
+    """By plugin, then by option: ``{"mine": {"table": "…"}}``."""
+    return {}
+
+
+@pytest.fixture
+def plane(
+    tmp_path: Path,
+    clock: ManualClock,
+    plane_plugins: Mapping[str, str],
+    plane_options: Mapping[str, Mapping[str, str]],
+) -> "Iterator[LivePlane]":
     """A control plane of the test's own, with ``clock`` as its clock: no lease runs out however long the test takes."""
     from gpulayer.testing.plane import LivePlane  # noqa: PLC0415 - the server is much to import
 
-    live = LivePlane(tmp_path / "plane", clock=clock).start()
+    live = LivePlane(
+        tmp_path / "plane", clock=clock, plugin_modules=plane_plugins, plugin_options=plane_options
+    ).start()
     yield live
     live.stop()
 

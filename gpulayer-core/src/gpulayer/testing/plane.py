@@ -1,6 +1,7 @@
 """A real control plane on loopback, in a thread: the store, the app and the server that users run, and a client.
 
-Nothing is stubbed. Its folder is the test's, its clock may be too, and the plugins of this environment are not loaded.
+Nothing is stubbed. Its folder is the test's, its clock may be too. Of plugins it has core's own and those that it is
+given, none that happen to be installed.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -16,7 +17,12 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import uvicorn
 
-from gpulayer.clock import Clock, ManualClock
+from gpulayer import __version__
+from gpulayer.clock import Clock, ManualClock, SystemClock
+from gpulayer.plugins.contracts.context import Where
+from gpulayer.plugins.discovery import Found
+from gpulayer.plugins.host import Host, load_plugins
+from gpulayer.plugins.settings import PluginSettings
 from gpulayer.sdk import Client
 from gpulayer.sdk.settings import resolve_settings
 from gpulayer.server import PlaneSettings
@@ -38,14 +44,25 @@ class LivePlane:
     """One state folder, served. ``restart`` stops and starts it, as after an upgrade.
 
     url, token: of an administrator, for who talks to it otherwise than by ``client``. bare: speaks HTTP, without any
-    credentials. clock: None: the machine's.
-    settings: of ``PlaneSettings``.
+    credentials. clock: None: the machine's. plugin_modules: by the names of the plugins; they are loaded as
+    installed ones are. plugin_options: by plugin, then by option. settings: of ``PlaneSettings``.
     """
 
-    def __init__(self, state_dir: Path, *, clock: Clock | None = None, **settings: Any) -> None:  # Any: their fields
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        clock: Clock | None = None,
+        plugin_modules: Mapping[str, str] | None = None,
+        plugin_options: Mapping[str, Mapping[str, str]] | None = None,
+        **settings: Any,  # Any: their fields
+    ) -> None:
         self.settings = PlaneSettings(state_dir=state_dir, **settings)
         self.clock = clock
         self.wrap_store: Callable[[Store], Any] = lambda store: store  # Any: a test's own store
+        self.plugin_modules = dict(plugin_modules or {})
+        self.plugin_options = dict(plugin_options or {})
+        self.host: Callable[[], Host | None] = self._load_plugins
         self.limits = GateLimits()
         self.tls: ssl.SSLContext | None = None
         self.url = self.token = ""
@@ -134,6 +151,18 @@ class LivePlane:
         """See ``until`` of this module."""
         return until(check, timeout_s)
 
+    def _load_plugins(self) -> Host:
+        found = tuple(
+            Found(name, module, f"gpulayer-{name}", "0") for name, module in sorted(self.plugin_modules.items())
+        )
+        return load_plugins(
+            Where.PLANE,
+            PluginSettings(options=self.plugin_options),
+            clock=self.clock or SystemClock(),
+            version=__version__,
+            discover=lambda: found,
+        )
+
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
@@ -146,7 +175,7 @@ class LivePlane:
 
     async def _serve(self) -> None:
         settings = replace(self.settings, url=self.url)
-        self.plane = Plane(settings, clock=self.clock, wrap_store=self.wrap_store)
+        self.plane = Plane(settings, clock=self.clock, wrap_store=self.wrap_store, host=self.host())
         try:
             await self.plane.start()
             config = uvicorn.Config(

@@ -133,7 +133,9 @@ class Agent:
         self._network = NetworkWatch()
         self._clock = clock
         self._boot = boot
-        self._state = AgentState(once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes)
+        self._state = AgentState(
+            once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources
+        )
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -450,7 +452,7 @@ class Agent:
             await asyncio.sleep(_LOOK_EVERY_S)
             if await self._known.look_again():
                 facts = self._known.facts
-                self._feed(FactsChanged(facts.cpus, facts.memory_bytes))
+                self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
 
     async def _watch_network(self) -> None:
         while True:

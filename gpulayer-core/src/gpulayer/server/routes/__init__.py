@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, tokens, workers
+from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, plugins, tokens, workers
 from gpulayer.server.web import Route
 
 __all__ = ["ROUTES"]
@@ -13,6 +13,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *jobs.ROUTES,
     *logs.ROUTES,
     *workers.ROUTES,
+    *plugins.ROUTES,
     *credentials.ROUTES,
     *blobs.ROUTES,
 )

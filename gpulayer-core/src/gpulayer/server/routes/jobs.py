@@ -1,7 +1,6 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 from starlette.responses import Response
@@ -23,7 +22,7 @@ from gpulayer.server.records import (
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
 from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
-from gpulayer.server.submission import Again, await_local_worker, submit_jobs, tree_reader
+from gpulayer.server.submission import Again, Submitted, await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
@@ -58,20 +57,21 @@ async def submit(call: Call) -> Response:
     """201 for a new job, 200 for the one that the same key made before; durable in both cases."""
     raw = await call.content()
     (submission,) = await _parse(raw, in_list=False)
-    ids, rows = await submit_jobs(
+    done = await submit_jobs(
         call.plane, call.client, [submission], client=_client_of(call), key=_key_of(call), body=raw
     )
-    return await _submitted(call.plane, ids[0], rows)
+    return await _submitted(call.plane, done)
 
 
 async def submit_batch(call: Call) -> Response:
     """All or none, in one commit. 201 for new jobs, 200 for those that the same key made before."""
     raw = await call.content()
     submissions = await _parse(raw, in_list=True)
-    ids, rows = await submit_jobs(
-        call.plane, call.client, submissions, client=_client_of(call), key=_key_of(call), body=raw
-    )
-    return json_response({"ids": ids}, 201 if rows else 200)
+    done = await submit_jobs(call.plane, call.client, submissions, client=_client_of(call), key=_key_of(call), body=raw)
+    reply: BatchReply = {"ids": list(done.ids)}
+    if done.warnings:
+        reply["warnings"] = list(done.warnings)
+    return json_response(reply, 201 if done.rows else 200)
 
 
 async def list_jobs(call: Call) -> Response:
@@ -124,7 +124,7 @@ async def retry(call: Call) -> Response:
         raise Conflict(
             f"job {job_id} is {job.image.state}; only a job that has ended runs again", hint="cancel it first"
         )
-    ids, rows = await submit_jobs(
+    done = await submit_jobs(
         plane,
         call.client,
         [job.submission],
@@ -133,7 +133,7 @@ async def retry(call: Call) -> Response:
         body=f"retry {job_id}".encode(),
         again=Again(job_id, job.owner, lambda new: _told_if_anothers(call, job, "job.retry_other", into=new)),
     )
-    return await _submitted(plane, ids[0], rows)
+    return await _submitted(plane, done)
 
 
 async def events(call: Call) -> Response:
@@ -188,15 +188,21 @@ async def _record(plane: Plane, job: StoredJob) -> JobRecord:
     return job_record(job, reason=reasons.get(job.image.id), outputs=outputs, tails=await _tails(plane, job))
 
 
-async def _submitted(plane: Plane, job_id: JobId, rows: Sequence[JobRow]) -> Response:
-    """The record of a job that was just submitted: from memory while its first attempt lives, else as any other."""
-    if not rows:
-        return json_response(await read_record(plane, job_id), 200)
-    job = await plane.driver.read(lambda state: _fresh(state, rows[0]))
+async def _submitted(plane: Plane, done: Submitted) -> Response:
+    """The record of the one job that was just submitted."""
+    record = await _new_record(plane, done.rows[0]) if done.rows else await read_record(plane, done.ids[0])
+    if done.warnings:
+        record["warnings"] = list(done.warnings)
+    return json_response(record, 201 if done.rows else 200)
+
+
+async def _new_record(plane: Plane, row: JobRow) -> JobRecord:
+    """From memory while its first attempt lives, else as any other."""
+    job = await plane.driver.read(lambda state: _fresh(state, row))
     if job is None:
-        return json_response(await read_record(plane, job_id), 201)
+        return await read_record(plane, row.id)
     reasons = await _reasons(plane, [job])
-    return json_response(job_record(job, reason=reasons.get(job_id)), 201)
+    return job_record(job, reason=reasons.get(row.id))
 
 
 def _fresh(state: State, row: JobRow) -> StoredJob | None:

@@ -163,6 +163,9 @@ async def report(call: Call) -> Response:
             leaving=body.get("leaving", False),
         )
     )
+    told = body.get("plugins")
+    if told is not None and plane.auth.identity(worker_id) is not None:  # not removed meanwhile
+        plane.worker_plugins[worker_id] = told
     if plane.auth.is_local(worker_id):
         plane.local_worker_reported.set()
     return json_response({"seq": body["seq"], "void": _void(effects)})
@@ -292,6 +295,7 @@ async def remove(call: Call) -> Response:
         plane.auth.forget_worker(worker_id)
     plane.hub.wake([("commands", worker_id)])
     plane.mailboxes.forget(worker_id)
+    plane.worker_plugins.pop(worker_id, None)
     return json_response(record)
 
 
@@ -443,7 +447,7 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "launcher": spec.launcher,
         "environment": spec.environment,
         "inputs": dict(spec.inputs),
-        "resources": dict(spec.request.resources),
+        "resources": dict(order.resources),
     }
 
 

@@ -79,7 +79,7 @@ def attempt_to_text(image: AttemptImage) -> str:
                     node.phase,
                     _outcome_out(node.outcome),
                     node.outputs,
-                    *([[node.is_ahead, node.is_revoked]] if node.is_ahead or node.is_revoked else []),
+                    *_node_end(node),
                 ]
                 for node in image.nodes
             ],
@@ -106,10 +106,11 @@ def attempt_from_text(epoch: int, job_id: str, text: str) -> AttemptImage:
                 phase=NodePhase(phase),
                 outcome=_outcome_in(outcome),
                 outputs=None if outputs is None else Digest(outputs),
-                is_ahead=bool(ahead and ahead[0][0]),
-                is_revoked=bool(ahead and ahead[0][1]),
+                is_ahead=bool(end and end[0][0]),
+                is_revoked=bool(end and end[0][1]),
+                resources=tuple((name, count) for name, count in end[1]) if len(end) > 1 else (),
             )
-            for worker, name, devices, cpus, memory, phase, outcome, outputs, *ahead in fields["nodes"]
+            for worker, name, devices, cpus, memory, phase, outcome, outputs, *end in fields["nodes"]
         ),
         stop=None if fields["s"] is None else EndedBy(fields["s"]),
         is_unreachable=fields["u"],
@@ -223,6 +224,13 @@ def _schedule(spec: JobSpec) -> str:
             "w": spec.wait,
         }
     )
+
+
+def _node_end(node: NodeImage) -> list[object]:
+    """What most nodes do not have, and older rows lack."""
+    if node.resources:
+        return [[node.is_ahead, node.is_revoked], node.resources]
+    return [[node.is_ahead, node.is_revoked]] if node.is_ahead or node.is_revoked else []
 
 
 def _outcome_out(outcome: Outcome | None) -> list[object] | None:

@@ -10,7 +10,16 @@ import pytest
 from gpulayer.spec.capabilities import is_plain_name
 from gpulayer.testing.unchanged import unchanged_process
 
-__all__ = ["Ask", "Contract", "check_line", "check_plain_name", "check_variables", "within"]
+__all__ = [
+    "Ask",
+    "Contract",
+    "SharedContract",
+    "check_line",
+    "check_plain_name",
+    "check_variables",
+    "from_threads",
+    "within",
+]
 
 T = TypeVar("T")
 
@@ -31,9 +40,6 @@ class Contract:
     def test_it_answers_within_its_deadline(self, ask: Ask) -> None:
         within(self.deadline_s, ask)
 
-    def test_it_answers_from_several_threads_at_once(self, ask: Ask) -> None:
-        from_threads(self.deadline_s, ask)
-
     def test_it_prints_nothing(self, ask: Ask, capfd: pytest.CaptureFixture[str]) -> None:
         capfd.readouterr()
         within(self.deadline_s, ask)
@@ -45,6 +51,13 @@ class Contract:
         ask()  # what it imports or opens once is no matter
         with unchanged_process():
             ask()
+
+
+class SharedContract(Contract):
+    """Of what is asked from several threads."""
+
+    def test_it_answers_from_several_threads_at_once(self, ask: Ask) -> None:
+        from_threads(self.deadline_s, ask)
 
 
 def within(deadline_s: float, work: Callable[[], T]) -> T:

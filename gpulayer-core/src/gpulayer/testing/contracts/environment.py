@@ -15,13 +15,20 @@ from gpulayer.plugins.contracts.environment import (
     EnvironmentPlan,
     EnvironmentRequest,
 )
-from gpulayer.testing.contracts.contract import Ask, Contract, check_line, check_plain_name, check_variables, within
+from gpulayer.testing.contracts.contract import (
+    Ask,
+    SharedContract,
+    check_line,
+    check_plain_name,
+    check_variables,
+    within,
+)
 from gpulayer.testing.values import UNICODE, machine_facts
 
 __all__ = ["EnvironmentBuilderContract"]
 
 
-class EnvironmentBuilderContract(Contract):
+class EnvironmentBuilderContract(SharedContract):
     """``class TestMine(EnvironmentBuilderContract)`` with a fixture ``builder``, and ``fill_work_dir`` where it reads
     files of the job. What it builds, it builds for real."""
 

@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 
 import pytest
 
+from gpulayer import __version__
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.contracts.event import EVENT_DEADLINE_S, EventKind, JobSummary, PlaneEvent
 from gpulayer.testing.contracts.contract import Ask, Contract, within
@@ -39,7 +40,7 @@ class EventSinkContract(Contract):
 
     @pytest.fixture
     def context(self, options: Mapping[str, str]) -> Context:
-        return Context(Where.PLANE, "under-test", "0.1.0", MappingProxyType(dict(options)))
+        return Context(Where.PLANE, "under-test", __version__, MappingProxyType(dict(options)))
 
     @pytest.fixture
     def ask(self, plugin: ModuleType, context: Context) -> Ask:

@@ -10,12 +10,12 @@ import pytest
 
 from gpulayer.plugins.contracts.framework import CHECK_DEADLINE_S, CheckScript, FrameworkCheck
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator
-from gpulayer.testing.contracts.contract import Ask, Contract, check_plain_name
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_plain_name
 
 __all__ = ["FrameworkCheckContract"]
 
 
-class FrameworkCheckContract(Contract):
+class FrameworkCheckContract(SharedContract):
     """``class TestMine(FrameworkCheckContract)`` with a fixture ``check``.
 
     Its script runs in this Python, too, and must answer whether the framework is there or not.

@@ -6,17 +6,18 @@ from typing import ClassVar
 
 import pytest
 
+from gpulayer import __version__
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.contracts.problem import JOB_CHECK_DEADLINE_S, Problem, Severity
 from gpulayer.spec.job import JobSpec
-from gpulayer.testing.contracts.contract import Ask, Contract, check_line
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line
 from gpulayer.testing.contracts.plugin import hook_of
 from gpulayer.testing.values import odd_jobs
 
 __all__ = ["JobCheckContract"]
 
 
-class JobCheckContract(Contract):
+class JobCheckContract(SharedContract):
     """``class TestMine(JobCheckContract)`` with a fixture ``plugin``, the module that implements the hook, and
     ``options`` where it needs any."""
 
@@ -32,7 +33,7 @@ class JobCheckContract(Contract):
 
     @pytest.fixture
     def context(self, options: Mapping[str, str]) -> Context:
-        return Context(Where.PLANE, "under-test", "0.1.0", MappingProxyType(dict(options)))
+        return Context(Where.PLANE, "under-test", __version__, MappingProxyType(dict(options)))
 
     @pytest.fixture
     def job(self) -> JobSpec:

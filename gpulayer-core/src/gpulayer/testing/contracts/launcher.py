@@ -21,13 +21,20 @@ from gpulayer.plugins.contracts.launcher import (
     NotLaunched,
 )
 from gpulayer.spec.assignment import Assignment
-from gpulayer.testing.contracts.contract import Ask, Contract, check_line, check_plain_name, check_variables, within
+from gpulayer.testing.contracts.contract import (
+    Ask,
+    SharedContract,
+    check_line,
+    check_plain_name,
+    check_variables,
+    within,
+)
 from gpulayer.testing.values import UNICODE, an_assignment, cuda_devices, machine_facts, site_in
 
 __all__ = ["LauncherContract"]
 
 
-class LauncherContract(Contract):
+class LauncherContract(SharedContract):
     """``class TestMine(LauncherContract)`` with a fixture ``launcher``, and ``attempt`` where it wants jobs of some
     kind."""
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
 from gpulayer.spec.capabilities import is_plain_name
 from gpulayer.spec.request import DEVICE_KINDS
-from gpulayer.testing.contracts.contract import Ask, Contract, check_plain_name, within
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_plain_name, within
 from gpulayer.wire.convert import facts_to_wire
 from gpulayer.wire.workers import WorkerFactsFields
 from gpulayer.worker.facts import combine
@@ -19,7 +19,7 @@ from gpulayer.worker.facts import combine
 __all__ = ["ProbeContract"]
 
 
-class ProbeContract(Contract):
+class ProbeContract(SharedContract):
     """``class TestMine(ProbeContract)`` with a fixture ``probe``.
 
     ``environment``: of the worker that it is to find something on; override it where the probe reads variables.

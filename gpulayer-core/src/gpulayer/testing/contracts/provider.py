@@ -17,12 +17,12 @@ from gpulayer.plugins.contracts.provider import (
     WorkerStart,
 )
 from gpulayer.spec.request import Request
-from gpulayer.testing.contracts.contract import Ask, Contract, check_line, check_plain_name, from_threads, within
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line, check_plain_name, from_threads, within
 
 __all__ = ["ProviderContract"]
 
 
-class ProviderContract(Contract):
+class ProviderContract(SharedContract):
     """``class TestMine(ProviderContract)`` with a fixture ``provider``, and ``wanted`` where not any request has an
     offer. Every machine is ended again, if the provider lets it."""
 

@@ -16,7 +16,7 @@ from gpulayer.plugins.contracts.scorer import (
 )
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.request import Accelerator, Request
-from gpulayer.testing.contracts.contract import Ask, Contract, check_line, check_plain_name, within
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line, check_plain_name, within
 from gpulayer.testing.values import UNICODE, cuda_devices, machine_facts, odd_machines
 
 __all__ = ["ScorerContract"]
@@ -26,7 +26,7 @@ _HOUR_MS: Final = 3_600_000
 _MANY: Final = 1000
 
 
-class ScorerContract(Contract):
+class ScorerContract(SharedContract):
     """``class TestMine(ScorerContract)`` with a fixture ``scorer``, and ``machines`` of the kinds that it knows."""
 
     deadline_s: ClassVar[float] = SCORER_DEADLINE_S

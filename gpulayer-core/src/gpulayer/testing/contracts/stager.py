@@ -9,12 +9,12 @@ from typing import ClassVar
 import pytest
 
 from gpulayer.plugins.contracts.stager import StageFailed, Stager, StageSite
-from gpulayer.testing.contracts.contract import Ask, Contract, check_line, check_plain_name, within
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line, check_plain_name, within
 
 __all__ = ["StagerContract"]
 
 
-class StagerContract(Contract):
+class StagerContract(SharedContract):
     """``class TestMine(StagerContract)`` with the fixtures ``stager``, ``uri`` (of something small that is there) and
     ``missing_uri`` (of something that is not)."""
 

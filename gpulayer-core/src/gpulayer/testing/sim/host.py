@@ -80,7 +80,9 @@ class SimHost:
             self.clock.after(STUCK_MS, self.start)
             return
         self.boots += 1
-        self.agent = agent_protocol.AgentState(cpus=self.facts.cpus, memory_bytes=self.facts.memory_bytes)
+        self.agent = agent_protocol.AgentState(
+            cpus=self.facts.cpus, memory_bytes=self.facts.memory_bytes, resources=self.facts.resources
+        )
         self._cursor, self._is_polling = "", False
         self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
         nodes = []
@@ -388,6 +390,7 @@ class SimHost:
             devices=order.devices,
             cpus=order.cpus,
             memory_bytes=order.memory_bytes,
+            resources=order.resources,
             timeout_ms=entry.timeout_ms,
             grace_ms=entry.grace_ms,
             keep_for_ms=entry.keep_for_ms,

@@ -12,6 +12,7 @@ from gpulayer import engine
 from gpulayer.engine import ahead, attempts, workers
 from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
+from gpulayer.placement import capacity
 from gpulayer.protocol import agent, leases, messages
 
 __all__ = ["MUTANTS", "planted"]
@@ -84,6 +85,11 @@ def _no_room_asked(start_staged: Any) -> Any:
     return broken
 
 
+def _endless_resources(_: Any) -> Any:
+    """What was lent of a resource is there for the next one as well."""
+    return lambda free, taken: free
+
+
 def _gives_back_what_runs(give_back: Any) -> Any:
     """The agent gives back a program that has started."""
 
@@ -115,6 +121,7 @@ MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "endless_work": (leases, "kill_by_ms", _endless_work),
     "no_vanish_check": (workers, "_end_vanished", _no_vanish_check),
     "no_room_asked": (agent, "_start_staged", _no_room_asked),
+    "endless_resources": (capacity, "_less", _endless_resources),
     "gives_back_what_runs": (agent, "_give_back", _gives_back_what_runs),
     "ahead_uses_nothing": (ahead, "count", _ahead_uses_nothing),
 }

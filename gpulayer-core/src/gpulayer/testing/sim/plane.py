@@ -181,7 +181,7 @@ class SimPlane:
             event = waiting.make(at)
             result = engine.step(self.state, event)
             self.clock.say(f"engine: {event}")
-            engine.check(self.state)
+            engine.check(self.state, result.effects)
             done.append((waiting, result))
         records = [record for _, result in done for record in result.records]
         self._is_committing = True

@@ -1,6 +1,7 @@
 """One seeded run: a fleet, a workload, faults, then peace in which everything must finish."""
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import Final
 
 from gpulayer.engine.events import CancelRequested, WorkerJoined
@@ -61,13 +62,14 @@ class _World:
     acknowledged: dict[str, JobId] = field(default_factory=dict)
     sourced: set[JobId] = field(default_factory=set)
     started: dict[NodeKey, tuple[SimHost, int]] = field(default_factory=dict)  # where, and which of its disks
+    licences: Random | None = None  # of its own, and in few worlds: the stories of the other seeds stay as they are
 
 
 def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report:
     """Run one world. Deterministic in (seed, shape). A broken rule raises with the seed in its notes."""
     clock = Clockwork(seed, is_tracing=trace)
     network = Network(clock, mean_ms=clock.rng.choice([1.0, 5.0, 50.0]))
-    world = _World(clock, network, SimPlane(clock), shape or Shape())
+    world = _World(clock, network, SimPlane(clock), shape or Shape(), licences=_licences(seed))
     try:
         _play(world)
     except AssertionError as error:
@@ -91,6 +93,11 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
         ),
         trace=tuple(clock.trace),
     )
+
+
+def _licences(seed: int) -> Random | None:
+    numbers = Random(f"licences {seed}")  # noqa: S311 - reproducible, not secret
+    return numbers if numbers.random() < 0.2 else None
 
 
 def _play(world: _World) -> None:
@@ -123,6 +130,7 @@ def _add_host(world: _World, number: int) -> None:
         version="0.1.0",
         cpus=clock.rng.choice([1, 2, 4]),
         memory_bytes=8 * 10**9,
+        resources=(("licence", world.licences.choice([1, 2])),) if world.licences else (),
         devices=tuple(
             Device(f"GPU-{number}-{index}", index, Accelerator.CUDA, "NVIDIA A100", 40 * 10**9) for index in range(gpus)
         ),
@@ -162,7 +170,7 @@ def _submit(world: _World, number: int, *, is_tiny: bool = False) -> None:
     needs_device = rng.random() < (0.05 if is_tiny else 0.3) and any(host.facts.devices for host in world.hosts)
     spec = JobSpec(
         command=("program",),
-        request=Request(accelerators=(Accelerator.CUDA,), devices=1) if needs_device else Request(),
+        request=_request(world, needs_device=needs_device),
         priority=rng.choice([0, 0, 0, 5]),
         retries=rng.choice([0, 2, 2, 2, 5] if is_tiny else [0, 1, 2, 5]),
         retry_on=rng.choice([RetryOn.INFRASTRUCTURE, RetryOn.INFRASTRUCTURE, RetryOn.ANY]),
@@ -217,6 +225,15 @@ def _submit(world: _World, number: int, *, is_tiny: bool = False) -> None:
     attempt()
 
 
+def _request(world: _World, *, needs_device: bool) -> Request:
+    if needs_device:
+        return Request(accelerators=(Accelerator.CUDA,), devices=1)
+    if world.licences is None or world.licences.random() < 0.5:
+        return Request()
+    most = max(dict(host.facts.resources)["licence"] for host in world.hosts)
+    return Request(resources=(("licence", world.licences.randint(1, most)),))
+
+
 def _cancel(world: _World, job_id: JobId) -> None:
     world.clock.say(f"client cancels {job_id}")
     world.network.deliver("client", lambda: world.plane.handle(lambda at: CancelRequested(at, job_id), lambda _: None))
@@ -269,10 +286,15 @@ def _is_all_over(world: _World) -> bool:
 
 
 def _check_started(world: _World, host: SimHost, assignment: Assignment) -> None:
-    """One live process tree per device; an exclusive job on one worker at a time; no more than a machine has cores."""
+    """One live process tree per device; an exclusive job on one worker at a time; no more than a machine has cores, or
+    of what it counts by name."""
     alive = [process.assignment.cpus for process in host.processes.values() if process.is_alive]
     if sum(alive) > host.facts.cpus:
         raise Violation(f"{assignment.key} starts on {host.id}, where {alive} cores are in use of {host.facts.cpus}")
+    for name, count in host.facts.resources:
+        shares = [process.assignment.resources for process in host.processes.values() if process.is_alive]
+        if sum(dict(share).get(name, 0) for share in shares) > count:
+            raise Violation(f"{assignment.key} starts on {host.id}, where there is no {name} left: {shares}")
     world.started[assignment.key] = (host, host.disks)
     for other in world.hosts:
         for process in other.processes.values():

@@ -1,0 +1,220 @@
+"""The state that a whole process shares and a plugin must not change: seen, named and put back.
+
+``Ambient`` is all of it, for an import, which happens once; ``Place`` is what a call of a few microseconds can afford
+to look at. Both belong to the process, so this module reads and writes what others are given as parameters. Adding is
+fine (a variable in a module, an entry of ``sys.path``); what was there has to stay what it was.
+"""
+
+import asyncio
+import builtins
+import gc
+import locale
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Ambient", "Place"]
+
+# Others' modules that get monkey-patched whole; of ours, all that are loaded.
+_PATCHED: Final = ("asyncio", "json", "logging", "os", "select", "socket", "ssl", "subprocess", "threading", "time")
+_NAMES_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The variables, as the system has them, and the working directory; ``cwd`` empty where it is gone."""
+
+    environ: Mapping[Any, Any]  # Any: bytes or text, by system
+    cwd: str
+
+    @classmethod
+    def now(cls) -> "Place":
+        return cls(dict(_environ()), _cwd())
+
+    def put_back(self) -> tuple[str, ...]:
+        """Restores what is different now, and says what that was; names of variables, not their values."""
+        said = []
+        if self.environ != _environ():
+            was = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
+            now = os.environ.copy()
+            changed = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+            for name in changed:
+                if name in was:
+                    os.environ[name] = was[name]
+                else:
+                    os.environ.pop(name, None)
+            said.append(f"os.environ ({_list(changed)})")
+        if self.cwd != _cwd():
+            said.append("the working directory")
+            if self.cwd:
+                _quietly(os.chdir, self.cwd)
+        return tuple(said)
+
+
+class Ambient:
+    """A snapshot; some milliseconds. What other threads of the process change meanwhile is not told apart."""
+
+    def __init__(self) -> None:
+        self._builtins = dict(builtins.__dict__)
+        self._place = Place.now()
+        self._umask = _umask()
+        self._path = list(sys.path)
+        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._settings = {what: read() for what, (read, _) in _SETTINGS.items()}
+        root = logging.getLogger()
+        self._handlers = list(root.handlers)
+        self._names = {owner: dict(_kept(owner)) for owner in _owners()}
+
+    def put_back(self) -> tuple[str, ...]:
+        """Restores what is different now, and says what that was. Signals can be put back by the main thread alone."""
+        said = self._builtins_back()
+        said += self._names_back()
+        said += self._place.put_back()
+        if self._umask != _umask():
+            os.umask(self._umask)
+            said.append("the umask")
+        gone = [entry for entry in self._path if entry not in sys.path]
+        if gone:
+            sys.path[:] = self._path + [entry for entry in sys.path if entry not in self._path]
+            said.append(f"sys.path ({_list(gone)} removed)")
+        changed = [number for number, was in self._signals.items() if signal.getsignal(number) is not was]
+        if changed:
+            for number in changed:
+                was = self._signals[number]
+                if was is not None:
+                    _quietly(signal.signal, number, was)
+            said.append(f"signal handlers ({_list([signal.Signals(number).name for number in changed])})")
+        for what, (read, write) in _SETTINGS.items():
+            if self._settings[what] != read():
+                _quietly(write, self._settings[what])
+                said.append(what)
+        root = logging.getLogger()
+        if root.handlers != self._handlers:
+            root.handlers[:] = self._handlers
+            said.append("the handlers of the root logger")
+        return tuple(said)
+
+    def _builtins_back(self) -> list[str]:
+        # Whatever is called here may be what was patched, so nothing is.
+        patched = []
+        for name, was in self._builtins.items():
+            is_same = name in builtins.__dict__ and builtins.__dict__[name] is was
+            if not is_same and name != "_":  # the interactive prompt's
+                builtins.__dict__[name] = was
+                patched += [name]
+        return [f"builtins ({_list(patched)})"] if patched else []
+
+    def _names_back(self) -> list[str]:
+        said = []
+        for owner, names in self._names.items():
+            patched = sorted(name for name, was in names.items() if vars(owner).get(name) is not was)
+            for name in patched:
+                _quietly(setattr, owner, name, names[name])
+            if patched:
+                said.append(f"{_named(owner)} ({_list(patched)})")
+        return said
+
+
+def _environ() -> Mapping[Any, Any]:  # Any: see Place
+    # The private dictionary where there is one: a copy by the public way takes longer than many a call.
+    return getattr(os.environ, "_data", os.environ)
+
+
+def _umask() -> int:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        # No way to look without changing it for a moment: then files of other threads are rather too private.
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _write_disable(level: int) -> None:
+    logging.disable(level)
+
+
+def _write_level(level: int) -> None:
+    logging.getLogger().setLevel(level)
+
+
+def _attribute(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:  # Any: whatever it holds
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+# By what people are told: how to read it, and how to set it.
+_SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]] = {
+    "sys.stdin": _attribute(sys, "stdin"),
+    "sys.stdout": _attribute(sys, "stdout"),
+    "sys.stderr": _attribute(sys, "stderr"),
+    "sys.excepthook": _attribute(sys, "excepthook"),
+    "sys.unraisablehook": _attribute(sys, "unraisablehook"),
+    "threading.excepthook": _attribute(threading, "excepthook"),
+    "the locale": (
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda value: _quietly(locale.setlocale, locale.LC_ALL, value),
+    ),
+    "the default time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "the level of the root logger": (lambda: logging.getLogger().level, _write_level),
+    "logging.disable": (lambda: logging.root.manager.disable, _write_disable),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the garbage collector": (gc.isenabled, lambda is_on: gc.enable() if is_on else gc.disable()),
+    # Asking for the policy would make one, and is deprecated; the name is the same in all versions that have one.
+    "the event loop policy": (
+        lambda: getattr(asyncio.events, "_event_loop_policy", None),
+        lambda value: setattr(asyncio.events, "_event_loop_policy", value),
+    ),
+}
+
+
+def _owners() -> Iterator[Any]:  # Any: modules and classes, whose names are looked at
+    for name, module in list(sys.modules.items()):
+        if not hasattr(module, "__dict__"):
+            continue  # None, or whatever somebody has put there
+        if name in _PATCHED:
+            yield module
+        elif name.partition(".")[0] == "gpulayer":
+            yield module
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    yield value
+
+
+def _kept(owner: Any) -> Iterator[tuple[str, object]]:  # Any: see _owners
+    """What code is called by: functions, classes and methods. All else may change as its owner likes."""
+    for name, value in list(vars(owner).items()):
+        is_ours = getattr(owner, "__module__", owner.__name__).partition(".")[0] == "gpulayer"
+        if name.startswith("__") or (name.startswith("_") and not is_ours):
+            continue
+        if isinstance(value, type | staticmethod | classmethod | property) or callable(value):
+            yield name, value
+
+
+def _named(owner: Any) -> str:  # Any: see _owners
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
+
+
+def _list(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _quietly(act: Callable[..., object], *values: object) -> None:
+    try:
+        act(*values)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, locale.Error):
+        pass  # what can't be put back was named all the same

@@ -1,0 +1,68 @@
+"""Import one plugin's module, and say in a line why that failed; the same in the child that tries and for real."""
+
+import os
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final
+
+from gpulayer.plugins.discovery import Found
+from gpulayer.plugins.inspection import Inspected, inspect_plugin
+from gpulayer.plugins.record import PluginStatus
+
+__all__ = ["IMPORT_HINT", "import_plugin", "inspected_of", "why_not_imported"]
+
+IMPORT_HINT: Final = "a module of a plugin only defines things; what takes time or may fail belongs into its methods"
+
+_SHOWN: Final = 300
+
+
+def import_plugin(module: str) -> tuple[object, Inspected]:
+    """The module and what it is. Raises whatever it raises."""
+    plugin = import_module(module)
+    return plugin, inspect_plugin(plugin)
+
+
+def why_not_imported(found: Found, error: BaseException) -> Inspected:
+    """To be called where the import was: what an exception says of itself is the plugin's code."""
+    hint = f"{found.distribution} {found.version} may be broken: reinstall it, or look for another version"
+    try:
+        where = _where(error)
+        kind = type(error).__name__
+        if isinstance(error, SystemExit):
+            return _broken(f"its import tried to end the process (exit {error.code!r}{where})"[:_SHOWN], IMPORT_HINT)
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            if found.module == error.name or found.module.startswith(f"{error.name}."):
+                return _broken(f"its entry point names the module {found.module}, which is not there", hint)
+            hint = f"{found.distribution} needs {error.name}, which is not installed in this Python"
+        return _broken(f"{kind}: {' '.join(str(error).split())[:_SHOWN]}{where}", hint)
+    except BaseException:
+        return _broken("its import raised an exception that fails to say what it is", hint)
+
+
+def inspected_of(fields: Mapping[str, object]) -> Inspected:
+    """What a child has said of itself in JSON. Raises KeyError, TypeError and ValueError."""
+    hooks = fields["hooks"]
+    if not isinstance(hooks, list):
+        raise TypeError("hooks")
+    return Inspected(
+        api=str(fields["api"]),
+        hooks=tuple(str(hook) for hook in hooks),
+        status=PluginStatus(str(fields["status"])),
+        error=str(fields["error"]),
+        hint=str(fields["hint"]),
+    )
+
+
+def _broken(error: str, hint: str) -> Inspected:
+    return Inspected(status=PluginStatus.BROKEN, error=error, hint=hint)
+
+
+def _where(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return ""  # it says so itself
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1:]
+    if not last or last[0].filename in (__file__,):
+        return ""
+    return f" ({os.path.basename(last[0].filename)}, line {last[0].lineno})"

@@ -1,0 +1,399 @@
+"""How the plugins of a process come to be loaded, and what becomes of each: the work of ``host.load_plugins``.
+
+Core's own come first and are never tried or refused. Of the others, everything that can be known without running their
+code is decided first (names, duplicates, who is allowed); then a child tries the imports; then this process imports
+what is left, behind the guard, and asks the hooks that belong here.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NoReturn
+
+import pluggy
+
+from gpulayer.clock import Clock
+from gpulayer.errors import PluginFault
+from gpulayer.plugins import hooks
+from gpulayer.plugins.ambient import Ambient
+from gpulayer.plugins.builtin import BUILTINS
+from gpulayer.plugins.contracts.context import Context, Where
+from gpulayer.plugins.discovery import Found
+from gpulayer.plugins.guard import Guard
+from gpulayer.plugins.hiding import SecretsHider, hide_logged
+from gpulayer.plugins.importing import import_plugin, why_not_imported
+from gpulayer.plugins.inspection import Inspected, inspect_plugin
+from gpulayer.plugins.marks import STRIKES, Marks
+from gpulayer.plugins.preflight import try_imports
+from gpulayer.plugins.record import PluginRecord, PluginStatus
+from gpulayer.plugins.registering import KINDS, Implementation, Kind, Offered, bound, registry_of, things_of
+from gpulayer.plugins.registry import Registry
+from gpulayer.plugins.settings import PLUGINS_VARIABLE, PluginSettings
+
+__all__ = ["Loader"]
+
+_log: Final = logging.getLogger(__name__)
+
+_CORE: Final = "gpulayer-core"
+_OWN_PRIORITY: Final = 0
+_LOOKED_FOR_MS: Final = 10_000
+_IMPORT: Final = "import"
+_JOB_CHECK: Final = "gpulayer_check_job"
+_EVENT_SINK: Final = "gpulayer_on_event"
+
+
+@dataclass(slots=True)
+class _Plugin:
+    """One that was found. found: None for core's own."""
+
+    record: PluginRecord
+    found: Found | None = None
+    priority: int = _OWN_PRIORITY
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def is_ok(self) -> bool:
+        return self.record.status is PluginStatus.OK
+
+
+class Loader:
+    """``load`` once; then ``records`` at any time, from any thread."""
+
+    def __init__(
+        self,
+        where: Where,
+        settings: PluginSettings,
+        *,
+        clock: Clock,
+        version: str,
+        python: str,
+        marks: Path | None,
+        discover: Callable[[], tuple[Found, ...]],
+        import_deadline_s: float,
+        register_deadline_s: float,
+    ) -> None:
+        self._where = where
+        self._settings = settings
+        self._clock = clock
+        self._version = version
+        self._python = python
+        self._discover = discover
+        self._import_deadline_s = import_deadline_s
+        self._register_deadline_s = register_deadline_s
+        found = discover()
+        names = {one.name for one in found} | set(BUILTINS)
+        self._options = {name: settings.options_of(name, names) for name in sorted(names)}
+        hider = SecretsHider(self._options)
+        self._marks = _marks(marks, found, clock)
+        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks)
+        has_secrets = any(self._options.values())
+        self._undo = hide_logged(hider) if has_secrets else lambda: None
+        self._manager = pluggy.PluginManager(hooks.PROJECT)
+        self._manager.add_hookspecs(hooks)
+        self._plugins = [_Plugin(_of(one), one) for one in found]
+        self._lock = threading.Lock()
+        self._looked_ms: int | None = None
+        self._gone: dict[str, tuple[str, str]] = {}
+
+    def load(self) -> Registry:
+        """Raises PluginFault, and what plugins raise, with ``strict`` alone."""
+        builtins = [self._load_own(name, module) for name, module in BUILTINS.items()]
+        self._note_marks()
+        self._refuse_names()
+        self._refuse_unwanted()
+        self._try()
+        for plugin in self._plugins:
+            if plugin.is_ok:
+                self._import(plugin)
+        self._plugins = builtins + self._plugins
+        return self._register()
+
+    def records(self) -> tuple[PluginRecord, ...]:
+        """Of all; by name, core's own first."""
+        gone = self._vanished()
+        return tuple(self._record(plugin, gone) for plugin in self._plugins)
+
+    def close(self) -> None:
+        """May be repeated."""
+        self.guard.close()
+        self._undo()
+
+    # What is decided without running anything of theirs.
+
+    def _load_own(self, name: str, module: str) -> _Plugin:
+        plugin = import_module(module)
+        self._manager.register(plugin, name)
+        inspected = inspect_plugin(plugin)
+        record = PluginRecord(name, _CORE, self._version, inspected.api, is_builtin=True, hooks=inspected.hooks)
+        return _Plugin(record)
+
+    def _note_marks(self) -> None:
+        for mark in self._marks.left if self._marks is not None else ():
+            if any(plugin.name == mark.plugin for plugin in self._plugins):
+                self.guard.note(mark.plugin, mark.hook, f"the process before this one ended during {mark.hook}")
+
+    def _refuse_names(self) -> None:
+        for plugin in self._plugins:
+            found = plugin.found
+            assert found is not None, "only core's own have none"
+            if found.error:
+                self._refuse(plugin, PluginStatus.BROKEN, found.error, found.hint)
+                continue
+            others = [_whose(one.record) for one in self._plugins if one is not plugin and one.name == plugin.name]
+            if plugin.name in BUILTINS:
+                self._refuse(
+                    plugin,
+                    PluginStatus.DUPLICATE,
+                    f"{plugin.name} is the name of a plugin of gpulayer itself",
+                    f"uninstall {found.distribution}, or ask its author to choose another name",
+                )
+            elif others:
+                self._refuse(
+                    plugin,
+                    PluginStatus.DUPLICATE,
+                    f"{' and '.join(sorted([_whose(plugin.record), *others]))} both have a plugin {plugin.name}",
+                    "uninstall one of them; until then neither is loaded",
+                )
+
+    def _refuse_unwanted(self) -> None:
+        allowed = self._settings.allowed
+        for plugin in self._plugins:
+            is_named = allowed is not None and plugin.name in allowed
+            if not plugin.is_ok:
+                continue
+            if allowed is not None and not is_named:
+                plugin.record = replace(
+                    plugin.record,
+                    status=PluginStatus.DISABLED,
+                    error=f"{PLUGINS_VARIABLE} does not name it",
+                    hint=f"add it to {PLUGINS_VARIABLE}, or unset that",
+                )
+                continue
+            mark = self._marks.gave_up(plugin.name, is_named=is_named) if self._marks is not None else None
+            if mark is not None:
+                self._refuse(
+                    plugin,
+                    PluginStatus.BROKEN,
+                    f"the process ended during {mark.hook} of it, {STRIKES} times in a row",
+                    f"another version of {plugin.record.distribution} is tried at once, this one after a day; "
+                    f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
+                )
+        names = {plugin.name for plugin in self._plugins} | set(BUILTINS)
+        for name in sorted((allowed or frozenset()) - names):
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "it is not installed in this Python"
+            unknown = _Plugin(PluginRecord(name))
+            self._plugins.append(unknown)
+            self._refuse(
+                unknown, PluginStatus.BROKEN, f"{PLUGINS_VARIABLE} names it, and there is no such plugin", hint
+            )
+        self._plugins.sort(key=lambda plugin: (plugin.name, plugin.record.distribution))
+
+    # From here on their code runs.
+
+    def _try(self) -> None:
+        if self._settings.strict:
+            return
+        wanted = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
+        founds = [plugin.found for plugin in wanted.values() if plugin.found is not None]
+        for name, tried in try_imports(founds, python=self._python, deadline_s=self._import_deadline_s).items():
+            self._keep(wanted[name], tried.inspected)
+            for fault in tried.faults:
+                self.guard.note(name, _IMPORT, fault)
+
+    def _import(self, plugin: _Plugin) -> None:
+        found = plugin.found
+        assert found is not None, "only core's own have none"
+        before = Ambient()
+        try:
+            module, inspected = self.guard.call(
+                plugin.name, _IMPORT, lambda: self._module(found), deadline_s=self._import_deadline_s
+            )
+        except PluginFault as fault:
+            if self._settings.strict:
+                raise
+            self._refuse(plugin, PluginStatus.BROKEN, fault.message, "gpulayer plugins has its faults")
+            return
+        finally:
+            changed = before.put_back()
+        for what in changed:
+            self.guard.note(
+                plugin.name, _IMPORT, f"its import changed {what}, which all of the process share; that was put back"
+            )
+        self._keep(plugin, inspected)
+        if module is not None and inspected.status is PluginStatus.OK:
+            plugin.priority = inspected.priority
+
+    def _module(self, found: Found) -> tuple[ModuleType | None, Inspected]:
+        """Behind the guard."""
+        try:
+            module, inspected = import_plugin(found.module)
+        except BaseException as error:
+            if self._settings.strict:
+                raise
+            return None, why_not_imported(found, error)
+        if not isinstance(module, ModuleType) or inspected.status is not PluginStatus.OK:
+            return None, inspected
+        other = self._manager.get_name(module)
+        if other is not None:
+            error_text = f"its module {found.module} is that of the plugin {other} already"
+            hint = f"one of the two entry points of {found.distribution} is too many"
+            return None, replace(inspected, status=PluginStatus.BROKEN, error=error_text, hint=hint)
+        self._manager.register(module, found.name)
+        return module, inspected
+
+    def _register(self) -> Registry:
+        by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
+        offered: list[Offered] = []
+        for kind in KINDS:
+            if self._where in (*kind.wheres, Where.CHECK):
+                for one in self._implementations(kind.hook, by_name):
+                    offered += self._ask(kind, one, by_name[one.plugin])
+        is_plane = self._where in (Where.PLANE, Where.CHECK)
+        job_checks = self._implementations(_JOB_CHECK, by_name) if is_plane else []
+        event_sinks = self._implementations(_EVENT_SINK, by_name) if is_plane else []
+        registry, refused = registry_of(offered, job_checks, event_sinks, builtins=frozenset(BUILTINS))
+        for name, reasons in refused.items():
+            hint = "uninstall one of the two, or leave it out of GPULAYER_PLUGINS; what has one name must be one thing"
+            self._refuse(by_name[name], PluginStatus.DUPLICATE, "; ".join(reasons), hint)
+        self._say_what_they_provide(registry)
+        return registry
+
+    def _implementations(self, hook: str, by_name: dict[str, _Plugin]) -> list[Implementation]:
+        found = []
+        for one in getattr(self._manager.hook, hook).get_hookimpls():
+            plugin = by_name.get(one.plugin_name)
+            if plugin is not None:
+                context = Context(self._where, plugin.name, self._version, self._options[plugin.name])
+                found.append(Implementation(plugin.name, plugin.priority, one.function, context))
+        return sorted(found, key=lambda one: (one.priority, one.plugin))
+
+    def _ask(self, kind: Kind, one: Implementation, plugin: _Plugin) -> list[Offered]:
+        ask = bound(one)
+        try:
+            things = self.guard.call(
+                one.plugin,
+                kind.hook,
+                lambda: things_of(kind, ask()),
+                deadline_s=self._register_deadline_s,
+            )
+        except PluginFault as fault:
+            if self._settings.strict:
+                raise
+            self._refuse(plugin, PluginStatus.BROKEN, fault.message, "tell the plugin's author; see its faults")
+            return []
+        return [Offered(kind, one.plugin, one.priority, things)]
+
+    def _say_what_they_provide(self, registry: Registry) -> None:
+        given: dict[str, list[str]] = {}
+        for kind, things in (
+            (KINDS[0], registry.probes),
+            (KINDS[1], registry.framework_checks),
+            (KINDS[2], registry.environments.values()),
+            (KINDS[3], registry.launchers.values()),
+            (KINDS[4], registry.stagers.values()),
+            (KINDS[5], registry.scorers),
+            (KINDS[6], registry.providers.values()),
+        ):
+            for thing in things:
+                given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
+        for check in registry.job_checks:
+            given.setdefault(check.plugin, []).append("job check")
+        for sink in registry.event_sinks:
+            given.setdefault(sink.plugin, []).append("event sink")
+        for plugin in self._plugins:
+            if plugin.name in given and plugin.record.status is not PluginStatus.DISABLED:
+                plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
+
+    # What is told of them.
+
+    def _keep(self, plugin: _Plugin, inspected: Inspected) -> None:
+        plugin.record = replace(plugin.record, api=self._line(plugin, inspected.api), hooks=inspected.hooks)
+        if inspected.status is not PluginStatus.OK:
+            self._refuse(plugin, inspected.status, inspected.error, inspected.hint)
+
+    def _refuse(self, plugin: _Plugin, status: PluginStatus, error: str, hint: str) -> None:
+        # The first reason is the one to act on.
+        if plugin.is_ok:
+            error, hint = self._line(plugin, error), self._line(plugin, hint)
+            plugin.record = replace(plugin.record, status=status, error=error, hint=hint)
+            _log.warning("plugin %s: %s", plugin.name, error)
+        if self._settings.strict:
+            self._raise(plugin)
+
+    def _raise(self, plugin: _Plugin) -> NoReturn:
+        record = plugin.record
+        raise PluginFault(f"plugin {record.name}: {record.error}", hint=record.hint, details={"plugin": record.name})
+
+    def _line(self, plugin: _Plugin, text: str) -> str:
+        return self.guard.line(plugin.name, text)
+
+    def _record(self, plugin: _Plugin, gone: dict[str, tuple[str, str]]) -> PluginRecord:
+        record = plugin.record
+        faults, last = self.guard.faults_of(plugin.name)
+        record = replace(record, faults=faults, last_faults=last)
+        if record.status is not PluginStatus.OK:
+            return record
+        if self.guard.is_resting(plugin.name):
+            record = replace(
+                record,
+                status=PluginStatus.SUSPENDED,
+                error=last[-1].message if last else "",
+                hint="it failed several times in a row, and is tried again by itself",
+            )
+        elif plugin.name in gone:
+            error, hint = gone[plugin.name]
+            record = replace(record, error=error, hint=hint)
+        return record
+
+    def _vanished(self) -> dict[str, tuple[str, str]]:
+        """Loaded, and not installed any more as they were: by name, what to say of it. Looks every few seconds."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            if self._looked_ms is not None and now_ms - self._looked_ms < _LOOKED_FOR_MS:
+                return self._gone
+            self._looked_ms = now_ms
+            installed = {(one.name, one.distribution): one.version for one in self._discover()}
+            self._gone = {}
+            for plugin in self._plugins:
+                record = plugin.record
+                if plugin.found is None or not plugin.is_ok:
+                    continue
+                version = installed.get((record.name, record.distribution))
+                if version is None:
+                    self._gone[record.name] = (
+                        f"{_whose(record)} is not installed any more",
+                        "it works on as it was loaded until this process starts again",
+                    )
+                elif version != record.version:
+                    self._gone[record.name] = (
+                        f"{record.distribution} {version} is installed now, and {record.version} runs",
+                        "start this process again to use it",
+                    )
+            return self._gone
+
+
+def _of(found: Found) -> PluginRecord:
+    return PluginRecord(found.name, found.distribution, found.version)
+
+
+def _whose(record: PluginRecord) -> str:
+    return f"{record.distribution} {record.version}"
+
+
+def _marks(path: Path | None, found: Sequence[Found], clock: Clock) -> Marks | None:
+    if path is None or not found:
+        return None
+    try:
+        return Marks(path, {one.name: one.version for one in found}, wall_ms=clock.wall_ms())
+    except OSError as error:
+        _log.warning("%s can't be had: which plugin ends the process will not be known: %s", path, error.strerror)
+        return None
