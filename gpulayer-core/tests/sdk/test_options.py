@@ -27,6 +27,7 @@ def planned(command=("true",), base_env=None, **options):
         ({"frameworks": ["torch>=2.4"]}, {"frameworks": ["torch>=2.4"]}),
         ({"frameworks": "torch"}, {"frameworks": ["torch"]}),
         ({"labels": {"a": "b"}, "zone": "z"}, {"labels": {"a": "b"}, "zone": "z"}),
+        ({"resources": {"licence": 2}}, {"resources": {"licence": 2}}),
     ],
 )
 def test_what_it_needs_becomes_request_fields(options, fields):
@@ -46,10 +47,23 @@ def test_what_it_needs_becomes_request_fields(options, fields):
         ({"wait": False}, "wait", False),
         ({"env": {"A": "1"}}, "env", {"A": "1"}),
         ({"outputs": ["*.png"]}, "outputs", ["*.png"]),
+        ({"launcher": "torch"}, "launcher", "torch"),
+        ({"environment": "uv"}, "environment", "uv"),
+        ({"inputs": {"data": "s3://b/x"}}, "inputs", {"data": "s3://b/x"}),
     ],
 )
 def test_how_it_runs_becomes_submission_fields(options, field, value):
     assert planned(**options)[field] == value
+
+
+def test_what_runs_a_job_is_a_capability_where_nothing_is_submitted():
+    assert plan_request({"launcher": "torch", "environment": "uv"}) == {
+        "capabilities": ["launcher:torch", "environment:uv"]
+    }
+    assert plan_request({"launcher": "process", "environment": "system"}) == {}
+    assert "request" not in planned(launcher="torch")
+    with pytest.raises(UsageError, match="launcher"):
+        plan_request({"launcher": "My Launcher"})
 
 
 def test_defaults_are_left_out_so_that_they_are_the_control_planes():
@@ -82,6 +96,11 @@ def test_a_keyword_of_a_later_version_is_refused_by_name(name):
         {"timeout": 0},
         {"timeout": "soon"},
         {"retries": -1},
+        {"resources": {"licence": 0}},
+        {"resources": {"a licence": 1}},
+        {"resources": ["licence"]},
+        {"inputs": {"data": "./here"}},
+        {"inputs": {"da-ta": "file:///x"}},
         {"idempotency_key": "a\nb"},
         {"idempotency_key": "\N{SNOWMAN}"},
         {"idempotency_key": " padded "},

@@ -312,3 +312,49 @@ def test_a_token_of_odd_bytes_gets_an_answer_and_not_a_crash(plane) -> None:
     answer = plane.bare.get(plane.url + "/v1/jobs", headers={b"Authorization": b"Bearer glc_\xff\xfe"})
     assert answer.status_code == 401
     plane.check_envelope(answer)
+
+
+def test_two_jobs_share_one_licence_and_everybody_is_told_who_has_it(plane) -> None:
+    worker = plane.worker(resources={"licence": 1}, capabilities=["launcher:torch", "stager:file"], cpus=8)
+    worker.report()
+    wants = {"cpus": 1, "resources": {"licence": 1}}
+    inputs = {"data": "file:///mnt/data"}
+    first = plane.submit("true", request=wants, launcher="torch", inputs=inputs)
+    second = plane.submit("true", request=wants)
+    (command,) = worker.commands(hold_s=5)
+    assert (command["job_id"], command["resources"]) == (first["id"], {"licence": 1})
+    assert (command["launcher"], command["environment"], command["inputs"]) == ("torch", "", inputs)
+    worker.holding = [command["epoch"]]
+    worker.report(worker.running(command["epoch"]))
+    record = plane.http.get("/v1/workers/box").json()
+    assert (record["resources"], record["resources_free"]) == ({"licence": 1}, {"licence": 0})
+    assert record["capabilities"] == ["launcher:torch", "stager:file"]
+    (verdict,) = plane.http.post("/v1/explain", json={"request": wants}).json()["verdicts"]
+    assert (verdict["verdict"], verdict["busy_with"]) == ("busy", [first["id"]])
+    assert verdict["reasons"][0]["code"] == "resource_busy"
+    waits = plane.job(second["id"])
+    assert (waits["state"], waits["reason"]["code"]) == ("queued", "resource_busy")
+    assert waits["request"]["resources"] == {"licence": 1}
+    plane.restart()
+    worker.open_session()
+    worker.report(recovered=[command["epoch"]])
+    assert plane.http.get("/v1/workers/box").json()["resources_free"] == {"licence": 0}
+    assert plane.job(second["id"])["state"] == "queued"
+    worker.holding = []
+    worker.report(worker.ended(command["epoch"]))
+    assert plane.job(first["id"])["options"] == {"launcher": "torch", "inputs": inputs}
+    assert plane.job(second["id"])["state"] == "staging"
+
+
+def test_what_no_worker_has_is_a_reason_and_the_change_that_helps_is_named(plane) -> None:
+    plane.worker(resources={"licence": 1}, capabilities=["stager:file"]).report()
+    more = plane.submit("true", request={"resources": {"licence": 2}})
+    assert more["state"] == "rejected"
+    (verdict,) = more["verdicts"]
+    reason = {"code": "resource", "message": "has 1 × licence", "wanted": "licence=2", "has": "licence=1"}
+    assert (verdict["reasons"], verdict["fits_with"]) == ([reason], {"resource": "licence=1"})
+    (verdict,) = plane.submit("true", inputs={"data": "s3://bucket/data"})["verdicts"]
+    assert (verdict["reasons"][0]["code"], verdict["fits_with"]) == ("capability", {})
+    assert verdict["reasons"][0]["message"] == "can't fetch s3: URIs"
+    (verdict,) = plane.submit("true", environment="uv")["verdicts"]
+    assert verdict["reasons"][0]["message"] == "has no environment uv"

@@ -27,6 +27,9 @@ def explain(
     zone: needs.ZoneFlag = "",
     region: needs.RegionFlag = "",
     network_group: needs.GroupFlag = "",
+    resource: needs.ResourceFlag = None,
+    launcher: needs.LauncherFlag = "",
+    environment: needs.EnvironmentFlag = "",
     json: JsonFlag = False,
 ) -> int:
     """Say which worker would get a request now, and what would make the others fit. Exits with 3 where none can."""
@@ -45,6 +48,9 @@ def explain(
         zone=zone,
         region=region,
         network_group=network_group,
+        resource=resource,
+        launcher=launcher,
+        environment=environment,
     )
     with open_client(target) as client:
         reply = client.explain(**options)

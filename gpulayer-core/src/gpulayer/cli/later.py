@@ -8,10 +8,10 @@ from gpulayer.errors import NotSupported
 __all__ = ["LATER_COMMANDS", "LATER_FLAGS", "later_command", "later_flag"]
 
 _NEEDS: Final = (
-    "--nodes --min-nodes --ranks-per-node --launcher --device-share --preemptible --volume --provider --max-cost"
+    "--nodes --min-nodes --ranks-per-node --device-share --preemptible --volume --provider --max-cost"
     " --spot --on-demand"
 )
-_BRINGS: Final = "--input --sync-outputs --requirements --environment --image --python"
+_BRINGS: Final = "--sync-outputs --requirements --image --python"
 _RUNS: Final = "--after --array --service --replicas --port-name --health"
 
 LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {

@@ -16,13 +16,17 @@ __all__ = [
     "DeviceModelFlag",
     "DevicesFlag",
     "DiskFlag",
+    "EnvironmentFlag",
     "FrameworkFlag",
     "GroupFlag",
     "LabelFlag",
+    "LauncherFlag",
     "MemoryFlag",
     "RegionFlag",
+    "ResourceFlag",
     "WorkerFlag",
     "ZoneFlag",
+    "counts",
     "pairs",
     "request_options",
 ]
@@ -44,6 +48,11 @@ FrameworkFlag = Annotated[
 CpusFlag = Annotated[int | None, typer.Option("--cpus", metavar="N", help="Cores (default 1).")]
 MemoryFlag = Annotated[str, typer.Option("--memory", metavar="SIZE", help="16GB")]
 DiskFlag = Annotated[str, typer.Option("--disk", metavar="SIZE", help="50GB")]
+ResourceFlag = Annotated[
+    list[str] | None, typer.Option("--resource", metavar="NAME[=N]", help="What workers count by name: licence=1.")
+]
+LauncherFlag = Annotated[str, typer.Option("--launcher", metavar="NAME", help="A plugin's, to start it with.")]
+EnvironmentFlag = Annotated[str, typer.Option("--environment", metavar="NAME", help="A plugin's, to run in.")]
 LabelFlag = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A worker's label.")]
 WorkerFlag = Annotated[str, typer.Option("--worker", metavar="NAME", help="This worker only.")]
 ZoneFlag = Annotated[str, typer.Option("--zone", metavar="Z", help="Where the worker is.")]
@@ -67,6 +76,9 @@ def request_options(
     zone: str,
     region: str,
     network_group: str,
+    resource: Sequence[str] | None,
+    launcher: str,
+    environment: str,
 ) -> RequestOptions:
     """Only what was given, so that the defaults stay in one place."""
     options: RequestOptions = {}
@@ -98,7 +110,27 @@ def request_options(
         options["region"] = region
     if network_group:
         options["network_group"] = network_group
+    if resource:
+        options["resources"] = counts(resource, "--resource")
+    if launcher:
+        options["launcher"] = launcher
+    if environment:
+        options["environment"] = environment
     return options
+
+
+def counts(texts: Sequence[str], flag: str) -> dict[str, int]:
+    """``licence``, ``licence=2``, or several by comma. Raises UsageError."""
+    found: dict[str, int] = {}
+    for text in ",".join(texts).split(","):
+        name, separator, number = text.strip().partition("=")
+        is_number = number.isascii() and number.isdigit() and len(number) < 10
+        if not name or (separator and not is_number):
+            raise UsageError(f"{flag} {text}: not of the form NAME or NAME=N", hint=f"write {flag} licence=1")
+        if name in found:
+            raise UsageError(f"{flag} {text}: {name} is given twice", hint=f"write {flag} {name}=N once")
+        found[name] = int(number) if separator else 1
+    return found
 
 
 def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ __all__ = [
     "ending_line",
     "job_fields",
     "notes_on",
+    "resources_text",
     "when",
     "worker_fields",
     "workers_of",
@@ -135,7 +136,9 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
         ("cpus", f"{record['cpus_free']} of {record['cpus']} free"),
         ("memory", format_bytes(record["memory_bytes"])),
+        ("resources", resources_text(record)),
         ("disk", format_bytes(record["disk_bytes"]) if record["disk_bytes"] is not None else ""),
+        ("can also", ", ".join(name.replace(":", " ", 1) for name in record.get("capabilities", ()))),
         ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("devices", "\n".join(_device(device) for device in record["devices"]) or "none"),
         (
@@ -160,6 +163,12 @@ def devices_text(record: "WorkerRecord") -> str:
         )
         groups[text] = groups.get(text, 0) + 1
     return ", ".join(f"{count} × {text}" for text, count in groups.items())
+
+
+def resources_text(record: "WorkerRecord") -> str:
+    """``licence 1 of 2 free``: what it counts by name. Empty where that is nothing."""
+    there, free = record.get("resources", {}), record.get("resources_free", {})
+    return ", ".join(f"{name} {free.get(name, 0)} of {count} free" for name, count in there.items())
 
 
 def workers_of(record: "JobRecord") -> str:

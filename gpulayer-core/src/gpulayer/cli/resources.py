@@ -6,6 +6,7 @@ import typer
 
 from gpulayer.cli.console import print_json, print_table
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.records import resources_text
 from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def _show(target: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"workers": workers})
         return
+    is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
     rows: list[list[str]] = []
     for worker in workers:
         cpus = f"{worker['cpus_free']} of {worker['cpus']}"
@@ -52,13 +54,15 @@ def _show(target: str, *, as_json: bool) -> None:
                     worker["state"] if is_first else "",
                     cpus if is_first else "",
                     format_bytes(worker["memory_bytes"]) if is_first else "",
+                    *([resources_text(worker) if is_first else ""] if is_counted else []),
                     f"{device['kind']} {device['model']}".strip() if device else "no device",
                     _memory(device["memory_free_bytes"], device["memory_bytes"]) if device else "",
                     device["state"] if device else "",
                     frameworks if is_first else "",
                 ]
             )
-    headers = ["worker", "state", "cpus free", "memory", "device", "device memory", "device state", "frameworks"]
+    headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
+    headers += ["device", "device memory", "device state", "frameworks"]
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
 
 

@@ -47,6 +47,9 @@ def submit(
     zone: needs.ZoneFlag = "",
     region: needs.RegionFlag = "",
     network_group: needs.GroupFlag = "",
+    resource: needs.ResourceFlag = None,
+    launcher: needs.LauncherFlag = "",
+    environment: needs.EnvironmentFlag = "",
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Queue when workers fit but are busy, or fail at once.")
     ] = True,
@@ -57,6 +60,10 @@ def submit(
         list[str] | None, typer.Option("--include", metavar="PATTERN", help="Ship it although ignored.")
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Leave it out.")] = None,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=URI", help="Fetched by the worker; its path: $GPULAYER_INPUT_NAME."),
+    ] = None,
     output: Annotated[
         list[str] | None,
         typer.Option("--output", metavar="PATTERN", help="What comes home (default: all new or changed files)."),
@@ -123,6 +130,7 @@ def submit(
         "keep_outputs": not no_outputs,
         "include": include or (),
         "exclude": exclude or (),
+        "inputs": needs.pairs(input_ or (), "--input"),
         "outputs": output or (),
         "env": read_env(env or (), _read(env_file), environment=os.environ, file_name=env_file),
         "secrets": read_secrets(secret or (), secret_file or (), environment=os.environ),
@@ -145,6 +153,9 @@ def submit(
         zone=zone,
         region=region,
         network_group=network_group,
+        resource=resource,
+        launcher=launcher,
+        environment=environment,
     )
     options = cast("JobOptions", {**options, **request})
     if retries is not None:

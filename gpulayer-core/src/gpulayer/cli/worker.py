@@ -7,7 +7,7 @@ import typer
 
 from gpulayer.cli.console import print_fields, print_json, print_line, print_table
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.records import age, devices_text, worker_fields
+from gpulayer.cli.records import age, devices_text, resources_text, worker_fields
 from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def list_workers(*, target: TargetOption = "", json: JsonFlag = False) -> None:
         print_json({"workers": workers})
         return
     now = datetime.now(UTC)
+    is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
     rows = [
         [
             worker["name"],
@@ -34,12 +35,14 @@ def list_workers(*, target: TargetOption = "", json: JsonFlag = False) -> None:
             f"{worker['cpus_free']}/{worker['cpus']}",
             format_bytes(worker["memory_bytes"]),
             devices_text(worker),
+            *([resources_text(worker)] if is_counted else []),
             str(len(worker["leases"]) or ""),
             age(worker["last_seen_at"], now),
         ]
         for worker in workers
     ]
-    headers = ["worker", "state", "cpus free", "memory", "devices", "attempts", "last seen"]
+    headers = ["worker", "state", "cpus free", "memory", "devices"]
+    headers += [*["resources"] * is_counted, "attempts", "last seen"]
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
 
 

@@ -11,6 +11,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
+from gpulayer.spec.capabilities import (
+    DEFAULT_ENVIRONMENT,
+    DEFAULT_LAUNCHER,
+    check_capability,
+    check_input,
+    check_resource,
+)
 from gpulayer.spec.environment import check_environment
 from gpulayer.spec.secrets import Secret, check_grant, check_secrets, shown_name
 from gpulayer.spec.units import format_bytes, parse_bytes, parse_duration_ms
@@ -38,7 +45,6 @@ LATER_OPTIONS: Final = frozenset(
         "nodes",
         "min_nodes",
         "ranks_per_node",
-        "launcher",
         "device_share",
         "preemptible",
         "volumes",
@@ -48,10 +54,8 @@ LATER_OPTIONS: Final = frozenset(
         "spot",
         "on_demand",
         "input",
-        "inputs",
         "sync_outputs",
         "requirements",
-        "environment",
         "image",
         "python",
         "after",
@@ -65,7 +69,8 @@ LATER_OPTIONS: Final = frozenset(
 
 
 class RequestOptions(TypedDict, total=False):
-    """What it needs."""
+    """What it needs. resources: how many by name, of what workers count. launcher, environment: names of what plugins
+    add on workers."""
 
     accelerator: str | Sequence[str]
     devices: int
@@ -81,17 +86,22 @@ class RequestOptions(TypedDict, total=False):
     zone: str
     region: str
     network_group: str
+    resources: Mapping[str, int]
+    launcher: str
+    environment: str
 
 
 class JobOptions(RequestOptions, total=False):
     """What it needs, what it brings and how it runs.
 
     secrets: values by name of variable, or names alone, whose values are those of this process's environment.
+    inputs: URIs by name, which the worker fetches before the program starts.
     """
 
     source: str | os.PathLike[str] | None
     include: Sequence[str]
     exclude: Sequence[str]
+    inputs: Mapping[str, str]
     outputs: Sequence[str]
     keep_outputs: bool
     env: Mapping[str, str]
@@ -141,6 +151,7 @@ _LEAST_LOG: Final = 64 * 1024
 _LEAST_MEMORY: Final = 1_000_000
 _JOB_NAMES: Final = frozenset(JobOptions.__annotations__)
 _REQUEST_NAMES: Final = frozenset(RequestOptions.__annotations__)
+_RUN_BY: Final = frozenset({"launcher", "environment"})  # fields of a submission, from which the need follows
 
 
 def plan_job(
@@ -155,9 +166,17 @@ def plan_job(
     where the values of secrets are that are given by name alone."""
     _check_names(options, _JOB_NAMES, "submit")
     submission: JobSubmission = {"schema": _SCHEMA, "command": _command(command)}
-    request = plan_request(cast("RequestOptions", {k: v for k, v in options.items() if k in _REQUEST_NAMES}))
+    request = plan_request(cast("RequestOptions", {k: v for k, v in options.items() if k in _REQUEST_NAMES - _RUN_BY}))
     if request:
         submission["request"] = request
+    if options.get("launcher"):
+        submission["launcher"] = options["launcher"]
+    if options.get("environment"):
+        submission["environment"] = options["environment"]
+    if options.get("inputs"):
+        for name, uri in options["inputs"].items():
+            check_input(name, uri)
+        submission["inputs"] = dict(options["inputs"])
     own_env, secrets_given = options.get("env", {}), options.get("secrets", ())
     env = {name: value for name, value in base_env.items() if name not in secrets_given} | dict(own_env)
     if env:
@@ -257,6 +276,13 @@ def plan_request(options: RequestOptions) -> "RequestFields":
         fields["region"] = options["region"]
     if options.get("network_group"):
         fields["network_group"] = options["network_group"]
+    if options.get("resources"):
+        fields["resources"] = _counts(options["resources"])
+    launcher, environment = options.get("launcher", ""), options.get("environment", "")
+    capabilities = [f"launcher:{launcher}"] if launcher not in ("", DEFAULT_LAUNCHER) else []
+    capabilities += [f"environment:{environment}"] if environment not in ("", DEFAULT_ENVIRONMENT) else []
+    if capabilities:
+        fields["capabilities"] = [check_capability(capability) for capability in capabilities]
     return fields
 
 
@@ -356,6 +382,12 @@ def _enough(size: int, least: int, what: str) -> int:
 
 def _milliseconds(value: float | str, what: str) -> int:
     return parse_duration_ms(value, what=what) if isinstance(value, str) else _at_least(int(value * 1000), 0, what)
+
+
+def _counts(resources: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(resources, Mapping):
+        raise UsageError("resources: give a dictionary of numbers by name", hint='resources={"licence": 1}')
+    return {check_resource(name): _at_least(count, 1, f"resources.{name}") for name, count in resources.items()}
 
 
 def _at_least(value: int, least: int, what: str) -> int:

@@ -18,7 +18,7 @@ from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import AttemptImage, JobImage, Record
-from gpulayer.errors import StorageUnavailable
+from gpulayer.errors import GpulayerError, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
@@ -125,7 +125,7 @@ class Plane:
 
     async def start(self) -> None:
         """Load the state, and begin to drive and to load the plugins. Raises StorageUnavailable; with strict settings
-        also what a plugin raises."""
+        also PluginFault."""
         await self.driver.load()
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._driver_ended)
@@ -160,7 +160,7 @@ class Plane:
             loading, self._loading = self._loading, None
             await asyncio.wait({loading}, timeout=_LOADING_ENDS_S)
             loading.cancel()
-            with suppress(asyncio.CancelledError, Exception):
+            with suppress(asyncio.CancelledError, GpulayerError):
                 await loading
         self.plugins.close()
         self._readers.shutdown(wait=True)
@@ -193,10 +193,10 @@ class Plane:
     async def _load_plugins(self) -> None:
         try:
             self.plugins = await load_for_plane(self.settings, clock=self.clock)
-        except Exception:
+        except GpulayerError as error:
             if self.settings.plugins.strict:
                 raise
-            _log.exception("the plugins can't be loaded; the control plane goes on without any")
+            _log.error("%s; the control plane goes on without any", error.message)
         self._are_plugins_loaded = True
         self._plugins_settled.set()
 

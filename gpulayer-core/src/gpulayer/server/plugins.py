@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import threading
+import traceback
 
 from gpulayer import __version__
 from gpulayer.clock import Clock
+from gpulayer.errors import GpulayerError, PluginFault
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.host import Host, load_plugins
-from gpulayer.plugins.record import PluginRecord, PluginStatus
 from gpulayer.plugins.registry import Registry
 from gpulayer.server.settings import PlaneSettings
 
@@ -24,15 +25,15 @@ def no_plugins(clock: Clock) -> Host:
 
 
 async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
-    """The host of a control plane; what is wrong with one of its plugins is logged in a line. Raises, with ``strict``,
-    what a plugin raised.
+    """The host of a control plane; what is wrong with one of its plugins is logged in a line. Raises PluginFault, with
+    ``strict``, for the first such thing.
 
     In a thread that nobody waits for when the process ends: what a plugin does there may never return.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Host] = loop.create_future()
 
-    def settle(host: Host | None, error: BaseException | None) -> None:
+    def settle(host: Host | None, error: GpulayerError | None) -> None:
         if answer.done():  # nobody waits any more
             if host is not None:
                 host.close()
@@ -44,9 +45,14 @@ async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
     def load() -> None:
         host, error = None, None
         try:
-            host = load_plugins(Where.PLANE, settings.plugins, clock=clock, version=__version__)
-        except BaseException as raised:
+            host = load_plugins(
+                Where.PLANE, settings.plugins, clock=clock, version=__version__, marks=settings.layout.plugin_marks
+            )
+        except GpulayerError as raised:
             error = raised
+        except BaseException as raised:  # with ``strict`` whatever a plugin raises, also what would end the process
+            _log.error("the plugins can't be loaded", exc_info=raised)
+            error = _fault(raised)
         try:
             loop.call_soon_threadsafe(settle, host, error)
         except RuntimeError:  # the loop has gone
@@ -54,15 +60,12 @@ async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
                 host.close()
 
     threading.Thread(target=load, name="gpulayer-plugins", daemon=True).start()
-    host = await answer
-    for record in host.records():
-        if record.status not in (PluginStatus.OK, PluginStatus.DISABLED):
-            _log.warning("%s", _trouble(record))
-    return host
+    return await answer
 
 
-def _trouble(record: PluginRecord) -> str:
-    came_with = f" ({record.distribution} {record.version})" if record.distribution else ""
-    hint = f" ({record.hint})" if record.hint else ""
-    line = f"plugin {record.name}{came_with} is {record.status}: {record.error}{hint}"
-    return "".join(character if character.isprintable() else " " for character in line)
+def _fault(raised: BaseException) -> PluginFault:
+    said = " ".join("".join(traceback.format_exception_only(raised)).split())  # whatever its own text does
+    return PluginFault(
+        f"the plugins can't be loaded: {said}",
+        hint="the lines before this one have the whole story; GPULAYER_PLUGINS=none starts without any",
+    )

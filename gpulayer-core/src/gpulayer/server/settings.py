@@ -65,6 +65,10 @@ class Layout:
         return self.root / "worker"
 
     @property
+    def plugin_marks(self) -> Path:
+        return self.root / "plugin-marks"
+
+    @property
     def tls(self) -> Path:
         return self.root / "tls"
 

@@ -52,13 +52,18 @@ def check_capability(capability: str) -> str:
 
 
 def check_input(name: str, uri: str) -> str:
-    """The scheme of the URI, in lower case. Raises UsageError for a name that can't be a variable's, or no URI."""
+    """The scheme of the URI, in lower case. Raises UsageError for a name that no variable can have, and for no URI."""
     if not _INPUT.fullmatch(name):
         raise UsageError(f"inputs: {name[:60]!r} can't name an input", hint="write it like data=file:///mnt/data")
     try:
         scheme = urlsplit(uri).scheme
     except ValueError:
         scheme = ""
+    if uri and len(scheme) < 2:  # none, or the drive of a Windows path
+        raise UsageError(
+            f"inputs.{name}: {uri[:60]!r} is a path, and a file of this machine can't be sent in this way yet",
+            hint="ship it with --source; a file that the worker has is written file:///mnt/data",
+        )
     if not is_plain_name(scheme) or "\0" in uri:
         raise UsageError(f"inputs.{name}: {uri[:60]!r} is no URI", hint="write it like file:///mnt/data on the worker")
     return scheme

@@ -89,7 +89,7 @@ class WorkerFactsFields(TypedDict):
     locality: LocalityFields
     enforces: NotRequired[Annotated[list[Text], MaxLen(16)]]
     addresses: NotRequired[Annotated[list[Text], MaxLen(64)]]
-    resources: NotRequired[Annotated[dict[Word, Annotated[int, Ge(1), Le(1_000_000)]], MaxLen(64)]]
+    resources: NotRequired[Annotated[dict[Word, Annotated[int, Ge(0), Le(1_000_000)]], MaxLen(64)]]
     capabilities: NotRequired[Annotated[list[Annotated[str, MaxLen(100)]], MaxLen(256)]]
 
 

@@ -20,7 +20,8 @@ async def list_plugins(call: Call) -> Response:
     plane = call.plane
     await plane.plugins_settled()
     await await_local_worker(plane)
-    found: list[PluginRecord] = [{"where": "plane", **plugin_to_wire(record)} for record in plane.plugins.records()]
+    records = await plane.in_thread(plane.plugins.records)  # it looks whether they are still installed
+    found: list[PluginRecord] = [{"where": "plane", **plugin_to_wire(record)} for record in records]
     for name, worker_id in await plane.driver.read(_workers):
         told = sorted(plane.worker_plugins.get(worker_id, ()), key=lambda fields: fields["name"])
         found += [{"where": f"worker {name}", **fields} for fields in told]

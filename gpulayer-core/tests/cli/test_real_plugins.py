@@ -1,0 +1,99 @@
+"""Installed plugins and the program: a real control plane, worker and jobs behind it."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from gpulayer.testing.distribution import install_plugin
+
+LIMITS = """
+from gpulayer.plugins import Findings, Problem, Severity, hookimpl
+
+GPULAYER_API = "1.0"
+
+
+class Told:
+    name = "told"
+    every_s = None
+
+    def __init__(self, options):
+        self._options = options
+
+    def look(self, site):
+        return Findings(labels=tuple(self._options.items()))
+
+
+@hookimpl
+def gpulayer_register_probes(ctx):
+    return [Told(ctx.options)]
+
+
+@hookimpl
+def gpulayer_check_job(spec, ctx):
+    severity = Severity.ERROR if spec.name == "large" else Severity.WARNING
+    return [Problem(severity, f"the limit is {ctx.options['most']}", field="name", hint="make it smaller")]
+"""
+
+BROKEN = "GPULAYER_API = '1.0'\nraise RuntimeError('no licence file')\n"
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Where plugins are installed for whatever is started from now on."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    path = os.pathsep.join(part for part in (str(folder), os.environ.get("PYTHONPATH", "")) if part)
+    monkeypatch.setenv("PYTHONPATH", path)
+    return folder
+
+
+@pytest.fixture
+def run(program, away):
+    """Run the program to its end: (exit code, stdout, stderr)."""
+
+    def call(*argv):
+        process = program(*argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=90)
+        return process.returncode, out.decode(), err.decode()
+
+    yield call
+    code, _, err = call("down")
+    assert code == 0, err
+
+
+def test_a_plugin_checks_jobs_and_its_options_reach_plane_and_worker_and_no_job(run, site, away, monkeypatch):
+    install_plugin(site, "limits", LIMITS)
+    install_plugin(site, "broken", BROKEN)
+    monkeypatch.setenv("GPULAYER_PLUGIN_LIMITS_MOST", "seven")
+    monkeypatch.setenv("GPULAYER_STRICT", "0")
+    code, out, err = run("submit", "--", "env")
+    assert code == 0, err
+    assert "GPULAYER_JOB_ID" in out
+    assert not [line for line in out.splitlines() if line.startswith(("GPULAYER_PLUGIN", "GPULAYER_STRICT"))]
+    assert "warning: plugin limits: name: the limit is seven\n hint: make it smaller\n" in err
+
+    code, out, err = run("submit", "--name", "large", "--", "true")
+    assert code == 2
+    assert "error: plugin limits refuses it: the limit is seven\n hint: make it smaller\n" in err
+
+    code, out, err = run("worker", "list", "--json")
+    (worker,) = json.loads(out)["workers"]
+    assert worker["labels"]["most"] == "seven"
+    (name,) = {job["name"] for job in json.loads(run("job", "list", "--json")[1])["jobs"]}
+    assert name == ""
+    (line,) = [line for line in (away.parent / "state/plane.log").read_text().splitlines() if "broken" in line]
+    assert "RuntimeError: no licence file" in line
+
+
+def test_a_strict_control_plane_says_why_it_does_not_start(program, site, away, monkeypatch):
+    install_plugin(site, "broken", BROKEN)
+    monkeypatch.setenv("GPULAYER_STRICT", "1")
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = program("up", "--no-worker", "--host", "127.0.0.1", "--port", "0", **options)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 6
+    assert "no licence file" in err.decode()
+    assert "internal error" not in err.decode()
+    assert not (away.parent / "state/endpoint.json").exists()
