@@ -312,7 +312,8 @@ class Loader:
         for sink in registry.event_sinks:
             given.setdefault(sink.plugin, []).append("event sink")
         for plugin in self._plugins:
-            if plugin.name in given and plugin.record.status is not PluginStatus.DISABLED:
+            is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
+            if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
                 plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
 
     # What is told of them.
