@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -163,7 +162,6 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]] = {
     "sys.stderr": _attribute(sys, "stderr"),
     "sys.excepthook": _attribute(sys, "excepthook"),
     "sys.unraisablehook": _attribute(sys, "unraisablehook"),
-    "threading.excepthook": _attribute(threading, "excepthook"),
     "the locale": (
         lambda: locale.setlocale(locale.LC_ALL),
         lambda value: _quietly(locale.setlocale, locale.LC_ALL, value),

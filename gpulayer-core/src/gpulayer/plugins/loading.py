@@ -92,8 +92,10 @@ class Loader:
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
         hider = SecretsHider(self._options)
+        # Who only looks is told by the records.
+        self._level = logging.DEBUG if where is Where.CHECK else logging.WARNING
         self._marks = _marks(marks, found, clock)
-        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks)
+        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks, level=self._level)
         has_secrets = any(self._options.values())
         self._undo = hide_logged(hider) if has_secrets else lambda: None
         self._manager = pluggy.PluginManager(hooks.PROJECT)
@@ -310,7 +312,8 @@ class Loader:
         for sink in registry.event_sinks:
             given.setdefault(sink.plugin, []).append("event sink")
         for plugin in self._plugins:
-            if plugin.name in given and plugin.record.status is not PluginStatus.DISABLED:
+            is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
+            if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
                 plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
 
     # What is told of them.
@@ -325,7 +328,7 @@ class Loader:
         if plugin.is_ok:
             error, hint = self._line(plugin, error), self._line(plugin, hint)
             plugin.record = replace(plugin.record, status=status, error=error, hint=hint)
-            _log.warning("plugin %s: %s", plugin.name, error)
+            _log.log(self._level, "plugin %s: %s", plugin.name, error)
         if self._settings.strict:
             self._raise(plugin)
 
