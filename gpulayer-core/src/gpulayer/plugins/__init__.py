@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         EnvironmentPlan,
         EnvironmentRequest,
     )
-    from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
+    from gpulayer.plugins.contracts.event import EventKind, EventRefused, EventSink, JobSummary, PlaneEvent
     from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
     from gpulayer.plugins.contracts.launcher import (
         ActingLauncher,
@@ -71,6 +71,8 @@ __all__ = [
     "EnvironmentPlan",
     "EnvironmentRequest",
     "EventKind",
+    "EventRefused",
+    "EventSink",
     "Findings",
     "Framework",
     "FrameworkCheck",
@@ -124,7 +126,7 @@ _HOMES: Final = {
         "EnvironmentPlan",
         "EnvironmentRequest",
     ),
-    "plugins.contracts.event": ("EventKind", "JobSummary", "PlaneEvent"),
+    "plugins.contracts.event": ("EventKind", "EventRefused", "EventSink", "JobSummary", "PlaneEvent"),
     "plugins.contracts.framework": ("CheckScript", "FrameworkCheck"),
     "plugins.contracts.launcher": (
         "ActingLauncher",
