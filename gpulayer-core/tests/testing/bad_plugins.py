@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from gpulayer.plugins import (
-    BuildFailed,
     CheckScript,
     Environment,
     EnvironmentPlan,
@@ -45,6 +44,7 @@ from gpulayer.testing import (
     ScorerContract,
     StagerContract,
     machine_facts,
+    sink_of,
 )
 
 CAUGHT = {}
@@ -285,16 +285,23 @@ class BuilderOfNumbers(GoodBuilder):
 
 @builder("may_be_repeated")
 class BuilderOfFirsts(GoodBuilder):
+    def __init__(self):
+        self.built = set()
+
+    def build(self, plan, site):
+        if plan.key not in self.built:
+            self.built.add(plan.key)
+            (site.folder / "venv").mkdir()
+        return Environment({"PATH": ":".join(map(str, site.folder.iterdir()))})
+
+
+@builder("nothing_to_keep")
+class BuilderInTheWorkFolder(GoodBuilder):
+    def plan(self, request):
+        return EnvironmentPlan()
+
     def build(self, plan, site):
         (site.folder / "venv").mkdir()
-        return Environment({})
-
-
-@builder("half_built")
-class BuilderOfEmptyFolders(GoodBuilder):
-    def build(self, plan, site):
-        if (site.folder / "half-written").exists():
-            raise BuildFailed("the folder is not empty")
         return Environment({})
 
 
@@ -370,10 +377,16 @@ class LauncherThatPrepares(GoodLauncher):
         return super().plan(attempt, site, machine)
 
 
-@launcher("of_this_attempt")
+@launcher("plans_a_program")
 class LauncherOfAnotherKey(GoodLauncher):
     def plan(self, attempt, site, machine):
         return replace(super().plan(attempt, site, machine), key="mine")
+
+
+@launcher("plans_a_program")
+class LauncherElsewhere(GoodLauncher):
+    def plan(self, attempt, site, machine):
+        return replace(super().plan(attempt, site, machine), cwd=Path("/"))
 
 
 @launcher("stay_apart")
@@ -388,23 +401,11 @@ class LauncherOfItsOwnVariables(GoodLauncher):
         return replace(super().plan(attempt, site, machine), env={"PATH": "/bin"})
 
 
-@launcher("where_its_inputs_lie")
-class LauncherWithoutInputs(GoodLauncher):
-    def plan(self, attempt, site, machine):
-        return super().plan(attempt, replace(site, inputs=()), machine)
-
-
-@launcher("and_no_others")
-class LauncherOfAllDevices(GoodLauncher):
-    def plan(self, attempt, site, machine):
-        plan = super().plan(attempt, site, machine)
-        return replace(plan, env={name: value for name, value in plan.env.items() if "VISIBLE" not in name})
-
-
 @launcher("many_devices")
 class LauncherOfOneDevice(GoodLauncher):
     def plan(self, attempt, site, machine):
-        return super().plan(replace(attempt, devices=attempt.devices[:1]), site, machine)
+        assert len(attempt.devices) <= 1
+        return super().plan(attempt, site, machine)
 
 
 @launcher("any_language")
@@ -422,6 +423,12 @@ class LauncherThatActsOnce(GoodLauncher):
         if plan.key in self.done:
             raise RuntimeError("started already")
         self.done.add(plan.key)
+        return starter.start(plan)
+
+
+@launcher("act_may_be_repeated")
+class LauncherThatBoasts(GoodLauncher):
+    def act(self, plan, starter):
         return Launched(1)
 
 
@@ -724,7 +731,38 @@ def CheckOfTeams():  # noqa: N802
 
 
 def event_sink(test):
-    return given(EventSinkContract, "plugin", test)
+    return given(EventSinkContract, "sink", test)
+
+
+@given(EventSinkContract, "sink")
+class GoodSink:
+    name = "good"
+    kinds = None
+
+    def tell(self, event):
+        pass
+
+
+@event_sink("plain_name")
+class SinkOfNoName(GoodSink):
+    name = "Good Sink"
+
+
+@event_sink("which_kinds")
+class SinkOfWords(GoodSink):
+    kinds = frozenset({"job.ended"})
+
+
+@event_sink("every_kind")
+class SinkOfJobsAlone(GoodSink):
+    def tell(self, event):
+        event.job.id  # noqa: B018
+
+
+@event_sink("nothing_of_the_event")
+class SinkThatNotes(GoodSink):
+    def tell(self, event):
+        event.job.tags["told"] = "yes"
 
 
 @event_sink("does_not_know")
@@ -734,7 +772,7 @@ def SinkOfKnownKinds():  # noqa: N802
         if "blessed" in event.kind:
             raise ValueError(event.kind)
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 @event_sink("may_be_lacking")
@@ -744,7 +782,7 @@ def SinkOfJobs():  # noqa: N802
         if event.kind == "job.ended":
             assert event.job.id
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 @event_sink("same_event_twice")
@@ -757,7 +795,7 @@ def SinkOfFirsts():  # noqa: N802
             raise ValueError("told already")
         known.add(event.id)
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 @event_sink("any_language")
@@ -766,7 +804,7 @@ def SinkOfAscii():  # noqa: N802
     def gpulayer_on_event(event):
         str(event.job and event.job.name).encode("ascii")
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 def plugin(test):
