@@ -416,7 +416,6 @@ def test_all_at_once_the_good_one_and_cores_own_work(load, plugin, site, tmp_pat
     plugin("import-ends", "import os; os._exit(1)")
     plugin("import-crashes", "import os; os.kill(os.getpid(), 11)")
     plugin("import-raises", "1 / 0")
-    plugin("patricide", "import os; os.kill(os.getppid(), 9)")
     plugin("future", "GPULAYER_API = '1.9'")
     plugin("env", probe("env") + "import os; os.environ.clear()")
     plugin("host", probe("x"))

@@ -70,6 +70,18 @@ def test_a_thread_that_was_busy_when_it_was_closed_ends_afterwards_and_what_wait
     assert ran == []
 
 
+def test_work_that_raises_after_all_costs_no_slot(caplog):
+    lane = Lane(1, "t")
+
+    def bad():
+        raise SystemExit(1)
+
+    assert run(lane, bad).wait(10)
+    assert run(lane, lambda: None).wait(10)
+    assert "must not raise" in caplog.text
+    lane.close()
+
+
 def test_a_slot_is_free_again_when_the_system_gives_no_thread(monkeypatch):
     lane = Lane(1, "t")
 

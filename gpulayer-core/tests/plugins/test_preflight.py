@@ -1,7 +1,11 @@
 """Whatever an import does, it does it to a child, and what became of it is said."""
 
+import json
+import os
+import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -145,3 +149,26 @@ def test_imports_see_the_same_path_and_variables_and_nothing_is_left_in_either(a
     assert attempt({"looks": source})["looks"].inspected.error == ""
     assert not any(name.startswith("gpulayer_") for name in sys.modules if "looks" in name)
     assert Path(site).exists()
+
+
+def test_the_child_can_be_asked_by_hand(plugin, site):
+    plugin("good", GOOD)
+    order = {
+        "path": [],
+        "plugins": [asdict(found("good"))],
+        "deadline_s": 5.0,
+        "memory_bytes": None,
+        "is_forking": True,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "gpulayer.plugins.preflight"],
+        input=json.dumps(order),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    begun, told = done.stdout.splitlines()
+    assert begun == "begun good"
+    assert json.loads(told)["inspected"]["status"] == "ok"

@@ -214,18 +214,21 @@ class Guard:
         """In the plugin's thread."""
         if not call.is_awaited():
             return
-        place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-        before = Place.now()
-        call.run(self._hide)
-        # Of a call that nobody waits for any more this is too old: others may have changed something since.
-        changed = before.put_back() if call.is_awaited() else ()
-        if self._marks is not None:
-            self._marks.end(place, call.plugin, call.hook)
-        for what in changed:
-            self.note(call.plugin, call.hook, f"it changed {what}, which all of the process share; that was put back")
-        call.is_ended = True
-        if call.is_awaited():
-            then()
+        try:
+            place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
+            before = Place.now()
+            call.run(self._hide)
+            # Of a call that nobody waits for any more this is too old: others may have changed something since.
+            changed = before.put_back() if call.is_awaited() else ()
+            if self._marks is not None:
+                self._marks.end(place, call.plugin, call.hook)
+            for what in changed:
+                message = f"it changed {what}, which all of the process share; that was put back"
+                self.note(call.plugin, call.hook, message)
+        finally:
+            call.is_ended = True
+            if call.is_awaited():
+                then()
 
     def _finish(self, call: "_Call[T]") -> T:
         if not call.is_ended:

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 import pluggy
 
 from gpulayer.clock import Clock
-from gpulayer.errors import PluginFault
+from gpulayer.errors import PluginFault, UsageError
 from gpulayer.plugins import hooks
 from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
@@ -96,8 +96,7 @@ class Loader:
         self._level = logging.DEBUG if where is Where.CHECK else logging.WARNING
         self._marks = _marks(marks, found, clock)
         self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks, level=self._level)
-        has_secrets = any(self._options.values())
-        self._undo = hide_logged(hider) if has_secrets else lambda: None
+        self._undo = hide_logged(hider) if found else lambda: None
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._plugins = [_Plugin(_of(one), one) for one in found]
@@ -286,7 +285,11 @@ class Loader:
                 kind.hook,
                 lambda: things_of(kind, ask()),
                 deadline_s=self._register_deadline_s,
+                passes=(UsageError,),
             )
+        except UsageError as error:  # of its options
+            self._refuse(plugin, PluginStatus.BROKEN, error.message, error.hint)
+            return []
         except PluginFault as fault:
             if self._settings.strict:
                 raise
@@ -304,13 +307,12 @@ class Loader:
             (KINDS[4], registry.stagers.values()),
             (KINDS[5], registry.scorers),
             (KINDS[6], registry.providers.values()),
+            (KINDS[7], registry.event_sinks),
         ):
             for thing in things:
                 given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
         for check in registry.job_checks:
             given.setdefault(check.plugin, []).append("job check")
-        for sink in registry.event_sinks:
-            given.setdefault(sink.plugin, []).append("event sink")
         for plugin in self._plugins:
             is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
             if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
