@@ -5,6 +5,7 @@ import os
 import psutil
 import pytest
 
+from gpulayer.plugins.builtin.host import HostProbe, host_platform
 from gpulayer.plugins.contracts.probe import ProbeSite
 
 
