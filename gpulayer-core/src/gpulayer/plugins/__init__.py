@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         EnvironmentPlan,
         EnvironmentRequest,
     )
-    from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
+    from gpulayer.plugins.contracts.event import EventKind, EventRefused, EventSink, JobSummary, PlaneEvent
     from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
     from gpulayer.plugins.contracts.launcher import (
         ActingLauncher,
@@ -60,6 +60,8 @@ __all__ = [
     "EnvironmentPlan",
     "EnvironmentRequest",
     "EventKind",
+    "EventRefused",
+    "EventSink",
     "Findings",
     "FrameworkCheck",
     "JobSummary",
@@ -105,7 +107,7 @@ _HOMES: Final = {
         "EnvironmentPlan",
         "EnvironmentRequest",
     ),
-    "contracts.event": ("EventKind", "JobSummary", "PlaneEvent"),
+    "contracts.event": ("EventKind", "EventRefused", "EventSink", "JobSummary", "PlaneEvent"),
     "contracts.framework": ("CheckScript", "FrameworkCheck"),
     "contracts.launcher": (
         "ActingLauncher",

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 import pluggy
 
 from gpulayer.clock import Clock
-from gpulayer.errors import PluginFault
+from gpulayer.errors import PluginFault, UsageError
 from gpulayer.plugins import hooks
 from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
@@ -284,7 +284,11 @@ class Loader:
                 kind.hook,
                 lambda: things_of(kind, ask()),
                 deadline_s=self._register_deadline_s,
+                passes=(UsageError,),
             )
+        except UsageError as error:  # of its options
+            self._refuse(plugin, PluginStatus.BROKEN, error.message, error.hint)
+            return []
         except PluginFault as fault:
             if self._settings.strict:
                 raise
@@ -302,13 +306,12 @@ class Loader:
             (KINDS[4], registry.stagers.values()),
             (KINDS[5], registry.scorers),
             (KINDS[6], registry.providers.values()),
+            (KINDS[7], registry.event_sinks),
         ):
             for thing in things:
                 given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
         for check in registry.job_checks:
             given.setdefault(check.plugin, []).append("job check")
-        for sink in registry.event_sinks:
-            given.setdefault(sink.plugin, []).append("event sink")
         for plugin in self._plugins:
             if plugin.name in given and plugin.record.status is not PluginStatus.DISABLED:
                 plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))

@@ -22,6 +22,7 @@ from gpulayer.errors import GpulayerError, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
+from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
@@ -122,6 +123,7 @@ class Plane:
         self._driving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._announcer: Announcer | None = None
 
     async def start(self) -> None:
         """Load the state, and begin to drive and to load the plugins. Raises StorageUnavailable; with strict settings
@@ -135,6 +137,8 @@ class Plane:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
                 await self._loading
+        else:
+            await self._announce()
 
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
@@ -152,6 +156,8 @@ class Plane:
                 await self._saving
             self._saving = None
             await save_uses(self)
+        if self._announcer is not None:
+            await self._announcer.close()
         self.driver.close()
         if self._driving is not None:
             await self._driving
@@ -197,8 +203,14 @@ class Plane:
             if self.settings.plugins.strict:
                 raise
             _log.error("%s; the control plane goes on without any", error.message)
+        await self._announce()  # before anybody submits: a new event sink begins with what happens from here on
         self._are_plugins_loaded = True
         self._plugins_settled.set()
+
+    async def _announce(self) -> None:
+        if not self.is_closing:
+            self._announcer = Announcer(self, self.plugins)
+            await self._announcer.start()
 
     def _driver_ended(self, driving: "asyncio.Task[None]") -> None:
         """Without its driver a plane answers nothing right: end, so that a new start can load the state."""
@@ -298,6 +310,8 @@ class _Observer:
                 case _:
                     pass
         plane.hub.wake(("job", job_id) for job_id in jobs)
+        if records:
+            plane.hub.wake((LOGGED,))
 
     def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
         if not isinstance(event, JobSubmitted):
