@@ -47,14 +47,22 @@ if TYPE_CHECKING:
     from gpulayer.plugins.contracts.scorer import Mark, Pair, Refusal, ScoreBatch, Scorer
     from gpulayer.plugins.contracts.stager import StageFailed, Stager, StageSite
     from gpulayer.plugins.hooks import API_VERSION, hookimpl
+    from gpulayer.spec.assignment import Assignment
+    from gpulayer.spec.job import JobSpec
+    from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+    from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
 
 __all__ = [
     "API_VERSION",
+    "Accelerator",
     "ActingLauncher",
+    "Assignment",
     "BuildFailed",
     "BuildSite",
     "CheckScript",
     "Context",
+    "Device",
+    "DeviceState",
     "Environment",
     "EnvironmentBuilder",
     "EnvironmentPlan",
@@ -63,13 +71,17 @@ __all__ = [
     "EventRefused",
     "EventSink",
     "Findings",
+    "Framework",
     "FrameworkCheck",
+    "FrameworkNeed",
+    "JobSpec",
     "JobSummary",
     "LaunchPlan",
     "LaunchRefused",
     "LaunchSite",
     "Launched",
     "Launcher",
+    "Locality",
     "Machine",
     "MachineState",
     "Mark",
@@ -85,6 +97,7 @@ __all__ = [
     "Provider",
     "ProviderRefused",
     "Refusal",
+    "Request",
     "ScoreBatch",
     "Scorer",
     "Severity",
@@ -93,13 +106,14 @@ __all__ = [
     "Stager",
     "Starter",
     "Where",
+    "WorkerFacts",
     "WorkerStart",
     "hookimpl",
 ]
 
 _HOMES: Final = {
-    "contracts.context": ("Context", "Where"),
-    "contracts.environment": (
+    "plugins.contracts.context": ("Context", "Where"),
+    "plugins.contracts.environment": (
         "BuildFailed",
         "BuildSite",
         "Environment",
@@ -107,9 +121,9 @@ _HOMES: Final = {
         "EnvironmentPlan",
         "EnvironmentRequest",
     ),
-    "contracts.event": ("EventKind", "EventRefused", "EventSink", "JobSummary", "PlaneEvent"),
-    "contracts.framework": ("CheckScript", "FrameworkCheck"),
-    "contracts.launcher": (
+    "plugins.contracts.event": ("EventKind", "EventRefused", "EventSink", "JobSummary", "PlaneEvent"),
+    "plugins.contracts.framework": ("CheckScript", "FrameworkCheck"),
+    "plugins.contracts.launcher": (
         "ActingLauncher",
         "Launched",
         "Launcher",
@@ -120,9 +134,9 @@ _HOMES: Final = {
         "NotLaunched",
         "Starter",
     ),
-    "contracts.probe": ("Findings", "Probe", "ProbeSite"),
-    "contracts.problem": ("Problem", "Severity"),
-    "contracts.provider": (
+    "plugins.contracts.probe": ("Findings", "Probe", "ProbeSite"),
+    "plugins.contracts.problem": ("Problem", "Severity"),
+    "plugins.contracts.provider": (
         "MachineState",
         "NoCapacity",
         "Offer",
@@ -131,16 +145,21 @@ _HOMES: Final = {
         "ProviderRefused",
         "WorkerStart",
     ),
-    "contracts.scorer": ("Mark", "Pair", "Refusal", "ScoreBatch", "Scorer"),
-    "contracts.stager": ("StageFailed", "Stager", "StageSite"),
-    "hooks": ("API_VERSION", "hookimpl"),
+    "plugins.contracts.scorer": ("Mark", "Pair", "Refusal", "ScoreBatch", "Scorer"),
+    "plugins.contracts.stager": ("StageFailed", "Stager", "StageSite"),
+    "plugins.hooks": ("API_VERSION", "hookimpl"),
+    # What contracts speak of.
+    "spec.assignment": ("Assignment",),
+    "spec.job": ("JobSpec",),
+    "spec.machine": ("Device", "DeviceState", "Framework", "Locality", "WorkerFacts"),
+    "spec.request": ("Accelerator", "FrameworkNeed", "Request"),
 }
 
 
 def __getattr__(name: str) -> Any:  # Any: the face hands on whatever the modules define
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"gpulayer.plugins.{module}"), name)
+            return getattr(import_module(f"gpulayer.{module}"), name)
     raise AttributeError(f"module 'gpulayer.plugins' has no attribute {name!r}")
 
 
