@@ -13,6 +13,7 @@ from gpulayer.spec.request import Request
 
 MACHINES = 1_000
 REQUESTS = 200
+OPINION = Mark | Refusal | None
 
 
 class Cheapest:
@@ -76,7 +77,7 @@ def _asked(host: Host, registered: Registered[Cheapest], asked: ScoreBatch) -> f
         if len(opinions) != len(asked.pairs):
             raise ValueError("an opinion a pair is due")
         for opinion in opinions:
-            if not (opinion is None or isinstance(opinion, Mark | Refusal)):
+            if not isinstance(opinion, OPINION):
                 raise TypeError("a Mark, a Refusal or None is due")
         return opinions
 

@@ -243,6 +243,15 @@ def test_none_leaves_all_plugins_and_commands_out(gpulayer):
     assert {each["status"] for each in document["plugins"] if each["is_builtin"]} == {"ok"}
 
 
+def test_a_strict_environment_is_listed_as_well_and_one_that_makes_no_sense_is_refused(gpulayer):
+    document = json.loads(gpulayer("plugins", "--json", GPULAYER_STRICT="1").out)
+    assert {"ok", "broken"} <= {each["status"] for each in document["plugins"]}
+    for argv in (("plugins",), ("plugins", "check", "good")):
+        said = gpulayer(*argv, GPULAYER_PLUGINS="Not A Name")
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("error: GPULAYER_PLUGINS: ")
+
+
 def test_those_of_the_plane_and_its_workers_are_listed_with_theirs_merged(gpulayer, plane):
     fault = {"at": "2026-11-30T05:00:00.000Z", "hook": "Probe.look", "message": "ValueError: no server"}
     remote = [

@@ -163,11 +163,11 @@ def _is_bad(record: Mapping[str, Any]) -> bool:
 def _below(record: Mapping[str, Any], now: datetime) -> Iterator[str]:
     if record["error"]:
         yield from _folded(record["error"])
-    if record["faults"]:
-        last = record["last_faults"][-1] if record["last_faults"] else None
+    last = record["last_faults"][-1] if record["last_faults"] else None
+    if record["faults"] and not (last and last["message"] in record["error"]):
         times = "once" if record["faults"] == 1 else f"{record['faults']:,} times"
-        ago = "" if record["places"] == [_HERE] else f", {age(last['at'], now)}" if last else ""  # here: just now
-        said = "" if last is None else f"; last{ago}: {last['hook']}: {last['message']}"
+        ago = "" if record["places"] == [_HERE] or not last else f", {age(last['at'], now)}"  # here: just now
+        said = f"; last{ago}: {last['hook']}: {last['message']}" if last else ""
         yield from _folded(f"failed {times}{said}")
     if record["hint"]:
         yield from _folded(f"→ {record['hint']}")

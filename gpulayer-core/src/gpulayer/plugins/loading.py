@@ -92,10 +92,11 @@ class Loader:
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
         hider = SecretsHider(self._options)
+        # Who only looks is told by the records.
+        self._level = logging.DEBUG if where is Where.CHECK else logging.WARNING
         self._marks = _marks(marks, found, clock)
-        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks)
-        has_secrets = any(self._options.values())
-        self._undo = hide_logged(hider) if has_secrets else lambda: None
+        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks, level=self._level)
+        self._undo = hide_logged(hider) if found else lambda: None
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._plugins = [_Plugin(_of(one), one) for one in found]
@@ -328,7 +329,7 @@ class Loader:
         if plugin.is_ok:
             error, hint = self._line(plugin, error), self._line(plugin, hint)
             plugin.record = replace(plugin.record, status=status, error=error, hint=hint)
-            _log.warning("plugin %s: %s", plugin.name, error)
+            _log.log(self._level, "plugin %s: %s", plugin.name, error)
         if self._settings.strict:
             self._raise(plugin)
 

@@ -79,14 +79,16 @@ def installed_plugins(
 ) -> tuple[list[dict[str, Any]], str]:
     """Their records as ``wire.plugins.PluginFields``, core's own too, and why there are none, else empty.
 
-    environment: of this process. waiting: called once where it takes longer than one would think. Blocks.
+    environment: of this process. waiting: called once where it takes longer than one would think. Blocks. Raises
+    UsageError for variables that make no sense.
     """
     # Any: JSON objects of our own child.
+    variables = PluginSettings.of(environment).variables
     answers, ended, output = _child(["records"], environment, python, deadline_s, waiting)
     for answer in answers:
         if "records" in answer:
             return answer["records"], ""
-    said = SecretsHider({"": PluginSettings.of(environment).variables})("", output).split("\n")
+    said = SecretsHider({"": variables})("", output).split("\n")
     return [], f"trying them {ended}" + (f": {said[-1] or said[-2]}" if output.strip() else "")
 
 
@@ -99,8 +101,8 @@ def check_plugin(
     waiting: Callable[[], None] = lambda: None,
 ) -> CheckReport:
     """See ``CheckReport``. ``environment`` and ``waiting`` as for ``installed_plugins``. Blocks."""
-    answers, ended, output = _child(["check", name], environment, python, deadline_s, waiting)
     options = PluginSettings.of(environment).options_of(name)
+    answers, ended, output = _child(["check", name], environment, python, deadline_s, waiting)
     report = CheckReport(name, output=SecretsHider({name: options})(name, output)[-_OUTPUT:])
     step, flaws_before = "start", 0
     for answer in answers:

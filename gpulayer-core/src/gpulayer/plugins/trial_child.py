@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> None:
     """``FILE records``, or ``FILE check NAME``; ends the process."""
     file, work, *rest = argv
     # Whatever a plugin does to os.environ or to streams: this has been read and opened before.
-    settings = PluginSettings.of(os.environ)
+    # Never strict: what is wrong is to be told, of all of them.
+    settings = replace(PluginSettings.of(os.environ), strict=False)
     with open(file, "a", encoding="utf-8", buffering=1) as stream:
         write = stream.write
         if work == "records":

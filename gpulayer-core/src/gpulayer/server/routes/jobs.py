@@ -7,12 +7,14 @@ from starlette.responses import Response
 
 from gpulayer.engine import State
 from gpulayer.engine.events import CancelRequested
+from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
+    Asked,
     event_record,
     explain_now,
     explain_reply,
@@ -21,12 +23,14 @@ from gpulayer.server.records import (
     waiting_reason,
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
+from gpulayer.server.scorers import lacking_opinions
 from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
 from gpulayer.server.submission import Again, Submitted, await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
+from gpulayer.spec.request import Request
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
 from gpulayer.wire.convert import check_schema, request_from_wire
@@ -159,8 +163,19 @@ async def explain(call: Call) -> Response:
     body = await call.json(ExplainBody)
     request = request_from_wire(body["request"])
     await await_local_worker(call.plane)
-    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request))
+    asked = await _opinions_on(call.plane, request)
+    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request, asked))
     return json_response(explain_reply(request, verdicts))
+
+
+async def _opinions_on(plane: Plane, request: Request) -> Asked:
+    """Of machines that scorers were not asked about lately, what they think now: nobody else may be waiting for it.
+    Nothing of it goes into the state."""
+    await plane.plugins_settled()
+    if plane.scorers is None:
+        return {}
+    lacking = await plane.driver.read(lambda state: lacking_opinions(state, request))
+    return await plane.scorers.ask(request, lacking)
 
 
 async def find_job(call: Call) -> JobId:
@@ -295,7 +310,7 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
             request = job.entry.request
             if request not in known:
                 known[request] = explain_now(state, request)
-            found[job_id] = waiting_reason(known[request])
+            found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
         return found
 
     return await plane.driver.read(explain_all)

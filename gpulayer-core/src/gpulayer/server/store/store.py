@@ -290,6 +290,10 @@ class _Split:
         changed = [image for job_id, image in self.jobs.items() if job_id not in self.new_jobs]
         yield _UPDATE_JOB, [(*_image_columns(image), image.id) for image in changed]
         yield (
+            _UPDATE_VERDICTS,
+            [(verdicts, job_id) for job_id, verdicts in self.verdicts.items() if job_id not in self.new_jobs],
+        )
+        yield (
             _UPSERT_TASK,
             [
                 (
@@ -459,6 +463,7 @@ def _update(table: Table, names: tuple[str, ...], where: str) -> str:
 _EVENT: Final = ("at_ms", "wall_ms", "engine", "job_id", "worker", "kind", "body")
 _INSERT_JOB: Final = _insert(tables.jobs, (*_JOB_SPEC, *_JOB_IMAGE))
 _UPDATE_JOB: Final = _update(tables.jobs, _JOB_IMAGE, "id")
+_UPDATE_VERDICTS: Final = _update(tables.jobs, ("verdicts",), "id")
 _UPSERT_TASK: Final = _upsert(tables.tasks)
 _UPSERT_ATTEMPT: Final = _upsert(tables.attempts)
 _UPSERT_FACTS: Final = _upsert(tables.facts)
