@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from gpulayer.plugins import (
-    BuildFailed,
     CheckScript,
     Environment,
     EnvironmentPlan,
@@ -285,16 +284,23 @@ class BuilderOfNumbers(GoodBuilder):
 
 @builder("may_be_repeated")
 class BuilderOfFirsts(GoodBuilder):
+    def __init__(self):
+        self.built = set()
+
+    def build(self, plan, site):
+        if plan.key not in self.built:
+            self.built.add(plan.key)
+            (site.folder / "venv").mkdir()
+        return Environment({"PATH": ":".join(map(str, site.folder.iterdir()))})
+
+
+@builder("nothing_to_keep")
+class BuilderInTheWorkFolder(GoodBuilder):
+    def plan(self, request):
+        return EnvironmentPlan()
+
     def build(self, plan, site):
         (site.folder / "venv").mkdir()
-        return Environment({})
-
-
-@builder("half_built")
-class BuilderOfEmptyFolders(GoodBuilder):
-    def build(self, plan, site):
-        if (site.folder / "half-written").exists():
-            raise BuildFailed("the folder is not empty")
         return Environment({})
 
 
@@ -370,10 +376,16 @@ class LauncherThatPrepares(GoodLauncher):
         return super().plan(attempt, site, machine)
 
 
-@launcher("of_this_attempt")
+@launcher("plans_a_program")
 class LauncherOfAnotherKey(GoodLauncher):
     def plan(self, attempt, site, machine):
         return replace(super().plan(attempt, site, machine), key="mine")
+
+
+@launcher("plans_a_program")
+class LauncherElsewhere(GoodLauncher):
+    def plan(self, attempt, site, machine):
+        return replace(super().plan(attempt, site, machine), cwd=Path("/"))
 
 
 @launcher("stay_apart")
@@ -388,23 +400,11 @@ class LauncherOfItsOwnVariables(GoodLauncher):
         return replace(super().plan(attempt, site, machine), env={"PATH": "/bin"})
 
 
-@launcher("where_its_inputs_lie")
-class LauncherWithoutInputs(GoodLauncher):
-    def plan(self, attempt, site, machine):
-        return super().plan(attempt, replace(site, inputs=()), machine)
-
-
-@launcher("and_no_others")
-class LauncherOfAllDevices(GoodLauncher):
-    def plan(self, attempt, site, machine):
-        plan = super().plan(attempt, site, machine)
-        return replace(plan, env={name: value for name, value in plan.env.items() if "VISIBLE" not in name})
-
-
 @launcher("many_devices")
 class LauncherOfOneDevice(GoodLauncher):
     def plan(self, attempt, site, machine):
-        return super().plan(replace(attempt, devices=attempt.devices[:1]), site, machine)
+        assert len(attempt.devices) <= 1
+        return super().plan(attempt, site, machine)
 
 
 @launcher("any_language")
@@ -422,6 +422,12 @@ class LauncherThatActsOnce(GoodLauncher):
         if plan.key in self.done:
             raise RuntimeError("started already")
         self.done.add(plan.key)
+        return starter.start(plan)
+
+
+@launcher("act_may_be_repeated")
+class LauncherThatBoasts(GoodLauncher):
+    def act(self, plan, starter):
         return Launched(1)
 
 

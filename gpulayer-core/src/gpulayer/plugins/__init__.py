@@ -1,7 +1,8 @@
-"""What a plugin is written with: ``hookimpl`` to mark hooks, and the contracts of what they register.
+"""What a plugin is written with: ``hookimpl`` to mark hooks, the contracts of what they register, and their values.
 
 A plugin is a module that an entry point of the group ``gpulayer`` names. It says which API it was written for,
 ``GPULAYER_API = "1.0"``, and implements hooks of ``gpulayer.plugins.hooks``; ``gpulayer.testing`` proves it.
+A launcher that changes some of what ``process`` plans asks ``ProcessLauncher().plan`` for that.
 
 The face is lazy: what a process is told of its plugins (``plugins.settings``) is read at its very start, long before it
 needs any of them.
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from gpulayer.plugins.builtin.process import ProcessLauncher
     from gpulayer.plugins.contracts.context import Context, Where
     from gpulayer.plugins.contracts.environment import (
         BuildFailed,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from gpulayer.plugins.contracts.stager import StageFailed, Stager, StageSite
     from gpulayer.plugins.hooks import API_VERSION, hookimpl
     from gpulayer.spec.assignment import Assignment
+    from gpulayer.spec.capabilities import is_plain_name
     from gpulayer.spec.job import JobSpec
     from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
     from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
@@ -93,6 +96,7 @@ __all__ = [
     "Probe",
     "ProbeSite",
     "Problem",
+    "ProcessLauncher",
     "ProvidedMachine",
     "Provider",
     "ProviderRefused",
@@ -109,9 +113,11 @@ __all__ = [
     "WorkerFacts",
     "WorkerStart",
     "hookimpl",
+    "is_plain_name",
 ]
 
 _HOMES: Final = {
+    "plugins.builtin.process": ("ProcessLauncher",),
     "plugins.contracts.context": ("Context", "Where"),
     "plugins.contracts.environment": (
         "BuildFailed",
@@ -148,8 +154,8 @@ _HOMES: Final = {
     "plugins.contracts.scorer": ("Mark", "Pair", "Refusal", "ScoreBatch", "Scorer"),
     "plugins.contracts.stager": ("StageFailed", "Stager", "StageSite"),
     "plugins.hooks": ("API_VERSION", "hookimpl"),
-    # What contracts speak of.
     "spec.assignment": ("Assignment",),
+    "spec.capabilities": ("is_plain_name",),
     "spec.job": ("JobSpec",),
     "spec.machine": ("Device", "DeviceState", "Framework", "Locality", "WorkerFacts"),
     "spec.request": ("Accelerator", "FrameworkNeed", "Request"),

@@ -314,7 +314,8 @@ class Loader:
         for check in registry.job_checks:
             given.setdefault(check.plugin, []).append("job check")
         for plugin in self._plugins:
-            if plugin.name in given and plugin.record.status is not PluginStatus.DISABLED:
+            is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
+            if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
                 plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
 
     # What is told of them.

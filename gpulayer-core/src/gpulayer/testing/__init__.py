@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpulayer.testing.distribution import Distribution, install_distribution, install_plugin
     from gpulayer.testing.fleet import Fleet, SimulatedWorker
     from gpulayer.testing.plane import LivePlane, until
-    from gpulayer.testing.values import an_assignment, an_event, cuda_devices, machine_facts
+    from gpulayer.testing.values import an_assignment, an_event, cuda_devices, machine_facts, site_in
 
 __all__ = [
     "BROKEN",
@@ -51,6 +51,7 @@ __all__ = [
     "install_distribution",
     "install_plugin",
     "machine_facts",
+    "site_in",
     "until",
 ]
 
@@ -67,6 +68,7 @@ _HOMES: Final = {
     "install_distribution": "distribution",
     "install_plugin": "distribution",
     "machine_facts": "values",
+    "site_in": "values",
     "until": "plane",
 }
 

@@ -16,7 +16,6 @@ __all__ = [
     "SharedContract",
     "check_line",
     "check_plain_name",
-    "check_variables",
     "from_threads",
     "within",
 ]
@@ -105,13 +104,3 @@ def check_line(text: object, what: str) -> None:
     assert isinstance(text, str), f"{what} is text, not a {type(text).__name__}"
     assert text.strip(), f"{what} is empty"
     assert "\n" not in text, f"{what} is one line: {text!r}"
-
-
-def check_variables(variables: object) -> None:
-    """Fails for what can't be the environment of a program."""
-    for name, value in dict(variables).items():  # type: ignore[call-overload] # the plugin gave it: it may be anything
-        assert isinstance(name, str), f"a variable is named by {name!r}"
-        assert isinstance(value, str), f"the variable {name} is a {type(value).__name__}, not text"
-        assert name, "a variable has no name"
-        assert "=" not in name, f"{name!r} can't name a variable"
-        assert "\0" not in name + value, f"the variable {name!r} holds a NUL"

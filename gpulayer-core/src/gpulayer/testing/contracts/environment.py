@@ -1,5 +1,6 @@
 """The contract of environment builders, as tests."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -20,10 +21,10 @@ from gpulayer.testing.contracts.contract import (
     SharedContract,
     check_line,
     check_plain_name,
-    check_variables,
     within,
 )
 from gpulayer.testing.values import UNICODE, machine_facts
+from gpulayer.worker.launching import checked_variables
 
 __all__ = ["EnvironmentBuilderContract"]
 
@@ -99,17 +100,23 @@ class EnvironmentBuilderContract(SharedContract):
     ) -> None:
         built = within(self.deadline_s, lambda: builder.build(ask(), site))
         assert isinstance(built, Environment), f"build gave a {type(built).__name__}"
-        check_variables(built.variables)
+        checked_variables(built.variables)
 
-    def test_a_build_may_be_repeated_in_the_same_folder(
+    def test_a_build_may_be_repeated_in_an_emptied_folder(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
     ) -> None:
         first = builder.build(ask(), site)
-        assert builder.build(ask(), site) == first, "another environment from the same folder"
+        shutil.rmtree(site.folder)
+        site.folder.mkdir()
+        assert builder.build(ask(), site) == first, "another environment for the same plan"
 
-    def test_a_half_built_folder_is_built_again(self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite) -> None:
-        (site.folder / "half-written").write_bytes(b"\0" * 10)
-        check_variables(builder.build(ask(), site).variables)
+    def test_where_there_is_nothing_to_keep_it_keeps_nothing(
+        self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
+    ) -> None:
+        """The folder of a plan without a key is the job's work folder."""
+        plan = ask()
+        builder.build(plan, site)
+        assert plan.key or list(site.folder.iterdir()) == [], "it changed the work folder of the job"
 
     def test_the_workers_own_credentials_stay_with_the_worker(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
