@@ -24,7 +24,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(
-    r"(?:^<!-- (run|file: [\w./-]+|not run: [^>]+) -->\n)?^```(console|python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?:^<!-- (run|file: [\w./-]+|not run: [^>]+) -->\n)?^```(console|python|toml)\n(.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
 PROGRAMS = {"gpulayer": "gpulayer.cli", "pip": "pip._internal.cli.main", "pytest": "pytest"}
 DEADLINE_S = 60

@@ -1,4 +1,4 @@
-"""The pages on plugins are complete, have the figures of the code, and their examples keep the contracts they are of."""
+"""The pages on plugins are complete, have the code's figures, and their examples keep the contracts they are of."""
 
 import os
 import re
@@ -32,11 +32,9 @@ FOLDER: Final = Path(__file__).parents[2] / "docs" / "plugins"
 PAGES: Final = {page.name: page.read_text(encoding="utf-8") for page in sorted(FOLDER.glob("*.md"))}
 INDEX: Final = PAGES["index.md"]
 EXAMPLES: Final[Mapping[str, list[Block]]] = {
-    page: [block for block in blocks(FOLDER / page) if block.file]
-    for page in PAGES
-    if not any(block.mark == "run" for block in blocks(FOLDER / page))
+    page: [block for block in blocks(FOLDER / page) if block.file and "/" not in block.file] for page in PAGES
 }
-"""Of pages whose files are all there is to run; of the others ``test_docs_examples`` runs the commands."""
+"""Modules and their tests. Packages in a folder of their own are run by the commands below them."""
 
 CONTRACTS: Final = {
     **{kind.hook: import_module(kind.contract.__module__) for kind in KINDS},
@@ -143,7 +141,7 @@ def test_the_examples_are_plugins_of_the_hooks_that_their_pages_are_about(
     for page, shown in EXAMPLES.items():
         for block in shown:
             name = block.file.removeprefix("gpulayer_").removesuffix(".py")
-            if block.file.startswith("gpulayer_"):
+            if block.file.startswith("gpulayer_") and block.language == "python":
                 install_plugin(tmp_path, name, block.text)
                 pages[name] = page
     settings = PluginSettings(allowed=frozenset(pages))
