@@ -1,14 +1,15 @@
-"""Wrong: the check takes for granted that every job has a tag, and raises KeyError where there is none.
+"""Wrong: the check takes for granted that every job has a certain tag, and raises KeyError where there is none.
 
-Right: what is not there is no problem of the job's, or is said as one: ``Problem(Severity.ERROR, …)``.
+Right: ``dict(spec.tags).get("cost-centre", "")``, and what is wrong with a job is said as a ``Problem``.
 """
 
-from gpulayer.plugins import hookimpl
+from gpulayer.plugins import Problem, Severity, hookimpl
 
 GPULAYER_API = "1.0"
 
 
 @hookimpl
 def gpulayer_check_job(spec, ctx):
-    print("checking the job of", spec.owner_of_the_cost_centre)
+    if not dict(spec.tags)["cost-centre"].isdigit():
+        return [Problem(Severity.ERROR, "a cost centre is a number", field="tags")]
     return []

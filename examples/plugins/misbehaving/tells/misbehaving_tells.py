@@ -1,7 +1,7 @@
 """Wrong: it prints, and raises, what it was trusted with.
 
-Right: a secret goes where it is needed and nowhere else. (GPUlayer hides the values of a plugin's options in what the
-plugin logs and raises; what a plugin prints itself goes to the log of the control plane, which only its owner reads.)
+Right: a secret goes where it is needed and nowhere else. (GPUlayer hides the values of options in what plugins print,
+log and raise, as they stand there. A secret that was encoded first, as in a URL, it does not know.)
 """
 
 from gpulayer.plugins import hookimpl
