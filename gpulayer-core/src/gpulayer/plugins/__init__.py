@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from gpulayer.spec.capabilities import is_plain_name
     from gpulayer.spec.job import JobSpec
     from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
-    from gpulayer.spec.request import Accelerator, Request
+    from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
 
 __all__ = [
     "API_VERSION",
@@ -76,6 +76,7 @@ __all__ = [
     "Findings",
     "Framework",
     "FrameworkCheck",
+    "FrameworkNeed",
     "JobSpec",
     "JobSummary",
     "LaunchPlan",
@@ -156,17 +157,8 @@ _HOMES: Final = {
     "spec.assignment": ("Assignment",),
     "spec.capabilities": ("is_plain_name",),
     "spec.job": ("JobSpec",),
-    "spec.machine": (
-        "Device",
-        "DeviceState",
-        "Framework",
-        "Locality",
-        "WorkerFacts",
-    ),
-    "spec.request": (
-        "Accelerator",
-        "Request",
-    ),
+    "spec.machine": ("Device", "DeviceState", "Framework", "Locality", "WorkerFacts"),
+    "spec.request": ("Accelerator", "FrameworkNeed", "Request"),
 }
 
 

@@ -35,7 +35,8 @@ from gpulayer.plugins.settings import PluginSettings
 
 __all__ = ["main"]
 
-_AT_MOST: Final = 100  # objects of one hook that are looked at
+# Hooks that are what they provide, and need a job or an event to be asked.
+_ASKED: Final = {"gpulayer_check_job": "job check", "gpulayer_on_event": "event sink"}
 # Frames that only lead to the plugin.
 _OURS: Final = tuple(f"{Path(file).parent}{os.sep}" for file in (gpulayer.__file__, importlib.__file__))
 
@@ -102,6 +103,7 @@ class _Check:
             for kind in KINDS:
                 if kind.hook in inspected.hooks:
                     self._register(kind, getattr(module, kind.hook))
+            self._say({"provides": [word for hook, word in _ASKED.items() if hook in inspected.hooks]})
         self._changes(before, threads)
 
     def _import(self, name: str) -> ModuleType | None:
