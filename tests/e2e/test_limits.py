@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from gpulayer.testing.distribution import install_plugin
+
 ALLOCATE = "kept = [bytearray(b'x' * (1 << 20)) for _ in range(300)]"
 
 
@@ -86,25 +88,32 @@ def test_worker_show_tells_which_limits_it_holds_jobs_to(shared):
 WORKER = """
 import os, sys
 from pathlib import Path
-from gpulayer.plugins.builtin.host import HostProbe
-from gpulayer.plugins.builtin.process import ProcessLauncher
-from gpulayer.plugins.contracts.probe import Findings
-from gpulayer.plugins.registry import Registry
-from gpulayer.spec.machine import Device
-from gpulayer.spec.request import Accelerator
-from gpulayer.worker import WorkerSettings, life, run
+from gpulayer.worker import WorkerSettings, run
 
-class Injected:
-    name = "injected"
-    def look(self, site):
-        return Findings(devices=tuple(Device(uuid, n, Accelerator.CUDA, "H100") for n, uuid in enumerate(sys.argv[4:])))
-
-life.builtin_registry = lambda: Registry((HostProbe(), Injected()), {"process": ProcessLauncher()})
 folder = Path(sys.argv[1])
 sys.exit(run(WorkerSettings(
     work_dir=folder, urls=(sys.argv[2],), token=sys.argv[3], name=folder.name,
     environment=dict(os.environ), lock_folders=(str(folder.parent / "locks"),),
 )))
+"""
+
+# Finds the devices that the worker's environment names.
+PROBE = """
+from gpulayer.plugins import Findings, hookimpl
+from gpulayer.spec.machine import Device
+from gpulayer.spec.request import Accelerator
+
+GPULAYER_API = "1.0"
+
+class Injected:
+    name = "injected"
+    def look(self, site):
+        uuids = site.environment.get("TEST_DEVICES", "").split()
+        return Findings(devices=tuple(Device(uuid, n, Accelerator.CUDA, "H100") for n, uuid in enumerate(uuids)))
+
+@hookimpl
+def gpulayer_register_probes(ctx):
+    return [Injected()]
 """
 
 
@@ -114,11 +123,14 @@ def fleet(story):
     port = free_port()
     assert story.run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port).code == 0
     started = []
+    install_plugin(story.here.parent / "plugins", "injected", PROBE)
+    path = os.pathsep.join(filter(None, (str(story.here.parent / "plugins"), story.environment.get("PYTHONPATH"))))
 
     def start(name, *uuids, **environment):
         words = story.run("up", "--detach").out.decode().split()
         token = words[words.index("--token") + 1]
-        argv = [sys.executable, "-P", "-c", WORKER, str(story.here / name), f"http://127.0.0.1:{port}", token, *uuids]
+        argv = [sys.executable, "-P", "-c", WORKER, str(story.here / name), f"http://127.0.0.1:{port}", token]
+        environment |= {"TEST_DEVICES": " ".join(uuids), "PYTHONPATH": path}
         with open(story.here / f"{name}.log", "wb") as log:
             started.append(
                 subprocess.Popen(argv, env={**story.environment, **environment}, stdout=log, stderr=log, cwd=story.here)

@@ -8,7 +8,7 @@ starts one are left out at its start.
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["HANDED_ON", "background_variables"]
+__all__ = ["HANDED_ON", "background_variables", "is_handed_on"]
 
 HANDED_ON: Final = frozenset(
     {
@@ -58,6 +58,11 @@ _KEPT: Final = frozenset(
     }
 )
 _KEPT_PREFIXES: Final = ("GPULAYER_PLUGIN_", "LC_", "PYTHON")  # the first: what plugins are told
+
+
+def is_handed_on(name: str) -> bool:
+    """Whether jobs get the worker's variable of that name."""
+    return name in HANDED_ON or name.startswith("LC_")
 
 
 def background_variables(given: Mapping[str, str]) -> dict[str, str]:

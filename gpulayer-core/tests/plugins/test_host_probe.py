@@ -7,7 +7,6 @@ import pytest
 
 from gpulayer.plugins.builtin.host import HostProbe, host_platform
 from gpulayer.plugins.contracts.probe import ProbeSite
-from gpulayer.plugins.registry import builtin_registry
 
 
 def look(tmp_path, cgroup, files):
@@ -63,8 +62,9 @@ def test_a_fraction_of_a_processor_is_still_one(tmp_path):
     assert look(tmp_path, "0::/\n", {"cpu.max": "10000 100000\n"}).cpus == 1
 
 
-def test_core_registers_its_own(tmp_path):
-    registry = builtin_registry()
-    assert [probe.name for probe in registry.probes] == ["host"]
-    assert list(registry.launchers) == ["process"]
-    assert registry.probes[0].look(ProbeSite(tmp_path, {})).cpus >= 1
+def test_core_registers_its_own(tmp_path, load):
+    host = load(discover=tuple)
+    [probe] = host.registry.probes
+    assert (probe.plugin, probe.name) == ("host", "host")
+    site = ProbeSite(tmp_path, {})
+    assert host.call(probe, "Probe.look", lambda thing: thing.look(site), deadline_s=10.0).cpus >= 1

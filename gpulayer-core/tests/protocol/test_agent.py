@@ -307,6 +307,31 @@ def test_a_machine_that_cannot_start_anything_is_infrastructure():
     assert agent.ended == Outcome(EndedBy.WORKER_LOST, evidence="no memory", blame=Blame.INFRASTRUCTURE)
 
 
+def test_what_could_not_start_is_blamed_on_whom_the_shell_says():
+    agent = Agent()
+    agent.assign()
+    agent.send(SpawnFailed(KEY, None, "it needs two nodes", EndedBy.ENVIRONMENT, Blame.USER))
+    agent.settle()
+    assert agent.ended == Outcome(EndedBy.ENVIRONMENT, evidence="it needs two nodes", blame=Blame.USER)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_staged"),
+    [
+        ({"inputs": (("data", "file:///d"),)}, True),
+        ({"environment": "uv"}, True),
+        ({"environment": "system"}, False),
+        ({"launcher": "torch", "resources": (("licence", 1),)}, False),
+    ],
+)
+def test_inputs_and_an_environment_of_its_own_are_staged_before_the_start(fields, is_staged):
+    agent, job = Agent(), replace(JOB, **fields)
+    actions = agent.assign(job)
+    assert (Stage(job) in actions, any(isinstance(action, Spawn) for action in actions)) == (is_staged, not is_staged)
+    if is_staged:
+        assert any(isinstance(action, Spawn) for action in agent.send(Staged(KEY)))
+
+
 def test_failed_staging_keeps_its_blame_and_evidence():
     agent = Agent()
     agent.assign(SOURCED)

@@ -22,13 +22,41 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from gpulayer.clock import SystemClock
 from gpulayer.net import pin_of
+from gpulayer.plugins.guard import Guard
+from gpulayer.plugins.host import Host
+from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.state import StateDir
 from gpulayer.wire.packs import frame, read_frames
 from gpulayer.wire.sessions import session_text
 
 DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def host_of():
+    """``host_of(probes=[…], launchers=[…])``: a host of these things alone, each of a plugin of its own name."""
+    hosts = []
+
+    def make(*, environments=(), launchers=(), stagers=(), **others):
+        def named(things, key="name"):
+            return {getattr(thing, key): Registered(getattr(thing, key), thing) for thing in things}
+
+        registry = Registry(
+            environments=named(environments),
+            launchers=named(launchers),
+            stagers=named(stagers, "scheme"),
+            **{kind: tuple(Registered(thing.name, thing) for thing in things) for kind, things in others.items()},
+        )
+        hosts.append(Host(registry, Guard(clock=SystemClock()), lambda: ()))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.close()
+
 
 WORKER = """
 import sys, json, logging, pathlib

@@ -1,62 +1,161 @@
-"""Facts of a machine out of what several probes find."""
+"""Facts of a machine out of what several probes find, whatever they say."""
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
-from gpulayer.spec.machine import Device, Locality
+from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
-from gpulayer.worker.facts import KnownFacts, combine, gather_facts
+from gpulayer.wire.convert import facts_from_wire, facts_to_wire
+from gpulayer.worker.facts import KnownFacts, Probing, combine, devices_of
+from gpulayer.worker.findings import checked_findings
+
+GPU = Device("GPU-1", 0, Accelerator.CUDA, "H100")
+
+
+class Says:
+    """A probe that gives these answers, one a look, and the last one again; exceptions are raised."""
+
+    def __init__(self, name, *answers):
+        self.name = name
+        self.answers = list(answers)
+
+    def look(self, site):
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def probing(host_of, tmp_path):
+    def make(*probes, labels=()):
+        return Probing(host_of(probes=probes), ProbeSite(tmp_path, {}), version="1", labels=labels)
+
+    return make
 
 
 def test_the_first_that_knows_is_believed_and_devices_add_up():
     one, two = (Device(f"GPU-{index}", index, Accelerator.CUDA, "H100") for index in (1, 2))
     facts = combine(
         [
-            Findings(devices=(one,), labels=(("a", "found"), ("b", "found"))),
+            Findings(devices=(one,), labels=(("a", "found"), ("b", "first")), resources=(("licence", 2),)),
             Findings(platform="linux-x86_64", cpus=4, memory_bytes=8, disk_bytes=12_345_678_901, devices=(two,)),
-            Findings(platform="other", cpus=9, locality=Locality(zone="z")),
+            Findings(platform="other", cpus=9, locality=Locality(zone="z"), labels=(("b", "later"),)),
+            Findings(resources=(("board", 0), ("licence", 9))),
         ],
         version="1",
         labels=(("a", "given"),),
     )
     assert (facts.platform, facts.cpus, facts.memory_bytes, facts.disk_bytes) == ("linux-x86_64", 4, 8, 12_000_000_000)
     assert facts.devices == (one, two)
-    assert facts.labels == (("a", "given"), ("b", "found"))
+    assert facts.labels == (("a", "given"), ("b", "first"))
     assert facts.locality.zone == "z"
+    assert facts.resources == (("licence", 2),)  # of what there is none, nothing is told
 
 
-class Broken:
-    name = "broken"
-
-    def look(self, site):
-        raise RuntimeError("no driver")
-
-
-class Works:
-    name = "works"
-
-    def look(self, site):
-        return Findings(platform="p", cpus=3)
-
-
-def test_a_broken_probe_costs_its_own_findings_alone(tmp_path, caplog):
-    facts = asyncio.run(gather_facts([Broken(), Works()], ProbeSite(tmp_path, {}), version="1", labels=()))
+def test_a_broken_probe_costs_its_own_findings_alone(probing, caplog):
+    broken, works = Says("broken", RuntimeError("no driver")), Says("works", Findings(platform="p", cpus=3))
+    facts = asyncio.run(probing(broken, works).look())
     assert (facts.platform, facts.cpus) == ("p", 3)
-    assert "probe broken failed" in caplog.text
+    assert "plugin broken failed" in caplog.text
 
 
-class Reaches:
-    name = "reaches"
-
-    def look(self, site):
-        return Findings(addresses=("10.0.0.5", "192.168.1.7"))
-
-
-def test_the_address_that_reached_the_control_plane_stays_first_and_a_change_is_news_once(tmp_path):
+def test_a_probe_that_fails_now_keeps_what_it_found_last(probing):
     async def main():
-        site = ProbeSite(tmp_path, {})
-        facts = await gather_facts([Reaches()], site, version="1", labels=())
-        known = KnownFacts(facts, [Reaches()], site, version="1", labels=())
+        looks = probing(Says("flaky", Findings(devices=(GPU,)), OSError("busy"), Findings()))
+        assert [(await looks.look()).devices for _ in range(3)] == [(GPU,), (GPU,), ()]
+
+    asyncio.run(main())
+
+
+def test_a_device_that_two_probes_find_is_the_first_ones_and_that_is_said_once(probing, caplog):
+    async def main():
+        looks = probing(Says("one", Findings(devices=(GPU,))), Says("two", Findings(devices=(replace(GPU, index=7),))))
+        assert [(await looks.look()).devices for _ in range(2)] == [(GPU,), (GPU,)]
+
+    asyncio.run(main())
+    assert caplog.text.count("device GPU-1 is found by plugins one and two") == 1
+
+
+LIES = {
+    "no findings": None,
+    "a dictionary": {"cpus": 1},
+    "no devices": Findings(cpus="4"),
+    "cpus that are true": Findings(cpus=True),
+    "less than none": Findings(memory_bytes=-1),
+    "more than any": Findings(disk_bytes=2**70),
+    "a text of a megabyte": Findings(platform="x" * 1_000_000),
+    "a NUL": Findings(labels=(("a", "b\0"),)),
+    "half a character": Findings(labels=(("a", "\ud800"),)),
+    "a device that is a text": Findings(devices=("GPU",)),
+    "a text of devices": Findings(devices="GPU"),
+    "a device without a name": Findings(devices=(replace(GPU, uuid=""),)),
+    "a device twice": Findings(devices=(GPU, GPU)),
+    "a device of a kind that is a word": Findings(devices=(replace(GPU, kind="cuda"),)),
+    "a device of any kind": Findings(devices=(replace(GPU, kind=Accelerator.ANY),)),
+    "a state that is a word": Findings(devices=(replace(GPU, state="usable"),)),
+    "a link of one": Findings(devices=(replace(GPU, links=(("GPU-2",),)),)),
+    "a number of a device": Findings(devices=(replace(GPU, index=-1),)),
+    "too many devices": Findings(devices=tuple(replace(GPU, uuid=str(index)) for index in range(1025))),
+    "devices without end": Findings(devices=(replace(GPU, uuid=str(index)) for index in iter(int, 1))),
+    "too many labels": Findings(labels=tuple((str(index), "") for index in range(65))),
+    "an address that is a name": Findings(addresses=("example.org",)),
+    "a framework that may be usable": Findings(frameworks=(Framework("torch", "2", Accelerator.CUDA, usable=1),)),
+    "a resource in capitals": Findings(resources=(("MATLAB", 1),)),
+    "less than no licences": Findings(resources=(("matlab", -1),)),
+    "half a licence": Findings(resources=(("matlab", 0.5),)),
+    "a zone that is a number": Findings(locality=Locality(zone=7)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_findings_that_cannot_be_are_no_findings(lie):
+    with pytest.raises((TypeError, ValueError)):
+        checked_findings(lie)
+
+
+def test_a_probe_that_lies_costs_its_own_findings_alone_and_the_report_stays_whole(probing):
+    lies = [Says(f"liar-{number}", lie) for number, lie in enumerate(LIES.values())]
+    facts = asyncio.run(probing(*lies, Says("honest", Findings(cpus=3, devices=(GPU,)))).look())
+    assert (facts.cpus, facts.devices, facts.labels) == (3, (GPU,), ())
+    assert facts_from_wire(facts_to_wire(facts)) == facts
+
+
+def test_honest_findings_come_through_as_they_are():
+    honest = Findings(
+        platform="linux-x86_64",
+        cpus=4,
+        memory_bytes=0,
+        disk_bytes=7,
+        devices=(replace(GPU, memory_bytes=5, state=DeviceState.BUSY, reason="x", links=(("GPU-2", "nvlink"),)),),
+        frameworks=(Framework("torch", "2.4", Accelerator.CPU, usable=True),),
+        labels=(("größe", "ü"),),
+        locality=Locality(zone="z"),
+        addresses=("10.0.0.1", "fd00::1"),
+        resources=(("matlab", 0),),
+    )
+    assert checked_findings(honest) == honest
+
+
+def test_several_probes_together_find_no_more_than_a_report_holds(probing):
+    def many(name):
+        devices = tuple(replace(GPU, uuid=f"{name}-{index}") for index in range(1000))
+        labels = tuple((f"{name}-{index}", "") for index in range(60))
+        return Says(name, Findings(devices=devices, labels=labels, addresses=("10.0.0.1",) * 60))
+
+    facts = asyncio.run(probing(many("a"), many("b"), labels=(("mine", "1"),)).look())
+    assert (len(facts.devices), len(facts.labels), len(facts.addresses)) == (1024, 64, 64)
+    assert facts.devices[0].uuid == "a-0"
+    assert ("mine", "1") in facts.labels
+
+
+def test_the_address_that_reached_the_control_plane_stays_first_and_a_change_is_news_once(probing):
+    async def main():
+        looks = probing(Says("reaches", Findings(addresses=("10.0.0.5", "192.168.1.7"))))
+        known = KnownFacts(await looks.look(), looks)
         assert known.facts.addresses == ("10.0.0.5", "192.168.1.7")
         assert known.set_addresses(("10.0.0.5", "192.168.1.7"), own="192.168.1.7")
         assert known.facts.addresses == ("192.168.1.7", "10.0.0.5")
@@ -66,3 +165,27 @@ def test_the_address_that_reached_the_control_plane_stays_first_and_a_change_is_
         assert known.facts.addresses == ("10.0.0.6",)
 
     asyncio.run(main())
+
+
+def test_what_a_check_computed_is_believed_before_what_a_probe_found(probing):
+    async def main():
+        found = Framework("torch", "2.3", Accelerator.CPU, usable=True)
+        other = Framework("jax", "0.4", Accelerator.CPU, usable=True)
+        computed = Framework("torch", "2.4", Accelerator.CPU, usable=False, reason="no")
+        looks = probing(Says("probe", Findings(frameworks=(found, other))))
+        known = KnownFacts(await looks.look(), looks)
+        assert known.facts.frameworks == (found, other)
+        assert known.set_frameworks([computed])
+        assert not known.set_frameworks([computed])
+        assert not await known.look_again()
+        assert known.facts.frameworks == (computed, other)
+
+    asyncio.run(main())
+
+
+def test_devices_are_the_same_ones_while_only_their_free_memory_changes():
+    def facts(device):
+        return combine([Findings(devices=(device,))], version="1", labels=())
+
+    assert devices_of(facts(GPU)) == devices_of(facts(replace(GPU, memory_free_bytes=3)))
+    assert devices_of(facts(GPU)) != devices_of(facts(replace(GPU, state=DeviceState.UNHEALTHY)))

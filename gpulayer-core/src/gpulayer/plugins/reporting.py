@@ -37,4 +37,6 @@ def plugin_to_wire(record: PluginRecord) -> PluginFields:
 
 
 def _cut(text: str, limit: int) -> str:
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()  # what is no text on the wire would cost the report, too
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -77,6 +77,7 @@ from gpulayer.protocol.reporting import next_report, report_due_ms
 from gpulayer.protocol.room import Room
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
 __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
@@ -246,11 +247,13 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
 
 
 def _stage(held: Held, actions: list[Action]) -> None:
-    """What needs nothing brought is ready; it may still have to wait for room."""
-    if held.assignment.source is None and not held.assignment.has_credentials:
+    """What needs nothing brought or made is ready; it may still have to wait for room."""
+    share = held.assignment
+    has_own_environment = share.environment not in ("", DEFAULT_ENVIRONMENT)
+    if share.source is None and not share.has_credentials and not share.inputs and not has_own_environment:
         held.is_staged = True
     else:
-        actions.append(Stage(held.assignment))
+        actions.append(Stage(share))
 
 
 def _refuse(state: AgentState, assignment: Assignment, ended_by: EndedBy, now_ms: int) -> None:

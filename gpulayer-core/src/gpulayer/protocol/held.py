@@ -129,11 +129,11 @@ def outcome_of_end(held: Held, event: ProcessExited | ProcessLost) -> Outcome:
 
 
 def outcome_of_failed_spawn(held: Held, event: SpawnFailed) -> Outcome:
-    """Without an exit code the machine is at fault and the task may be retried; with 126 or 127 the command is."""
+    """Without an exit code it is told who is at fault, mostly the machine; with 126 or 127 the command is."""
     if held.stop is not None:
         return outcome_of_stop(held, event.evidence)
     if event.exit_code is None:
-        return Outcome(event.ended_by, evidence=event.evidence, blame=Blame.INFRASTRUCTURE)
+        return Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
     return Outcome(EndedBy.PROGRAM, exit_code=event.exit_code, evidence=event.evidence, blame=Blame.USER)
 
 

@@ -196,14 +196,14 @@ class CommandsReceived:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The source lies in the work folder, and the credentials are at hand."""
+    """Source, inputs and environment are there, and the credentials at hand."""
 
     key: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
 class StagingFailed:
-    """The source will not come, or does not fit; an outage is no reason for that."""
+    """Its source or an input will not come, or its environment can't be made; an outage is no reason for that."""
 
     key: NodeKey
     evidence: str
@@ -229,12 +229,13 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """exit_code: 126 or 127 where the command is at fault; None where the machine is, by ``ended_by``."""
+    """exit_code: 126 or 127 where the command is at fault; None: ``ended_by`` and ``blame`` say what is."""
 
     key: NodeKey
     exit_code: int | None
     evidence: str
     ended_by: EndedBy = EndedBy.WORKER_LOST
+    blame: Blame = Blame.INFRASTRUCTURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +368,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring source and credentials, as far as there are such; answered by Staged or StagingFailed. An outage is waited
-    out, not a failure."""
+    """Bring source, inputs and credentials and make the environment, as far as there are such; answered by Staged or
+    StagingFailed. An outage is waited out, not a failure."""
 
     assignment: Assignment
 

@@ -22,6 +22,7 @@ from gpulayer.errors import GpulayerError, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
+from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
@@ -126,6 +127,7 @@ class Plane:
         self._driving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._announcer: Announcer | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -142,6 +144,8 @@ class Plane:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
                 await self._loading
+        else:
+            await self._announce()
 
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
@@ -159,6 +163,8 @@ class Plane:
                 await self._saving
             self._saving = None
             await save_uses(self)
+        if self._announcer is not None:
+            await self._announcer.close()
         self.driver.close()
         if self._driving is not None:
             await self._driving
@@ -210,8 +216,14 @@ class Plane:
                 raise
             _log.error("%s; the control plane goes on without any", error.message)
         await self._use_scorers()
+        await self._announce()  # before anybody submits: a new event sink begins with what happens from here on
         self._are_plugins_loaded = True
         self._plugins_settled.set()
+
+    async def _announce(self) -> None:
+        if not self.is_closing:
+            self._announcer = Announcer(self, self.plugins)
+            await self._announcer.start()
 
     async def _use_scorers(self) -> None:
         scorers = Scorers(self.plugins, clock=self.clock, submit=self.driver.submit)
@@ -323,6 +335,8 @@ class _Observer:
                 case _:
                     pass
         plane.hub.wake(("job", job_id) for job_id in jobs)
+        if records:
+            plane.hub.wake((LOGGED,))
 
     def annotate(self, state: State, rejected: Mapping[JobId, Request]) -> dict[JobId, str]:
         known: dict[Request, str] = {}

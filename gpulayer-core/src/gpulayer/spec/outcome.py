@@ -13,7 +13,8 @@ class EndedBy(StrEnum):
     """What ended it, by the first cause: a program that exits because it was told to has not ended by itself.
 
     ``program``: it exited. ``signal``: from somebody other than GPUlayer. ``worker_stopped``: the agent was ended in
-    good order. ``worker_lost``: machine, spawner or contact went away. ``staging``: its source did not come.
+    good order. ``worker_lost``: machine, spawner or contact went away. ``staging``: its source or an input did not
+    come. ``environment``: its environment could not be made, or its launcher did not start it.
     """
 
     PROGRAM = "program"

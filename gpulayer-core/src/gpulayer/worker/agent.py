@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 from gpulayer.clock import Clock
 from gpulayer.errors import (
@@ -25,8 +25,8 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Epoch
-from gpulayer.plugins.contracts.probe import ProbeSite
 from gpulayer.plugins.host import Host
+from gpulayer.plugins.record import PluginRecord
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
@@ -71,7 +71,10 @@ from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
 from gpulayer.worker.disk import Reserve
-from gpulayer.worker.facts import KnownFacts
+from gpulayer.worker.environments import Environments
+from gpulayer.worker.facts import KnownFacts, Probing, devices_of
+from gpulayer.worker.frameworks import FrameworkChecks
+from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.logs import AttemptLogs
@@ -92,6 +95,7 @@ _HOLD_LIMIT_S: Final = _HOLD_S + 5.0  # its answer is empty then: a later one is
 _LOOK_EVERY_S: Final = 60.0
 _LOST: Final = (Unreachable, TimedOut, UntrustedServer)
 _LEAVE_AGAIN_MS: Final = 50
+_Result = TypeVar("_Result")
 
 
 class Agent:
@@ -107,6 +111,8 @@ class Agent:
         reserve: Reserve,
         stager: Stager,
         host: Host,
+        probing: Probing,
+        checks: FrameworkChecks,
         facts: WorkerFacts,
         clock: Clock,
         boot: int,
@@ -117,8 +123,12 @@ class Agent:
         self._folders = folders
         self._reserve = reserve
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
-        site = ProbeSite(settings.work_dir, settings.environment)
-        self._known = KnownFacts(facts, host, site, version=settings.version, labels=settings.labels)
+        self._host = host
+        self._told_plugins: tuple[PluginRecord, ...] | None = None
+        self._checks = checks
+        self._are_devices_new = asyncio.Event()
+        self._known = KnownFacts(facts, probing, checks.found)
+        self._environments = Environments(host, settings.work_dir, environment=settings.environment, start=self._start)
         self._work = NodeWork(
             feed=self._feed,
             plane=plane,
@@ -128,7 +138,8 @@ class Agent:
             stager=stager,
             host=host,
             known=self._known,
-            environment=settings.environment,
+            environments=self._environments,
+            inputs=Inputs(host, folders, environment=settings.environment),
         )
         self._network = NetworkWatch()
         self._clock = clock
@@ -155,7 +166,8 @@ class Agent:
         self.removed: NotFound | NotKnown | Superseded | None = None
 
     def session_opened(self, session: SessionReply) -> None:
-        """The control plane's terms hold from now on."""
+        """The control plane's terms hold from now on; it may be one that knows nothing of this worker's plugins."""
+        self._told_plugins = None
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
     def stop(self, why: str = "") -> None:
@@ -189,11 +201,13 @@ class Agent:
                     group.create_task(self._watch_spawner(events), name="spawner events"),
                     group.create_task(self._watch_commands(), name="commands"),
                     group.create_task(self._watch_machine(), name="facts"),
+                    group.create_task(self._watch_frameworks(), name="framework checks"),
                     group.create_task(self._watch_network(), name="network"),
                     group.create_task(self._keeper.watch(), name="room"),
                     group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
                 ]
                 await self._finished.wait()
+                self._environments.close()
                 for task in (*loops, *(task for tasks in self._tasks.values() for task in tasks)):
                     task.cancel()
         except ExceptionGroup as failed:
@@ -325,7 +339,7 @@ class Agent:
             (key, progress), self._put_off = self._put_off, None
             self._keeper.write(key, progress)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         assert self._group is not None
         return self._group.create_task(work, name=name)
 
@@ -450,9 +464,26 @@ class Agent:
     async def _watch_machine(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
+            before = self._known.facts
             if await self._known.look_again():
                 facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
+                if devices_of(before) != devices_of(facts):
+                    self._are_devices_new.set()
+
+    async def _watch_frameworks(self) -> None:
+        """What was found in an earlier life holds until the checks have run anew."""
+
+        def tell() -> None:
+            if self._known.set_frameworks(self._checks.found):
+                self._feed(FactsChanged())
+
+        while True:
+            if not self._checks.is_fresh:
+                await self._checks.run(self._known.facts, tell=tell)
+            await self._are_devices_new.wait()
+            self._are_devices_new.clear()
+            self._checks.is_fresh = False
 
     async def _watch_network(self) -> None:
         while True:
@@ -468,7 +499,9 @@ class Agent:
     # Actions that wait ------------------------------------------------------------------------------------------------
 
     async def _report(self, plan: ReportPlan) -> None:
-        body = report_to_wire(plan, self._known.facts)
+        plugins = self._host.records()
+        told = None if plugins == self._told_plugins else plugins
+        body = report_to_wire(plan, self._known.facts, told)
         path = f"{self._plane.worker_path}/reports"
         limit_s = answer_limit_ms(self._state, tries=self._report_tries) / 1000
         try:
@@ -486,6 +519,7 @@ class Agent:
             self._feed(ReportFailed(plan.seq, retry_in_ms))
         else:
             self._report_tries = 0
+            self._told_plugins = told or self._told_plugins
             self._story.back()
             self._feed(ReportAnswered(plan.seq, tuple(Epoch(epoch) for epoch in reply["void"])))
 

@@ -1,6 +1,7 @@
 """What must outlive the agent, in a folder a node: ``attempts/<epoch>.<node>/``.
 
-``assign.json``, ``phase``, ``baseline.json``, ``log`` (and ``log.err``), ``exit.json``, ``work/`` and ``out/``.
+``assign.json``, ``phase``, ``baseline.json``, ``log`` (and ``log.err``), ``exit.json``, ``work/`` and ``out/``; with
+inputs also ``inputs/`` and ``inputs.json``.
 ``phase`` has a line a change, and its last whole line counts: appending one is a single write, while replacing a file
 costs a tiny job more than all else here. Nothing is synced: a host that lost power has no program left to come back
 to, and what was promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being
@@ -50,6 +51,14 @@ class _Files:
     @property
     def baseline(self) -> Path:
         return self.folder / "baseline.json"
+
+    @property
+    def inputs(self) -> Path:
+        return self.folder / "inputs"
+
+    @property
+    def inputs_list(self) -> Path:
+        return self.folder / "inputs.json"
 
 
 class Journal:
@@ -118,6 +127,19 @@ class Journal:
         site = self.site(key)
         shutil.rmtree(site.work_dir, ignore_errors=True)
         site.work_dir.mkdir(mode=0o700, exist_ok=True)
+
+    def renew_inputs(self, key: NodeKey) -> Path:
+        """The empty folder for its inputs; where earlier ones lay is forgotten. This folder serves no other job."""
+        self._staged.add(key)
+        files = self._files(key)
+        files.inputs_list.unlink(missing_ok=True)
+        shutil.rmtree(files.inputs, ignore_errors=True)
+        files.inputs.mkdir(mode=0o700, exist_ok=True)
+        return files.inputs
+
+    def inputs_file(self, key: NodeKey) -> Path:
+        """Where to keep where its inputs lie."""
+        return self._files(key).inputs_list
 
     def keep_baseline(self, key: NodeKey, baseline: Baseline) -> None:
         """Whole or not at all."""

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpulayer.clock import SystemClock
@@ -25,6 +26,7 @@ from gpulayer.hiding import hide_process
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.contracts.probe import ProbeSite
 from gpulayer.plugins.host import Host, load_plugins
+from gpulayer.plugins.record import PluginStatus
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.staging.blobs import BlobFolder, storage_error
@@ -32,7 +34,8 @@ from gpulayer.wire.convert import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.agent import Agent
 from gpulayer.worker.disk import Reserve, is_full, is_full_error
-from gpulayer.worker.facts import gather_facts
+from gpulayer.worker.facts import KnownFacts, Probing
+from gpulayer.worker.frameworks import FrameworkChecks
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
@@ -85,8 +88,15 @@ def introduce(settings: WorkerSettings) -> str:
 async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     identities.next_boot()  # this is a start, too: its session is the newest
-    site = ProbeSite(settings.work_dir, settings.environment)
-    facts = await gather_facts(await _plugins(settings), site, version=settings.version, labels=settings.labels)
+    host = await _plugins(settings)
+    try:
+        facts = (await _look(_probing(settings, host), _checks(settings, host))).facts
+        return await _introduced(settings, identities, facts)
+    finally:
+        host.close()
+
+
+async def _introduced(settings: WorkerSettings, identities: IdentityStore, facts: WorkerFacts) -> str:
     async with HttpClient(pins=settings.pins, proxy=settings.proxy) as http:
         plane = Plane(
             http,
@@ -110,9 +120,38 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
 
 
 async def _plugins(settings: WorkerSettings) -> Host:
-    return await asyncio.to_thread(
-        load_plugins, Where.WORKER, settings.plugins, clock=SystemClock(), version=settings.version
+    """What is wrong with one is told, a line each, and everything else works on."""
+    host = await asyncio.to_thread(
+        load_plugins,
+        Where.WORKER,
+        settings.plugins,
+        clock=SystemClock(),
+        version=settings.version,
+        python=settings.python,
+        marks=settings.work_dir / "plugin-marks",
     )
+    for record in host.records():
+        if record.status not in (PluginStatus.OK, PluginStatus.DISABLED):
+            _log.warning("plugin %s is %s: %s", record.name, record.status, record.error)
+    return host
+
+
+def _probing(settings: WorkerSettings, host: Host) -> Probing:
+    site = ProbeSite(settings.work_dir, MappingProxyType(dict(settings.environment)))
+    return Probing(host, site, version=settings.version, labels=settings.labels)
+
+
+def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
+    return FrameworkChecks(host, settings.work_dir, environment=settings.environment, python=settings.jobs_python)
+
+
+async def _look(probing: Probing, checks: FrameworkChecks) -> KnownFacts:
+    """At the start. The first of all waits for the checks: the control plane refuses a job at once where none of the
+    workers that it knows has what it wants."""
+    facts = await probing.look()
+    if not checks.is_known:
+        await checks.run(facts)
+    return KnownFacts(facts, probing, checks.found)
 
 
 class _Present:
@@ -152,9 +191,18 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
         reserve.release()  # made for an end, and a start needs no less; it comes back when there is room
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     boot = identities.next_boot()
-    clock, host = SystemClock(), await _plugins(settings)
-    site = ProbeSite(settings.work_dir, settings.environment)
-    facts = await gather_facts(host, site, version=settings.version, labels=settings.labels)
+    host = await _plugins(settings)
+    try:
+        await _live_with(settings, reserve, identities, boot, host)
+    finally:
+        host.close()
+
+
+async def _live_with(
+    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host
+) -> None:
+    clock, probing, checks = SystemClock(), _probing(settings, host), _checks(settings, host)
+    facts = (await _look(probing, checks)).facts
     present = _Present()
 
     def on_session(session: SessionReply) -> None:
@@ -205,6 +253,8 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
                     reserve=reserve,
                     stager=Stager(plane, cache),
                     host=host,
+                    probing=probing,
+                    checks=checks,
                     facts=facts,
                     clock=clock,
                     boot=boot,

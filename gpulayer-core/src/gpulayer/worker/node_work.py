@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from gpulayer.errors import (
@@ -22,15 +23,9 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Digest
-from gpulayer.plugins.contracts.environment import (
-    ENVIRONMENT_DEADLINE_S,
-    BuildSite,
-    Environment,
-    EnvironmentPlan,
-)
-from gpulayer.plugins.contracts.launcher import PLAN_DEADLINE_S, LaunchPlan, LaunchSite, Machine
+from gpulayer.plugins.contracts.environment import Environment
+from gpulayer.plugins.contracts.launcher import LaunchSite, Machine
 from gpulayer.plugins.host import Host
-from gpulayer.plugins.results import instance_of
 from gpulayer.protocol.messages import (
     AttemptsVoided,
     DiskFilled,
@@ -49,21 +44,24 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
+from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
 from gpulayer.spec.logs import not_whole
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.credentials import Vault
 from gpulayer.worker.disk import is_full_error
+from gpulayer.worker.environments import Environments
 from gpulayer.worker.facts import KnownFacts
+from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
-from gpulayer.worker.launching import SpawnerStarter, end_of, launch
+from gpulayer.worker.launching import SpawnerStarter, end_of, launch, plan_launch
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.masking import Masks, masked_input
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.session import Plane
 from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.stage import Stager
+from gpulayer.worker.unready import Unready
 from gpulayer.worker.usage import until_over
 
 __all__ = ["NodeWork"]
@@ -90,7 +88,8 @@ class NodeWork:
         stager: Stager,
         host: Host,
         known: KnownFacts,
-        environment: Mapping[str, str],
+        environments: Environments,
+        inputs: Inputs,
     ) -> None:
         self._feed = feed
         self._plane = plane
@@ -100,7 +99,8 @@ class NodeWork:
         self._stager = stager
         self._host = host
         self._known = known
-        self._environment = environment
+        self._environments = environments
+        self._inputs = inputs
         self._vault = Vault(plane)
         self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
 
@@ -128,7 +128,21 @@ class NodeWork:
                     raise
                 except GpulayerError as error:  # nobody on this machine is at fault, nor whoever submitted it
                     return StagingFailed(key, f"{_NO_SECRETS}: {_told(error)}")
+            if assignment.inputs or assignment.environment not in ("", DEFAULT_ENVIRONMENT):
+                await prepare()
             return Staged(key)
+
+        async def prepare() -> None:
+            refused = self._keeper.why_not(key)
+            if refused is not None:
+                raise refused
+            try:
+                async with asyncio.TaskGroup() as group:
+                    if assignment.inputs:
+                        group.create_task(self._inputs.fetch(assignment))
+                    group.create_task(self._environment(assignment))
+            except ExceptionGroup as failed:  # the first is the reason; the other was ended because of it
+                raise failed.exceptions[0] from None
 
         async def bring(source: Digest) -> None:
             refused = self._keeper.why_not(key)
@@ -140,6 +154,8 @@ class NodeWork:
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
 
         def failed(error: Exception) -> Input:
+            if isinstance(error, Unready):
+                return StagingFailed(key, error.evidence, error.ended_by, error.blame)
             if isinstance(error, DiskFull) or is_full_error(error):
                 evidence = f"{self._keeper.full_text()}\n{_told(error)}"
                 return StagingFailed(key, evidence, ended_by=EndedBy.DISK_FULL)
@@ -166,10 +182,13 @@ class NodeWork:
                 except GpulayerError as error:
                     return SpawnFailed(key, None, f"{_NO_SECRETS}: {_told(error)}", EndedBy.STAGING)
             starter = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
-            machine = Machine(self._known.facts, await self._variables(assignment))
-            plan = await self._plan(assignment, machine)
+            machine = Machine(self._known.facts, (await self._environment(assignment)).variables)
+            site = self.site(assignment)
+            if assignment.inputs:
+                site = replace(site, inputs=await self._inputs.of(assignment))
+            planned = await plan_launch(self._host, assignment, site, machine)
             here("agent.before_spawn")
-            failed = await launch(assignment, plan, starter, machine=machine)
+            failed = await launch(self._host, assignment, planned, starter, site=site, machine=machine)
             here("agent.after_spawn")
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
@@ -180,7 +199,14 @@ class NodeWork:
                 return self.end_of(assignment, starter.ended)
             return Spawned(key)
 
-        await self._guarded(key, spawn, lambda error: SpawnFailed(key, None, _told(error)))
+        def failed(error: Exception) -> Input:
+            if isinstance(error, Unready):
+                return SpawnFailed(key, None, error.evidence, error.ended_by, error.blame)
+            if isinstance(error, DiskFull):
+                return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{_told(error)}", EndedBy.DISK_FULL)
+            return SpawnFailed(key, None, _told(error))
+
+        await self._guarded(key, spawn, failed)
 
     def masks_for(self, assignment: Assignment) -> Callable[[], Awaitable[Masks]] | None:
         """What the log of this node must not show; None where it holds no secret. To be asked before any of it is
@@ -197,6 +223,8 @@ class NodeWork:
         """All that is remembered of it."""
         self.unwritten.pop(key, None)
         self._vault.forget(key)
+        self._environments.forget(key)
+        self._inputs.forget(key)
 
     async def upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
         """Answered by LogDrained, once they are whole."""
@@ -253,32 +281,8 @@ class NodeWork:
         except GpulayerError as error:
             _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
 
-    async def _variables(self, assignment: Assignment) -> Mapping[str, str]:
-        builder = self._host.registry.environments[assignment.environment or DEFAULT_ENVIRONMENT]
-        site = BuildSite(
-            folder=self.site(assignment).work_dir,
-            facts=self._known.facts,
-            environment=self._environment,
-            log=lambda _line: None,
-            is_cancelled=lambda: False,
-        )
-        built = await self._host.acall(
-            builder,
-            "EnvironmentBuilder.build",
-            lambda thing: instance_of(Environment, thing.build(EnvironmentPlan(), site)),
-            deadline_s=ENVIRONMENT_DEADLINE_S,
-        )
-        return built.variables
-
-    async def _plan(self, assignment: Assignment, machine: Machine) -> LaunchPlan:
-        launcher = self._host.registry.launchers[assignment.launcher or DEFAULT_LAUNCHER]
-        site = self.site(assignment)
-        return await self._host.acall(
-            launcher,
-            "Launcher.plan",
-            lambda thing: instance_of(LaunchPlan, thing.plan(assignment, site, machine)),
-            deadline_s=PLAN_DEADLINE_S,
-        )
+    async def _environment(self, assignment: Assignment) -> Environment:
+        return await self._environments.of(assignment, self.site(assignment).work_dir, self._known.facts)
 
     async def _guarded(
         self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]
@@ -288,7 +292,7 @@ class NodeWork:
             result = await work()
         except StaleAttempt:
             result = AttemptsVoided((key.epoch,))
-        except GpulayerError as error:
+        except (GpulayerError, Unready) as error:
             result = failed(error)
         except Exception as error:
             _log.exception("work for %s failed", key)

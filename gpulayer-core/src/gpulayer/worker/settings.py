@@ -26,8 +26,9 @@ class WorkerSettings:
     proxy: an HTTP proxy to tunnel through, for https. token_file, token: a join token, needed until the worker is
     enrolled; a file inside ``work_dir`` is deleted once used. name: refused where another worker holds it;
     default_name: made unique then. environment: of the worker, from which jobs get an allow-list. python: runs the
-    spawner. lock_folders: where all workers of this host lock its devices. faults: for the spawner that it starts, as
-    of ``gpulayer.faults.arm``. plugins: see ``PluginSettings``.
+    spawner. jobs_python: runs framework checks; empty: the one that a job finds on its ``PATH``. lock_folders: where
+    all workers of this host lock its devices. faults: for the spawner that it starts, as of ``gpulayer.faults.arm``.
+    plugins: see ``PluginSettings``.
     """
 
     work_dir: Path
@@ -41,8 +42,9 @@ class WorkerSettings:
     default_name: str = "worker"
     labels: tuple[tuple[str, str], ...] = ()
     once: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     python: str = sys.executable
+    jobs_python: str = ""
     lock_folders: tuple[str, ...] = LOCK_FOLDERS
     version: str = __version__
     faults: str = ""

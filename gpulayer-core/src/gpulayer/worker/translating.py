@@ -1,10 +1,13 @@
 """Commands off the wire and report items onto it, in the words of the agent's machine."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gpulayer.errors import BadRequest
 from gpulayer.ids import Epoch
+from gpulayer.plugins.record import PluginRecord
+from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.protocol.messages import Item, ReportPlan, Revoke, Stop
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.machine import WorkerFacts
@@ -17,6 +20,7 @@ __all__ = ["command_from_wire", "report_to_wire"]
 
 _log: Final = logging.getLogger(__name__)
 _EVIDENCE_LIMIT: Final = 60_000  # characters; the wire allows 65,536
+_PLUGINS: Final = 128
 
 
 def command_from_wire(fields: Any) -> Assignment | Stop | Revoke | None:  # Any: a JSON document of wire.workers.Command
@@ -37,8 +41,8 @@ def command_from_wire(fields: Any) -> Assignment | Stop | Revoke | None:  # Any:
     return None
 
 
-def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
-    """The whole body; ``facts`` go along where the plan says so."""
+def report_to_wire(plan: ReportPlan, facts: WorkerFacts, plugins: Sequence[PluginRecord] | None = None) -> ReportBody:
+    """The whole body; ``facts`` go along where the plan says so. plugins: None where they are known already."""
     body: ReportBody = {
         "schema": SCHEMA_VERSION,
         "boot": plan.boot,
@@ -53,6 +57,8 @@ def report_to_wire(plan: ReportPlan, facts: WorkerFacts) -> ReportBody:
         body["unstarted"] = list(plan.unstarted)
     if plan.has_facts:
         body["facts"] = facts_to_wire(facts)
+    if plugins is not None:
+        body["plugins"] = [plugin_to_wire(record) for record in plugins[:_PLUGINS]]
     if plan.stopping:
         body["stopping"] = True
     if plan.leaving:

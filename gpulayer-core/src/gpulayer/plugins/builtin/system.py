@@ -16,7 +16,7 @@ from gpulayer.plugins.contracts.environment import (
 )
 from gpulayer.plugins.hooks import API_VERSION, hookimpl
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
-from gpulayer.variables import HANDED_ON
+from gpulayer.variables import is_handed_on
 
 __all__ = ["GPULAYER_API", "SystemEnvironment", "gpulayer_register_environments"]
 
@@ -43,9 +43,5 @@ class SystemEnvironment:
     def build(self, plan: EnvironmentPlan, site: BuildSite) -> Environment:
         # Python holds back what it prints into a pipe; a job is watched while it runs.
         variables = {"PATH": DEFAULT_PATH, "PYTHONUNBUFFERED": "1"}
-        variables |= {name: value for name, value in site.environment.items() if _is_handed_on(name)}
+        variables |= {name: value for name, value in site.environment.items() if is_handed_on(name)}
         return Environment(variables)
-
-
-def _is_handed_on(name: str) -> bool:
-    return name in HANDED_ON or name.startswith("LC_")

@@ -34,7 +34,8 @@ class EnvironmentRequest:
 class EnvironmentPlan:
     """What will be built. ``key`` names its content: equal keys share one build, and a finished one is used again.
 
-    Empty: there is nothing to build, and nothing to share. ``steps``: for people and for ``build``.
+    Empty: there is nothing to build or to keep; what ``build`` answers then is used again for an equal plan, as long as
+    the machine is the same. ``steps``: for people and for ``build``. Plans are compared by value.
     """
 
     key: str = ""
@@ -43,9 +44,11 @@ class EnvironmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuildSite:
-    """``folder``: of this key alone, kept until nobody needs it; empty at the first try. ``environment``: the worker's.
+    """``folder``: empty, of this key alone, and kept once the build has ended well; with an empty key the job's work
+    folder, which is not to be changed. ``environment``: the worker's.
 
-    log: say a line in the job's log. is_cancelled: the job's end was asked for; a build that looks ends sooner.
+    log: say a line, for people: it goes to the worker's log, and the last ones to the record of an attempt that ends
+    because of this build. is_cancelled: nobody waits for it any more; a build that looks ends sooner.
     """
 
     folder: Path
@@ -77,10 +80,12 @@ class BuildFailed(Exception):
 
 @runtime_checkable
 class EnvironmentBuilder(Protocol):
-    """``plan`` reads the work folder and nothing else, for ``ENVIRONMENT_PLAN_DEADLINE_S`` at most, once an attempt.
+    """``plan`` reads the work folder and nothing else, for ``ENVIRONMENT_PLAN_DEADLINE_S`` at most, once an attempt;
+    for attempts without a source, whose work folder is empty, once for all of them. It may raise BuildFailed.
 
-    ``build`` may take ``ENVIRONMENT_DEADLINE_S`` and may be repeated in a half-built folder. Builds of one key never
-    run side by side. It raises BuildFailed; any other failure is the plugin's, and the attempt is placed elsewhere.
+    ``build`` may take ``ENVIRONMENT_DEADLINE_S``, and is repeated, in an emptied folder, where it has not ended well.
+    Builds of one key never run side by side. It raises BuildFailed; any other failure is the plugin's, and the attempt
+    is placed elsewhere.
     """
 
     @property

@@ -16,7 +16,8 @@ class CheckScript:
 
     It prints one JSON object on its last line: ``{"version": "2.4.0", "devices": {"cuda": "", "cpu": "why not"}}``: by
     accelerator, empty text where it computed there and read the right answer back, else the reason in the library's own
-    words. A framework that is not installed prints ``{"version": null}``. All else that it prints is kept for the log.
+    words; it exits with 0. A framework that is not installed prints ``{"version": null}``. All else that it prints goes
+    to the log. It runs in an empty folder, with the variables that a job in the ``system`` environment gets.
     """
 
     source: str

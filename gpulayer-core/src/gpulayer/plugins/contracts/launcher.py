@@ -55,7 +55,9 @@ class LaunchSite:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One program to start. env is complete: nothing is added to it or inherited. err_path: see ``LaunchSite``;
+    """One program to start. key and files: as given. cwd: the work folder, or below it. env is complete, nothing is
+    inherited; over it is set what GPUlayer itself says: ``GPULAYER_JOB_ID``, ``GPULAYER_ATTEMPT``,
+    ``GPULAYER_OUTPUT_DIR``, ``GPULAYER_INPUT_<NAME>``, and the variables that show the attempt's devices and no other.
     log_bytes: see ``Limits``."""
 
     key: str
@@ -96,7 +98,9 @@ class NotLaunched:
 class Starter(Protocol):
     """The worker's spawner, as far as launchers see it. Starting a key again starts nothing and tells what is known.
 
-    ``start`` blocks until the program runs or could not be started.
+    ``start`` blocks until the program runs or could not be started. It takes the plan as it is, or changed within the
+    bounds of ``LaunchPlan``; it raises TypeError and ValueError for another, and anything else is not the launcher's to
+    handle. What it has started runs on, whatever ``act`` does then; after ``act`` it starts nothing.
     """
 
     def start(self, plan: LaunchPlan) -> Launched | NotLaunched: ...
@@ -118,7 +122,8 @@ class Launcher(Protocol):
 @runtime_checkable
 class ActingLauncher(Launcher, Protocol):
     """One that does more than have its plan started: ``act`` is then called instead, in a thread, for
-    ``ACT_DEADLINE_S`` at most. It may be repeated with the same plan, after a restart of the worker.
+    ``ACT_DEADLINE_S`` at most. It may be repeated with the same plan, after a restart of the worker. It has the
+    starter start the program, and gives back what that said; or NotLaunched, or it raises LaunchRefused.
     """
 
     def act(self, plan: LaunchPlan, starter: Starter) -> Launched | NotLaunched: ...

@@ -1,0 +1,44 @@
+"""Which devices a program sees: the variables of their vendors. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gpulayer.spec.machine import Device
+from gpulayer.spec.request import Accelerator
+
+__all__ = ["DEVICE_VARIABLES", "device_variables"]
+
+DEVICE_VARIABLES: Final = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+    }
+)
+
+# Level Zero reads an empty mask as "no mask", so what hides every device is an index that no machine has.
+_NO_XPU: Final = "255"
+
+
+def device_variables(devices: Sequence[Device]) -> Mapping[str, str]:
+    """The variables that make exactly these devices visible, by UUID where the vendor reads UUIDs; none hides all.
+
+    CUDA: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars (an empty list hides all).
+    ROCm: https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html (ROCR_VISIBLE_DEVICES takes UUIDs; HIP
+    reads CUDA_VISIBLE_DEVICES as its own, so that is left out where ROCm devices are handed over).
+    Intel: Level Zero's ZE_AFFINITY_MASK takes indices only.
+    """
+    by_kind: dict[Accelerator, list[Device]] = {}
+    for device in devices:
+        by_kind.setdefault(device.kind, []).append(device)
+    variables: dict[str, str] = {}
+    cuda, rocm, xpu = (by_kind.get(kind, []) for kind in (Accelerator.CUDA, Accelerator.ROCM, Accelerator.XPU))
+    if cuda or not rocm:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in cuda)
+    variables["ROCR_VISIBLE_DEVICES"] = ",".join(device.uuid for device in rocm)
+    if not rocm:
+        variables["HIP_VISIBLE_DEVICES"] = "-1"
+    variables["ZE_AFFINITY_MASK"] = ",".join(str(device.index) for device in xpu) or _NO_XPU
+    return variables

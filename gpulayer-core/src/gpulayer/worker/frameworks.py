@@ -1,0 +1,361 @@
+"""Which frameworks compute on this machine: the scripts of framework checks, run by the Python that jobs use.
+
+Each runs in a session of its own, in an empty folder, with the variables that a job gets, and is killed with all that
+stayed in its session when it is done, too late or too loud. What it found is kept on disk, so that a worker that is
+started again says at once what it knew, while the checks run anew; only the first start of all has to wait for them:
+a control plane refuses at once what no worker that it knows can run.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from gpulayer.errors import PluginFault
+from gpulayer.plugins.contracts.environment import (
+    ENVIRONMENT_PLAN_DEADLINE_S,
+    BuildSite,
+    Environment,
+    EnvironmentBuilder,
+    EnvironmentRequest,
+)
+from gpulayer.plugins.contracts.framework import CHECK_DEADLINE_S, CheckScript, FrameworkCheck
+from gpulayer.plugins.host import Host
+from gpulayer.plugins.registry import Registered
+from gpulayer.plugins.results import instance_of, list_of
+from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, is_plain_name
+from gpulayer.spec.machine import Framework, WorkerFacts
+from gpulayer.spec.request import Accelerator
+from gpulayer.worker.findings import checked_text
+from gpulayer.worker.identity import write_whole
+from gpulayer.worker.launching import checked_variables
+
+__all__ = ["FrameworkChecks", "jobs_python", "read_answer", "run_script"]
+
+_log: Final = logging.getLogger(__name__)
+_SCRIPT_DEADLINE_S: Final = 5.0
+_SIDE_BY_SIDE: Final = 4
+_SCRIPT_LIMIT: Final = 1 << 20
+_OUTPUT_LIMIT: Final = 16 << 20
+_KEPT_BYTES: Final = 64 << 10
+_REASON_LIMIT: Final = 2_000
+_VERSION_LIMIT: Final = 100
+_PIPE_S: Final = 1.0  # for what a process outside the session still holds open
+_TOLD_BYTES: Final = 2_000
+_PRELUDE: Final = """
+import sys
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: a check that hangs does not outlive its worker
+except Exception:
+    pass  # not Linux
+with open(sys.argv[1], encoding="utf-8") as file:
+    source = file.read()
+exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    name: str
+    accelerators: tuple[Accelerator, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """failure: what kept it from ending well; empty where nothing did."""
+
+    out: bytes
+    err: bytes
+    failure: str = ""
+
+
+class FrameworkChecks:
+    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. is_fresh: they ran
+    in this one, and the machine has not changed since."""
+
+    def __init__(
+        self,
+        host: Host,
+        work_dir: Path,
+        *,
+        environment: Mapping[str, str],
+        python: str = "",
+        deadline_s: float = CHECK_DEADLINE_S,
+    ) -> None:
+        """environment: the worker's. python: that of the jobs; empty: what they find on their ``PATH``."""
+        self._host = host
+        self._work_dir = work_dir
+        self._environment = MappingProxyType(dict(environment))
+        self._python = python
+        self._deadline_s = deadline_s
+        self.is_fresh = not host.registry.framework_checks
+        self._by_check: dict[int, tuple[Framework, ...]] = {}
+        self._remembered = _remembered(work_dir / "frameworks.json") if host.registry.framework_checks else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known without a run: there are no checks, or they ran in an earlier life."""
+        return not self._host.registry.framework_checks or self._remembered is not None
+
+    @property
+    def found(self) -> tuple[Framework, ...]:
+        """The first check that knows a framework on an accelerator is believed."""
+        known: dict[tuple[str, Accelerator], Framework] = {}
+        checks = range(len(self._host.registry.framework_checks))
+        fresh = [framework for number in checks for framework in self._by_check.get(number, ())]
+        older = () if len(self._by_check) == len(checks) else self._remembered or ()
+        for framework in (*fresh, *older):
+            known.setdefault((framework.name, framework.accelerator), framework)
+        return tuple(known.values())
+
+    async def run(self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None) -> None:
+        """All of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""
+        try:
+            variables = await self._variables(facts)
+        except PluginFault as fault:
+            _log.warning("frameworks are not checked: %s", fault.message)
+            return
+        python = self._python or jobs_python(variables, otherwise=sys.executable)
+        slots = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+        async def run(number: int, registered: Registered[FrameworkCheck]) -> None:
+            async with slots:
+                try:
+                    self._by_check[number] = await self._run_one(number, registered, python, variables)
+                except PluginFault as fault:  # then it is not even known what it would have been about
+                    _log.warning("%s", fault.message)
+                    self._by_check.setdefault(number, ())
+            tell()
+
+        async with asyncio.TaskGroup() as group:
+            for number, registered in enumerate(self._host.registry.framework_checks):
+                group.create_task(run(number, registered))
+        self.is_fresh = True
+        await asyncio.to_thread(self._remember)
+
+    async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
+        """Those of a job in the environment that all have who ask for none."""
+        site = BuildSite(self._work_dir, facts, self._environment, log=lambda _line: None, is_cancelled=lambda: False)
+
+        def ask(thing: EnvironmentBuilder) -> Mapping[str, str]:
+            plan = thing.plan(EnvironmentRequest(DEFAULT_ENVIRONMENT, self._work_dir))
+            return checked_variables(instance_of(Environment, thing.build(plan, site)).variables)
+
+        builder = self._host.registry.environments[DEFAULT_ENVIRONMENT]
+        return await self._host.acall(builder, "EnvironmentBuilder.build", ask, deadline_s=ENVIRONMENT_PLAN_DEADLINE_S)
+
+    async def _run_one(
+        self, number: int, registered: Registered[FrameworkCheck], python: str, variables: Mapping[str, str]
+    ) -> tuple[Framework, ...]:
+        check = await self._host.acall(
+            registered, "FrameworkCheck.script", _checked_check, deadline_s=_SCRIPT_DEADLINE_S
+        )
+        folder = self._work_dir / "checks" / str(number)
+        ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=self._deadline_s)
+        _tell(check.name, ran)
+        if ran.failure:
+            return _unusable(check.name, check.accelerators, ran.failure)
+        try:
+            return read_answer(check.name, check.accelerators, ran.out)
+        except ValueError as error:
+            return _unusable(check.name, check.accelerators, f"its check can't be understood: {error}")
+
+    def _remember(self) -> None:
+        if not self._host.registry.framework_checks:
+            return
+        rows = [[one.name, one.version, str(one.accelerator), one.usable, one.reason] for one in self.found]
+        try:
+            write_whole(self._work_dir / "frameworks.json", json.dumps(rows).encode())
+        except OSError as error:
+            _log.warning("what the framework checks found can't be kept: %s", error)
+
+
+def jobs_python(variables: Mapping[str, str], *, otherwise: str) -> str:
+    """The Python that a job finds on its ``PATH``; the worker's own where there is none."""
+    path = variables.get("PATH", os.defpath)
+    return shutil.which("python3", path=path) or shutil.which("python", path=path) or otherwise
+
+
+def read_answer(name: str, accelerators: Sequence[Accelerator], out: bytes) -> tuple[Framework, ...]:
+    """What a script printed on its last line, as ``CheckScript`` says. Raises ValueError for anything else. Pure."""
+    lines = [line for line in out.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("it printed nothing")
+    try:
+        answer = json.loads(lines[-1])
+    except (ValueError, RecursionError):
+        raise ValueError(f"its last line is no JSON: {_cut(lines[-1].decode(errors='replace'), 100)!r}") from None
+    if not isinstance(answer, dict) or "version" not in answer:
+        raise ValueError("its last line is no object with a version")
+    version, devices = answer["version"], answer.get("devices", {})
+    if version is None:
+        return ()
+    if not isinstance(devices, dict):
+        raise ValueError("devices is no object")
+    version = _text("version", version, limit=_VERSION_LIMIT)
+    unknown = set(devices).difference(accelerators)
+    if unknown:
+        raise ValueError(f"it speaks of {min(unknown)[:40]!r}, which it is not registered for")
+    found: list[Framework] = []
+    for accelerator in accelerators:
+        reason = _text("a reason", devices.get(accelerator, "its check says nothing of it"), limit=_REASON_LIMIT)
+        found.append(Framework(name, version, accelerator, usable=not reason, reason=reason))
+    return tuple(found)
+
+
+async def run_script(
+    source: str, folder: Path, *, python: str, variables: Mapping[str, str], deadline_s: float = CHECK_DEADLINE_S
+) -> _Ran:
+    """Run it in ``folder``, which is made for it and goes with it. Never raises but when it is cancelled."""
+    script = folder / "check.py"
+    try:
+        await asyncio.to_thread(_prepare, script, source)
+        process = await asyncio.create_subprocess_exec(
+            python,
+            "-c",
+            _PRELUDE,
+            str(script),
+            cwd=folder,
+            env=dict(variables),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return _Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = _Tail(process.stdout), _Tail(process.stderr)
+    readers = [asyncio.ensure_future(out.read()), asyncio.ensure_future(err.read())]
+    ended = asyncio.ensure_future(process.wait())
+    failure = ""
+    try:
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + deadline_s
+        while not ended.done() and not failure:
+            waiting = [one for one in (ended, *readers) if not one.done()]
+            await asyncio.wait(waiting, timeout=max(0.0, ends_s - loop.time()), return_when=asyncio.FIRST_COMPLETED)
+            if out.is_too_much or err.is_too_much:
+                failure = f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB"
+            elif not ended.done() and loop.time() >= ends_s:
+                failure = f"its check did not end within {deadline_s:g} s"
+    finally:
+        _kill_session(process.pid)
+        code = await ended  # killed: it has ended, or is about to
+        await asyncio.wait(readers, timeout=_PIPE_S)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        _close(process)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    if not failure and code:
+        failure = _said_at_the_end(err.content) or "it said nothing"
+        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
+        failure = f"its check failed ({ending}): {failure}"
+    return _Ran(out.content, err.content, failure)
+
+
+class _Tail:
+    """The end of what comes through a pipe."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+        self._count = 0
+        self.content = b""
+
+    @property
+    def is_too_much(self) -> bool:
+        return self._count > _OUTPUT_LIMIT
+
+    async def read(self) -> None:
+        while not self.is_too_much and (piece := await self._stream.read(_KEPT_BYTES)):
+            self._count += len(piece)
+            self.content = (self.content + piece)[-_KEPT_BYTES:]
+
+
+def _prepare(script: Path, source: str) -> None:
+    shutil.rmtree(script.parent, ignore_errors=True)
+    script.parent.mkdir(mode=0o700, parents=True)
+    script.write_text(source, encoding="utf-8")
+
+
+def _kill_session(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has gone, and nobody stayed behind
+
+
+def _close(process: asyncio.subprocess.Process) -> None:
+    """A pipe that somebody outside the session holds open is not waited for."""
+    transport: Any = process._transport  # type: ignore[attr-defined] # noqa: SLF001 - Process has no close
+    transport.close()
+
+
+def _checked_check(check: FrameworkCheck) -> _Check:
+    name = instance_of(str, check.name)
+    if not is_plain_name(name):
+        raise ValueError(f"{name[:63]!r} can't name a framework")
+    accelerators = list_of(Accelerator, check.accelerators, at_most=len(Accelerator))
+    if Accelerator.ANY in accelerators:
+        raise ValueError("any is no accelerator to compute on")
+    source = checked_text("source", instance_of(CheckScript, check.script()).source, at_most=_SCRIPT_LIMIT)
+    return _Check(str(name), tuple(dict.fromkeys(accelerators)), source)
+
+
+def _unusable(name: str, accelerators: Sequence[Accelerator], reason: str) -> tuple[Framework, ...]:
+    text = _cut(reason, _REASON_LIMIT)
+    return tuple(Framework(name, "", accelerator, usable=False, reason=text) for accelerator in accelerators)
+
+
+def _text(name: str, value: object, *, limit: int) -> str:
+    try:
+        return _cut(checked_text(name, value), limit)
+    except TypeError:
+        raise ValueError(f"{name} is no text") from None
+
+
+def _tell(name: str, ran: _Ran) -> None:
+    if ran.failure:
+        _log.warning("%s is unusable here: %s", name, ran.failure)
+    said = b"\n".join(part.strip() for part in (ran.out, ran.err) if part.strip())
+    if said:
+        _log.debug("check of %s:\n%s", name, said[-_TOLD_BYTES:].decode(errors="replace"))
+
+
+def _said_at_the_end(err: bytes) -> str:
+    lines = [line.strip() for line in err.decode(errors="replace").replace("\0", "").splitlines() if line.strip()]
+    return _cut(lines[-1], _REASON_LIMIT // 2) if lines else ""
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _remembered(path: Path) -> tuple[Framework, ...] | None:
+    """None where no check has ended here yet."""
+    try:
+        rows = json.loads(path.read_bytes())
+        return tuple(
+            Framework(
+                checked_text("name", name),
+                checked_text("version", version),
+                Accelerator(accelerator),
+                usable=instance_of(bool, usable),
+                reason=checked_text("reason", reason),
+            )
+            for name, version, accelerator, usable, reason in rows
+        )
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,151 @@
+"""Plugins in a real worker against a scripted control plane: what lasts, what is cancelled, what is told."""
+
+import os
+
+import pytest
+
+from gpulayer.testing.distribution import install_plugin
+
+PLUGIN = """
+import pathlib, time
+from gpulayer.plugins import Environment, EnvironmentPlan, hookimpl
+
+GPULAYER_API = "1.0"
+HERE = pathlib.Path(__file__).parent
+
+def wait_for(name, site):
+    while not (HERE / name).exists() and not site.is_cancelled():
+        time.sleep(0.01)
+    if site.is_cancelled():
+        (HERE / "cancelled").touch()
+
+class Slow:
+    scheme = name = "slow"
+    def fetch(self, uri, site):
+        (site.folder / "half").touch()
+        (HERE / "fetching").touch()
+        site.progress(0, None)
+        wait_for("go", site)
+        (site.folder / "data").write_text(" ".join(sorted(path.name for path in site.folder.iterdir())))
+        return site.folder / "data"
+    def plan(self, request):
+        return EnvironmentPlan(key="one")
+    def build(self, plan, site):
+        (HERE / "building").touch()
+        wait_for("go", site)
+        return Environment({"PATH": site.environment["PATH"]})
+
+@hookimpl
+def gpulayer_register_stagers(ctx):
+    return [Slow()]
+
+@hookimpl
+def gpulayer_register_environments(ctx):
+    return [Slow()]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the plugin lies, and the files by which it and a test talk to each other."""
+    install_plugin(tmp_path / "plugins", "slow", PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path / "plugins")  # the worker is started with this process's path
+    return tmp_path / "plugins"
+
+
+def test_an_agent_that_is_killed_while_it_fetches_begins_that_input_anew(scene, folder):
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "sh", "-c", 'cat "$GPULAYER_INPUT_IT"; ls', inputs={"it": "slow:x"})
+        await plane.until((folder / "fetching").exists)
+        worker.kill()
+        (folder / "fetching").unlink()
+        left = worker.folder / "attempts" / "1.0" / "inputs" / "it"
+        (left / "stale").touch()
+        worker.start()
+        await plane.until((folder / "fetching").exists)
+        (folder / "go").touch()
+        item = await plane.end_of(1)
+        assert (item["outcome"]["ended_by"], item["outcome"]["exit_code"]) == ("program", 0)
+        assert bytes(plane.logs[1]) == b"half"
+        assert "outputs" not in item
+        await plane.until(lambda: worker.attempts() == [])
+        await worker.stop()
+
+    scene(main)
+
+
+def test_an_agent_that_is_killed_while_the_job_runs_keeps_its_input(scene, folder):
+    async def main(plane, worker):
+        (folder / "go").touch()
+        worker.start()
+        wait = 'echo up; while [ ! -e "$0" ]; do sleep 0.01; done; cat "$GPULAYER_INPUT_IT"'
+        plane.assign(1, "sh", "-c", wait, str(folder / "end"), inputs={"it": "slow:x"})
+        await plane.until(lambda: bytes(plane.logs.get(1, b"")) == b"up\n")
+        worker.kill()
+        worker.start()
+        (folder / "end").touch()
+        assert (await plane.end_of(1))["outcome"]["exit_code"] == 0
+        assert bytes(plane.logs[1]) == b"up\nhalf"
+        await worker.stop()
+
+    scene(main)
+
+
+@pytest.mark.parametrize(
+    ("fields", "begun"), [({"environment": "slow"}, "building"), ({"inputs": {"it": "slow:x"}}, "fetching")]
+)
+def test_a_job_that_is_cancelled_ends_at_once_and_its_plugin_is_told(scene, folder, fields, begun):
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "true", **fields)
+        await plane.until((folder / begun).exists)
+        plane.stop(1)
+        assert (await plane.end_of(1))["outcome"]["ended_by"] == "cancel"
+        await plane.until((folder / "cancelled").exists)
+        plane.assign(2, "true")
+        assert (await plane.end_of(2))["outcome"]["exit_code"] == 0
+        await worker.stop()
+
+    scene(main)
+
+
+def test_a_worker_leaves_while_a_build_hangs(scene, folder):
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "true", environment="slow")
+        await plane.until((folder / "building").exists)
+        await worker.stop()
+        assert plane.ended[1]["outcome"]["ended_by"] == "worker_stopped"
+
+    scene(main)
+
+
+def test_plugins_are_told_with_the_first_report_of_a_session_and_not_again(scene, folder):
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "true")
+        await plane.end_of(1)
+        told = [report.get("plugins") for report in plane.reports]
+        assert {one["name"] for one in told[0]} == {"file", "host", "process", "slow", "system"}
+        assert told[1:] == [None] * (len(told) - 1)
+        plane.tokens.clear()  # as after a restart of the control plane
+        before = len(plane.reports)
+        await plane.until(lambda: any(report.get("plugins") for report in plane.reports[before:]))
+        await worker.stop()
+
+    scene(main)
+
+
+def test_a_plugin_that_does_not_work_is_told_at_the_start_and_the_worker_works(scene, folder):
+    async def main(plane, worker):
+        install_plugin(folder, "broken", "raise RuntimeError('not today')")
+        worker.start()
+        plane.assign(1, "true")
+        assert (await plane.end_of(1))["outcome"]["exit_code"] == 0
+        assert "plugin broken is broken: " in worker.said
+        assert "not today" in worker.said
+        assert os.path.exists(worker.folder / "agent.lock")
+        await worker.stop()
+
+    scene(main)

@@ -1,0 +1,156 @@
+"""Framework checks: real scripts in real children, whatever they do."""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulayer.plugins.builtin.system import SystemEnvironment
+from gpulayer.plugins.contracts.framework import CheckScript
+from gpulayer.spec.machine import Framework, WorkerFacts
+from gpulayer.spec.request import Accelerator
+from gpulayer.worker.frameworks import FrameworkChecks, jobs_python, read_answer
+
+CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
+FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
+GOOD = 'print("hello"); print(\'{"version": "2.4.0", "devices": {"cpu": "", "cuda": "no driver"}}\')'
+
+
+class Check:
+    def __init__(self, source, name="torch", accelerators=(CUDA, CPU)):
+        self.source, self.name, self.accelerators = source, name, accelerators
+
+    def script(self):
+        if isinstance(self.source, Exception):
+            raise self.source
+        return CheckScript(self.source)
+
+
+@pytest.fixture
+def checks(host_of, tmp_path):
+    def make(*registered, deadline_s=30.0, **environment):
+        host = host_of(environments=[SystemEnvironment()], framework_checks=registered)
+        return FrameworkChecks(host, tmp_path, environment=environment, python=sys.executable, deadline_s=deadline_s)
+
+    return make
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def found(checks):
+    asyncio.run(checks.run(FACTS))
+    return checks.found
+
+
+def test_what_a_script_says_is_known_by_accelerator_and_kept_for_the_next_life(checks):
+    ran = checks(Check(GOOD))
+    assert not ran.is_known
+    both = (
+        Framework("torch", "2.4.0", CUDA, usable=False, reason="no driver"),
+        Framework("torch", "2.4.0", CPU, usable=True),
+    )
+    assert found(ran) == both
+    again = checks(Check("import time; time.sleep(60)"))
+    assert again.is_known
+    assert not again.is_fresh
+    assert again.found == both
+
+
+def test_without_checks_nothing_is_waited_for(checks):
+    none = checks()
+    assert none.is_known
+    assert none.is_fresh
+    assert found(none) == ()
+
+
+def test_a_framework_that_is_not_installed_is_not_told_of(checks):
+    assert found(checks(Check("print('{\"version\": null}')"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise SystemExit('libcuda is missing')", "exit code 1): libcuda is missing"),
+        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
+        (GOOD + "; import os; os._exit(3)", "exit code 3"),
+        ("pass", "it printed nothing"),
+        ("print('fine')", "its last line is no JSON"),
+        ("print([1])", "no object with a version"),
+        ("print('{\"version\": 2}')", "version is no text"),
+        ('print(\'{"version": "2", "devices": [1]}\')', "devices is no object"),
+        ('print(\'{"version": "2", "devices": {"cuda": 1}}\')', "a reason is no text"),
+        ('print(\'{"version": "2", "devices": {"tpu": ""}}\')', "'tpu', which it is not registered for"),
+        ("print('[' * 100000)", "its last line is no JSON"),
+        ("print('x' * 70_000_000)", "more than 16 MiB"),
+    ],
+)
+def test_a_script_that_fails_makes_the_framework_unusable_with_the_reason(checks, source, reason):
+    told = found(checks(Check(source)))
+    assert [(one.accelerator, one.usable) for one in told] == [(CUDA, False), (CPU, False)]
+    assert reason in told[0].reason
+
+
+def test_a_script_that_hangs_is_killed_with_its_children(checks, tmp_path):
+    source = f"""
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(600)
+"""
+    (told, _) = found(checks(Check(source), deadline_s=2.0))
+    assert "did not end within 2 s" in told.reason
+    for pid in (tmp_path / "pids").read_text().split():
+        ends = time.monotonic() + 30
+        while is_alive(pid):
+            assert time.monotonic() < ends, f"{pid} still runs"
+            time.sleep(0.01)
+
+
+def test_one_bad_check_costs_no_other(checks):
+    told = found(checks(Check(RuntimeError("no script"), "jax"), Check(7, "cupy"), Check(GOOD)))
+    assert [one.name for one in told] == ["torch", "torch"]
+
+
+def test_a_script_gets_what_jobs_get_and_an_empty_folder_of_its_own(checks, tmp_path):
+    source = f"""
+import json, os
+seen = dict(env=dict(os.environ), files=os.listdir(), session=os.getsid(0) == os.getpid(), name=__name__)
+open({str(tmp_path / "seen")!r}, "w").write(json.dumps(seen))
+print('{{"version": "1", "devices": {{}}}}')
+"""
+    ran = checks(Check(source), PATH="/bin", GPULAYER_TOKEN="glc_secret", PYTHONPATH="/mine", HOME=str(tmp_path))
+    (told, _) = found(ran)
+    assert told.reason == "its check says nothing of it"
+    seen = json.loads((tmp_path / "seen").read_text())
+    ours = {"PATH": "/bin", "PYTHONUNBUFFERED": "1", "HOME": str(tmp_path)}
+    assert {name: text for name, text in seen["env"].items() if name != "LC_CTYPE"} == ours  # Python's own (PEP 538)
+    assert (seen["files"], seen["session"], seen["name"]) == (["check.py"], True, "__main__")
+    assert list((tmp_path / "checks").iterdir()) == []
+
+
+def test_a_python_that_is_not_there_is_the_reason(host_of, tmp_path):
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Check(GOOD)])
+    ran = FrameworkChecks(host, tmp_path, environment={}, python="/no/such/python")
+    assert "can't be run by /no/such/python" in found(ran)[0].reason
+
+
+def test_the_python_of_jobs_is_the_one_on_their_path(tmp_path):
+    assert jobs_python({"PATH": str(tmp_path)}, otherwise="/mine") == "/mine"
+    (tmp_path / "python3").write_text("#!/bin/sh\n")
+    (tmp_path / "python3").chmod(0o755)
+    assert jobs_python({"PATH": str(tmp_path)}, otherwise="/mine") == str(tmp_path / "python3")
+
+
+def test_only_the_last_line_counts():
+    assert read_answer("torch", (CPU,), b'{"version": null}\n\n{"version": "1", "devices": {"cpu": ""}}\n\n') == (
+        Framework("torch", "1", CPU, usable=True),
+    )

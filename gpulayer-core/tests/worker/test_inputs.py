@@ -1,0 +1,198 @@
+"""Inputs on their way in: each by its scheme's stager into a folder of its own, and who is to blame when one fails."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpulayer.errors import Blame, DiskFull
+from gpulayer.ids import Epoch, JobId
+from gpulayer.plugins import StageFailed
+from gpulayer.plugins.builtin.file import FileStager
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.outcome import EndedBy
+from gpulayer.worker.inputs import Inputs
+from gpulayer.worker.journal import Journal
+from gpulayer.worker.unready import Unready
+
+KEY = NodeKey(Epoch(1), 0)
+JOB = Assignment(key=KEY, job_id=JobId("j"), attempt=1, command=("true",), inputs=(("a", "mine:1"), ("b", "mine:2")))
+
+
+class Mine:
+    scheme = "mine"
+
+    def __init__(self, fetch):
+        self._fetch = fetch
+
+    def fetch(self, uri, site):
+        return self._fetch(uri, site)
+
+
+def copies(uri, site):
+    assert list(site.folder.iterdir()) == []
+    (site.folder / "content").write_text(uri)
+    site.progress(1, None)
+    return site.folder / "content"
+
+
+@pytest.fixture
+def world(host_of, tmp_path):
+    """``world(main, stager, …)``: ``main`` gets a function that makes inputs as one life of a worker has them."""
+
+    def run(main, *stagers, **options):
+        folders = Journal(tmp_path / "w", boot_id="b")
+        try:
+            folders.admit(JOB)
+
+            def life():
+                return Inputs(host_of(stagers=stagers), folders, environment={}, **options)
+
+            asyncio.run(main(life))
+        finally:
+            folders.close()
+
+    return run
+
+
+def failure(world, fetch, job=JOB, **options):
+    seen = []
+
+    async def main(life):
+        with pytest.raises(Unready) as failed:
+            await life().fetch(job)
+        seen.append(failed.value)
+
+    world(main, Mine(fetch), FileStager(), **options)
+    assert seen[0].ended_by is EndedBy.STAGING
+    return seen[0]
+
+
+def test_inputs_lie_in_folders_of_their_own_outside_the_work_folder_and_the_next_life_finds_them(world, tmp_path):
+    async def main(life):
+        one = life()
+        await one.fetch(JOB)
+        places = await one.of(JOB)
+        assert [(name, path.read_text()) for name, path in places] == [("a", "mine:1"), ("b", "mine:2")]
+        attempt = tmp_path / "w" / "attempts" / "1.0"
+        assert all(path.is_relative_to(attempt / "inputs") for _, path in places)
+        assert list((attempt / "work").iterdir()) == list((attempt / "out").iterdir()) == []
+        assert await life().of(JOB) == places
+        await life().fetch(JOB)  # again, from the beginning: ``copies`` finds its folder empty
+
+    world(main, Mine(copies))
+
+
+def test_what_lies_on_the_worker_is_read_in_place(world, tmp_path):
+    (tmp_path / "data set").touch()
+    job = replace(JOB, inputs=(("data", f"FILE://{tmp_path}/data%20set"),))
+
+    async def main(life):
+        one = life()
+        await one.fetch(job)
+        assert await one.of(job) == (("data", tmp_path / "data set"),)
+
+    world(main, FileStager())
+
+
+def test_after_an_unfinished_try_nobody_takes_its_places_for_whole(world):
+    async def main(life):
+        await life().fetch(JOB)
+        broken = life()
+        broken._host.registry.stagers["mine"].thing._fetch = lambda uri, site: 1 / 0
+        with pytest.raises(Unready):
+            await broken.fetch(JOB)
+        with pytest.raises(Unready) as unknown:
+            await life().of(JOB)
+        assert unknown.value.blame is Blame.INFRASTRUCTURE
+
+    world(main, Mine(copies))
+
+
+def test_what_is_not_there_is_the_users_and_a_network_is_not(world):
+    def fails(**how):
+        def fetch(uri, site):
+            raise StageFailed("not there", hint="look again", **how)
+
+        return fetch
+
+    one = replace(JOB, inputs=JOB.inputs[:1])
+    users = failure(world, fails(), one)
+    assert users.blame is Blame.USER
+    assert users.evidence == "input a can't be fetched\nnot there\nlook again"
+    assert failure(world, fails(is_users=False), one).blame is Blame.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        lambda uri, site: 1 / 0,
+        lambda uri, site: None,
+        lambda uri, site: str(site.folder),
+        lambda uri, site: Path("relative"),
+        lambda uri, site: site.folder / "nothing",
+    ],
+)
+def test_a_stager_that_breaks_or_lies_is_the_plugins(world, fetch):
+    assert failure(world, fetch).blame is Blame.PLUGIN
+
+
+def test_a_scheme_that_is_not_here_any_more_is_this_workers_lack(world):
+    job = replace(JOB, inputs=(("a", "s3://bucket/x"),))
+    assert failure(world, copies, job).blame is Blame.INFRASTRUCTURE
+
+
+def test_a_full_disk_is_told_as_one(world):
+    def full(uri, site):
+        raise OSError(28, "No space left on device")
+
+    async def main(life):
+        with pytest.raises(DiskFull):
+            await life().fetch(JOB)
+
+    world(main, Mine(full))
+
+
+def test_silence_ends_a_fetch_and_signs_of_life_keep_it(world):
+    is_told, go = threading.Event(), threading.Event()
+
+    def silent(uri, site):
+        while not site.is_cancelled():
+            assert not go.wait(0.01)
+        is_told.set()
+        return site.folder
+
+    assert failure(world, silent, silence_s=0.2).blame is Blame.PLUGIN
+    assert is_told.wait(30)
+
+    def slow(uri, site):
+        for done in range(40):
+            site.progress(done, 40)
+            go.wait(0.02)
+        return site.folder
+
+    async def main(life):
+        await life().fetch(JOB)
+
+    world(main, Mine(slow), silence_s=0.4)
+
+
+def test_what_is_not_wanted_any_more_is_told_so(world):
+    begun, is_told = threading.Event(), threading.Event()
+
+    def fetch(uri, site):
+        begun.set()
+        while not site.is_cancelled():
+            is_told.wait(0.01)
+        is_told.set()
+        return site.folder
+
+    async def main(life):
+        fetching = asyncio.create_task(life().fetch(JOB))
+        assert await asyncio.to_thread(begun.wait, 30)
+        fetching.cancel()
+        assert await asyncio.to_thread(is_told.wait, 30)
+
+    world(main, Mine(fetch))
