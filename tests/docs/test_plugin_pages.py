@@ -80,7 +80,7 @@ def test_every_deadline_is_named_with_its_value_and_no_other() -> None:
     "sentence",
     [
         f"A hook that registers may take {REGISTER_DEADLINE_S:g} s and give up to {MOST_THINGS} objects.",
-        f'GPULAYER_API = "{API_VERSION}"',
+        f'it was written for, `"{API_VERSION}"`',
         f"smaller comes first; {DEFAULT_PRIORITY} without it",
         f"an entry point of the group `{GROUP}`",
         "fails three times in a row" * (guard._BREAKS_AT == 3),
