@@ -1,5 +1,7 @@
 """Core's own plugins pass the classes that a stranger's pass."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 
 import pytest
@@ -9,8 +11,10 @@ from gpulayer.plugins.builtin.file import FileStager
 from gpulayer.plugins.builtin.host import HostProbe
 from gpulayer.plugins.builtin.process import ProcessLauncher
 from gpulayer.plugins.builtin.system import SystemEnvironment
+from gpulayer.plugins.builtin.webhook import Webhook
 from gpulayer.testing import (
     EnvironmentBuilderContract,
+    EventSinkContract,
     LauncherContract,
     PluginContract,
     ProbeContract,
@@ -60,3 +64,29 @@ class TestFileStager(StagerContract):
     @pytest.fixture
     def missing_uri(self, tmp_path):
         return (tmp_path / "nowhere").as_uri()
+
+
+class Thankful(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def receiver():
+    with HTTPServer(("127.0.0.1", 0), Thankful) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/events"
+        server.shutdown()
+        thread.join()
+
+
+class TestWebhook(EventSinkContract):
+    @pytest.fixture
+    def sink(self, receiver):
+        return Webhook(receiver, (b"x" * 24,))

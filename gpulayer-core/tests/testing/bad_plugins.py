@@ -44,6 +44,7 @@ from gpulayer.testing import (
     ScorerContract,
     StagerContract,
     machine_facts,
+    sink_of,
 )
 
 CAUGHT = {}
@@ -730,7 +731,38 @@ def CheckOfTeams():  # noqa: N802
 
 
 def event_sink(test):
-    return given(EventSinkContract, "plugin", test)
+    return given(EventSinkContract, "sink", test)
+
+
+@given(EventSinkContract, "sink")
+class GoodSink:
+    name = "good"
+    kinds = None
+
+    def tell(self, event):
+        pass
+
+
+@event_sink("plain_name")
+class SinkOfNoName(GoodSink):
+    name = "Good Sink"
+
+
+@event_sink("which_kinds")
+class SinkOfWords(GoodSink):
+    kinds = frozenset({"job.ended"})
+
+
+@event_sink("every_kind")
+class SinkOfJobsAlone(GoodSink):
+    def tell(self, event):
+        event.job.id  # noqa: B018
+
+
+@event_sink("nothing_of_the_event")
+class SinkThatNotes(GoodSink):
+    def tell(self, event):
+        event.job.tags["told"] = "yes"
 
 
 @event_sink("does_not_know")
@@ -740,7 +772,7 @@ def SinkOfKnownKinds():  # noqa: N802
         if "blessed" in event.kind:
             raise ValueError(event.kind)
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 @event_sink("may_be_lacking")
@@ -750,7 +782,7 @@ def SinkOfJobs():  # noqa: N802
         if event.kind == "job.ended":
             assert event.job.id
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 @event_sink("same_event_twice")
@@ -763,7 +795,7 @@ def SinkOfFirsts():  # noqa: N802
             raise ValueError("told already")
         known.add(event.id)
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 @event_sink("any_language")
@@ -772,7 +804,7 @@ def SinkOfAscii():  # noqa: N802
     def gpulayer_on_event(event):
         str(event.job and event.job.name).encode("ascii")
 
-    return module(gpulayer_on_event=gpulayer_on_event)
+    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
 
 
 def plugin(test):

@@ -25,21 +25,19 @@ __all__ = ["is_settled", "lapsed", "look", "look_at", "next_lapse_ms"]
 
 _NEVER_MS: Final = 2**62
 _SILENCE_MS: Final = 10_000
-_NEW_A_STEP: Final = 4  # looking at a class takes as long as there are workers; the others are due at once
-_LAPSED_AT_ONCE: Final = 16
+_LAPSED_AT_ONCE: Final = 2  # looking at a class takes as long as there are workers; nothing comes between these events
 
 _Asks = dict[str, list[Digest]]
 
 
 def look(turn: Turn) -> None:
-    """Ask for what has come to be lacking in this step: classes are new, or workers have come or changed."""
+    """Ask for what has come to be lacking in this step because workers have come or changed.
+
+    Not for new classes: they are due at once. Of a batch of many jobs the questions would be put when all of it has
+    been committed, and the wait for the answers would be over by then.
+    """
     state = turn.state
-    if not state.policy.scorers:
-        return
-    for known in list(islice(reversed(state.classes.values()), _NEW_A_STEP)):
-        if known.looks_ms == 0:
-            look_at(turn, known)
-    for worker in turn.gained.values():
+    for worker in turn.gained.values() if state.policy.scorers else ():
         if not schedule.takes_work(worker):
             continue
         for known in state.classes.values():

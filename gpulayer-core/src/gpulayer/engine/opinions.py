@@ -28,7 +28,7 @@ def may_take(state: State, known: RequestClass, worker: Worker) -> bool:
     scorers = state.policy.scorers
     if not scorers:
         return True
-    opinions = known.opinions or state.opinions.get(known.request)
+    opinions = _opinions(state, known)
     if opinions is None or state.now_ms < opinions.held_until_ms:
         return False
     for scorer in scorers:
@@ -46,15 +46,15 @@ def refuses(state: State, known: RequestClass, worker: Worker) -> bool:
 def mark(state: State, known: RequestClass, worker: Worker) -> float:
     """The mean over all scorers."""
     scorers = state.policy.scorers
-    opinions = known.opinions
-    if not scorers or opinions is None:
+    opinions = _opinions(state, known) if scorers else None
+    if opinions is None:
         return NO_OPINION
     return sum(_mark(state, opinions, scorer, worker.facts_digest) for scorer in scorers) / len(scorers)
 
 
 def marked_by(state: State, known: RequestClass, digest: Digest, other: Digest) -> str:
     """Which scorer prefers the first machine to the other most; empty where none does."""
-    opinions = known.opinions
+    opinions = _opinions(state, known)
     if opinions is None:
         return ""
     leads = {
@@ -138,6 +138,11 @@ def registered(turn: Turn, event: ScorersRegistered) -> None:
     for known in state.classes.values():
         known.opinions, known.looks_ms, known.is_blocked = None, 0, False
     turn.has_new_head = True
+
+
+def _opinions(state: State, known: RequestClass) -> Opinions | None:
+    """Also for a class that is new: its request may be known from before."""
+    return known.opinions or state.opinions.get(known.request)
 
 
 def _mark(state: State, opinions: Opinions, scorer: str, digest: Digest) -> float:
