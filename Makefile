@@ -44,6 +44,7 @@ lint: setup ## Style, types, import contracts, changelog fragments
 bench: setup ## Measure us and our peers side by side; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.core
 	@$(BIN)/python -m benchmarks.edges
+	@$(BIN)/python -m benchmarks.plugins
 
 soak: setup ## The long runs behind the promises (minutes to hours); KILLS=N and SEED=N for those that kill
 	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -q -m soak --timeout=7200 --kills=$(KILLS) --seed=$(SEED) \

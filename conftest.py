@@ -1,7 +1,7 @@
 """What holds for every test: Hypothesis draws the same examples each time, so a run tells of the code alone.
 
 ``HYPOTHESIS_PROFILE=search`` looks for new ones (``make soak`` does). ``--seed`` is for what tests leave to chance
-themselves.
+themselves. The fixtures of the plugin test kit are there for all, as they are for anybody's plugin.
 
 And a disk of one's own, to be filled: a mount where that is allowed, else one inside a user namespace, reached through
 the process that holds it; a test of a full disk is skipped nowhere.
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+pytest_plugins = ["gpulayer.testing.fixtures"]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", deadline=None, max_examples=1000)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.family import ROOT
 from benchmarks.peers import PeerPython
 
 __all__ = ["ROOT", "Sources"]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,19 @@ import dataclasses
 import importlib
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
 import gpulayer
 from gpulayer.client.connect import Settings
 from gpulayer.client.contexts import Context
+from gpulayer.client.embedded import EmbeddedPlane
 from gpulayer.client.location import Configured, EndpointFound, Location
 from gpulayer.client.reach import Reach
+from gpulayer.plugins.settings import PluginSettings
+from gpulayer.server import PlaneSettings, ServeSettings
+from gpulayer.worker import WorkerSettings
 
 SECRET = "glc_" + "a" * 12 + "_secret"
 OPENS = re.compile(r"(.*_)?(token|private_key|secret|password|pepper)")
@@ -51,3 +56,21 @@ def test_no_dataclass_shows_a_field_that_opens_a_door():
 def test_who_looks_at_a_value_sees_where_it_leads_but_no_token(value):
     assert "secret" not in repr(value)
     assert "box.example" in repr(value) or "127.0.0.1" in repr(value)
+
+
+VARIABLES = {"GPULAYER_PLUGIN_WEBHOOK_KEY": SECRET}
+TOLD = PluginSettings.of(VARIABLES)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        EmbeddedPlane(Path("/s"), "0.1.0", VARIABLES),
+        ServeSettings(Path("/s"), worker_environment=VARIABLES, plugins=TOLD),
+        PlaneSettings(Path("/s"), plugins=TOLD),
+        WorkerSettings(Path("/w"), urls=("https://box.example",), environment=VARIABLES, plugins=TOLD),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_plugins_are_told_is_not_shown_with_what_is_started(value):
+    assert "secret" not in repr(value)

@@ -1,7 +1,9 @@
 """The examples of README and docs are run as they stand, with the real program, from an empty home.
 
 A fenced ``console`` or ``python`` block below the comment ``<!-- run -->`` is run; any other must say in a comment
-``<!-- not run: why -->``. The blocks of one page run in order in one folder, with a copy of ``examples/`` in it.
+``<!-- not run: why -->``. One of any language below ``<!-- file: PATH -->`` is written there when its turn comes.
+The blocks of one page run in order in one folder, with a copy of ``examples/`` in it. A page that installs something
+does so into a Python environment of its own.
 In a ``console`` block lines that start with ``$`` are given to bash, and what follows one is its stdout, in which
 ``…`` stands for anything; where nothing follows, stdout is not looked at.
 """
@@ -11,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +23,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
-BLOCK = re.compile(r"(?:^<!-- (run|not run: [^>]+) -->\n)?^```(console|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"(?:^<!-- (run|file: [\w./-]+|not run: [^>]+) -->\n)?^```(console|python|toml)\n(.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+PROGRAMS = {"gpulayer": "gpulayer.cli", "pip": "pip._internal.cli.main", "pytest": "pytest"}
 DEADLINE_S = 60
 
 
@@ -28,6 +36,11 @@ class Block:
     mark: str
     language: str
     text: str
+
+    @property
+    def file(self) -> str:
+        """Where it is to be written; empty for the others."""
+        return self.mark.removeprefix("file: ") if self.mark.startswith("file: ") else ""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -64,6 +77,29 @@ class Place:
             check=False,
         )
 
+    def write(self, block: Block) -> None:
+        file = self.folder / block.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text, encoding="utf-8")
+
+    def with_own_python(self) -> "Place":
+        """It sees what this Python has; what is installed into it is seen by nobody else. pip asks no index."""
+        folder = self.folder.parent / "venv"
+        venv.create(folder, symlinks=True)
+        python = folder / "bin" / "python"
+        theirs = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+        seen = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        (theirs / "seen.pth").write_text(seen, encoding="utf-8")
+        for name, module in PROGRAMS.items():
+            script = folder / "programs" / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(f"import sys\nfrom {module} import main\nsys.exit(main())\n", encoding="utf-8")
+            python.with_name(name).write_text(f'#!/bin/sh\nexec "{python}" -P "{script}" "$@"\n', encoding="utf-8")
+            python.with_name(name).chmod(0o755)
+        pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        path = f"{python.parent}{os.pathsep}{self.env['PATH']}"
+        return Place(self.folder, {**self.env, **pip, "PATH": path, "VIRTUAL_ENV": str(folder)})
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
@@ -83,7 +119,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_example_is_run_or_says_why_not(page: Path) -> None:
-    assert [block.text for block in blocks(page) if not block.mark] == []
+    assert [block.text for block in blocks(page) if not block.mark and block.language != "toml"] == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +128,11 @@ def test_every_example_is_run_or_says_why_not(page: Path) -> None:
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_examples_of_a_page_do_what_it_shows(page: Path, place: Place) -> None:
+    if any("pip install" in block.text for block in blocks(page) if block.mark == "run"):
+        place = place.with_own_python()
     for block in blocks(page):
+        if block.file:
+            place.write(block)
         if block.mark != "run":
             continue
         if block.language == "python":

@@ -39,6 +39,7 @@ POINTS: Final[Mapping[str, str]] = {
     "plane.after_outputs": "an output tree is accepted; the worker is not answered",
     "blobs.before_rename": "a blob is whole and synced under a temporary name",
     "blobs.after_rename": "a blob has its name; the folder is not synced, nobody is answered",
+    "sinks.after_telling": "a sink has taken an event; that it has is not written down",
     # The worker agent.
     "agent.before_recovery": "it is attached to its spawner; it has not looked at what an earlier agent left",
     "agent.in_admission": "an assignment is written down, but not that it is being staged: half a folder",

@@ -344,6 +344,7 @@ def test_importing_the_package_loads_none_of_its_dependencies():
 def test_help_loads_no_command_and_no_http(away):
     loaded = loaded_modules("from gpulayer.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
     assert not loaded & {"httpx", "pydantic", "rich", "http.client", "gpulayer.cli.submit", "gpulayer.client.transport"}
+    assert not loaded & {"importlib.metadata", "pluggy", "gpulayer.plugins"}, "plugins cost --help nothing"
     assert "gpulayer.cli.app" in loaded
 
 

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+import gpulayer as gl
 from gpulayer.testing.distribution import install_plugin
 
 LIMITS = """
@@ -83,6 +84,10 @@ def test_a_plugin_checks_jobs_and_its_options_reach_plane_and_worker_and_no_job(
     assert worker["labels"]["most"] == "seven"
     (name,) = {job["name"] for job in json.loads(run("job", "list", "--json")[1])["jobs"]}
     assert name == ""
+    with gl.Client(target="local") as client:
+        found = {(one["where"].split()[0], one["name"]): one["status"] for one in client.plugins()}
+    assert found["plane", "limits"] == found["worker", "limits"] == "ok"
+    assert found["plane", "broken"] == found["worker", "broken"] == "broken"
     (line,) = [line for line in (away.parent / "state/plane.log").read_text().splitlines() if "broken" in line]
     assert "RuntimeError: no licence file" in line
 

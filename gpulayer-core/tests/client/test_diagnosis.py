@@ -242,6 +242,59 @@ def test_a_token_that_ends_soon_is_told_before_it_does(serve):
     assert "rotate" in by_check["token"].hint
 
 
+def plugin_record(name="cheap", **changes):
+    record = {"name": name, "distribution": f"gpulayer-{name}", "version": "1.2", "is_builtin": False, "status": "ok"}
+    return {**record, "error": "", "hint": "", "faults": 0, "last_faults": [], "where": "plane", **changes}
+
+
+BROKEN = {"status": "broken", "error": "no module foo", "hint": "install foo"}
+FAULT = {"at": None, "hook": "Scorer.score", "message": "too late"}
+
+
+@pytest.mark.parametrize(
+    ("plugins", "mark", "message", "hint"),
+    [
+        ([plugin_record()], Mark.OK, "plugins: cheap", ""),
+        (
+            [plugin_record(**BROKEN)],
+            Mark.WARN,
+            "plane: plugin cheap (gpulayer-cheap 1.2) is broken: no module foo",
+            "install foo",
+        ),
+        (
+            [plugin_record(**BROKEN, where=f"worker w{number}") for number in range(40)],
+            Mark.WARN,
+            "worker w0 and 39 more: plugin cheap (gpulayer-cheap 1.2) is broken: no module foo",
+            "install foo",
+        ),
+        (
+            [plugin_record(status="suspended", last_faults=[FAULT])],
+            Mark.WARN,
+            "plane: plugin cheap (gpulayer-cheap 1.2) is suspended: Scorer.score: too late",
+            "`gpulayer plugins` has its record",
+        ),
+        ("nonsense", Mark.WARN, "the control plane does not tell how its plugins are", None),
+    ],
+)
+def test_plugins_that_do_not_work_are_told_once_with_their_places(serve, plugins, mark, message, hint):
+    own = plugin_record("host", is_builtin=True)
+    page = {"plugins": [own, *plugins] if isinstance(plugins, list) else plugins, "next": None}
+    answers = {"/healthz": HEALTHY, "/v1/plane": plane_record(), "/v1/plugins": page}
+    port, _ = serve({path: answer(document=document) for path, document in answers.items()})
+    by_check, found = look(f"http://127.0.0.1:{port}")
+    assert [finding.check for finding in found].count("plugins") == 1
+    assert (by_check["plugins"].mark, by_check["plugins"].message) == (mark, message)
+    if hint is not None:
+        assert by_check["plugins"].hint == hint
+
+
+def test_plugins_that_are_left_out_and_gpulayers_own_are_no_finding(serve):
+    page = {"plugins": [plugin_record("host", is_builtin=True)], "next": None}
+    answers = {"/healthz": HEALTHY, "/v1/plane": plane_record(), "/v1/plugins": page}
+    port, _ = serve({path: answer(document=document) for path, document in answers.items()})
+    assert "plugins" not in look(f"http://127.0.0.1:{port}")[0]
+
+
 def test_without_a_token_everything_else_is_looked_at(serve):
     port, got = serve({"/healthz": answer(document=HEALTHY)})
     by_check, _ = look(f"http://127.0.0.1:{port}", token="")
@@ -275,7 +328,7 @@ def test_https_is_looked_at_through_the_proxy_inside_whose_tunnel_the_token_is(c
     by_check, found = look(f"https://127.0.0.1:{port}", fingerprint=pin, proxy=proxy.url)
     assert {finding.mark for finding in found} == {Mark.OK}, found
     assert f"is reached through {proxy.url}: connected in " in by_check["address"].message
-    assert proxy.heads == [f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()] * 2
+    assert proxy.heads == [f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()] * 3
 
 
 def test_what_keeps_no_connection_behind_a_proxy_is_told_of_the_proxy(serve):

@@ -9,8 +9,9 @@ from gpulayer.placement.capacity import Free, allocate, usable_capacity
 from gpulayer.placement.eligibility import is_eligible, why_ineligible
 from gpulayer.placement.explain import WorkerView, choice, explain, smallest_change
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+from gpulayer.spec.opinion import Mark, Refusal
 from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
-from gpulayer.spec.verdict import FieldChange, ReasonCode, VerdictKind
+from gpulayer.spec.verdict import FieldChange, Reason, ReasonCode, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
 GB = 10**9
@@ -193,3 +194,33 @@ def test_nothing_is_allocated_beyond_what_is_free():
     free = replace(usable_capacity(BOX), cpus=0)
     assert allocate(Request(), WorkerId("w"), BOX, free) is None
     assert allocate(Request(memory_bytes=65 * GB), WorkerId("w"), BOX, usable_capacity(BOX)) is None
+
+
+def test_a_refusal_by_a_scorer_makes_a_machine_ineligible_and_says_who_and_why():
+    opinions = (("night", Refusal("too dear until 22:00")), ("green", Mark(1.0)))
+    (verdict,) = explain(Request(), [view("box", BOX, opinions=opinions)])
+    assert verdict.kind is VerdictKind.INELIGIBLE
+    assert verdict.reasons == (Reason(ReasonCode.PLUGIN_REJECTED, "scorer night: too dear until 22:00"),)
+    assert verdict.fits_with == ()
+
+
+def test_what_does_not_fit_by_its_facts_says_that_and_not_what_scorers_think():
+    (verdict,) = explain(Request(cpus=99), [view("box", BOX, opinions=(("night", Refusal("no")),))])
+    assert [reason.code for reason in verdict.reasons] == [ReasonCode.CPUS]
+
+
+def test_the_mark_is_the_score_where_there_is_any_and_decides_the_order():
+    views = [
+        view("a", LAPTOP, opinions=(("night", Mark(0.2)), ("green", None))),
+        view("b", LAPTOP, opinions=(("night", None), ("green", None))),
+        view("c", LAPTOP, opinions=(("night", Mark(1.0)), ("green", Mark(0.6)))),
+    ]
+    verdicts = explain(Request(), views)
+    assert [(verdict.worker, verdict.score) for verdict in verdicts] == [("c", 0.8), ("b", 0.5), ("a", 0.35)]
+    assert choice(verdicts) == "c"
+
+
+def test_silence_of_all_scorers_changes_no_score():
+    (silent,) = explain(Request(), [view("box", BOX, opinions=(("night", None),))])
+    (without,) = explain(Request(), [view("box", BOX)])
+    assert silent == without

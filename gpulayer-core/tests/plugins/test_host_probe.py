@@ -5,7 +5,7 @@ import os
 import psutil
 import pytest
 
-from gpulayer.plugins.builtin.host import HostProbe, gpulayer_register_probes, host_platform
+from gpulayer.plugins.builtin.host import HostProbe, host_platform
 from gpulayer.plugins.contracts.probe import ProbeSite
 
 
@@ -62,5 +62,9 @@ def test_a_fraction_of_a_processor_is_still_one(tmp_path):
     assert look(tmp_path, "0::/\n", {"cpu.max": "10000 100000\n"}).cpus == 1
 
 
-def test_it_is_core_s_own_and_registered():
-    assert [type(probe) for probe in gpulayer_register_probes(None)] == [HostProbe]
+def test_core_registers_its_own(tmp_path, load):
+    host = load(discover=tuple)
+    [probe] = host.registry.probes
+    assert (probe.plugin, probe.name) == ("host", "host")
+    site = ProbeSite(tmp_path, {})
+    assert host.call(probe, "Probe.look", lambda thing: thing.look(site), deadline_s=10.0).cpus >= 1

@@ -61,7 +61,7 @@ class Watcher:
         check(state)
         self.effects.extend(effects)
 
-    def annotate(self, state, event, records):
+    def annotate(self, state, rejected):
         return {}
 
 

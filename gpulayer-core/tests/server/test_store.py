@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -35,7 +36,7 @@ from gpulayer.engine.records import AttemptImage, NodeImage
 from gpulayer.errors import Blame, Conflict, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
-from gpulayer.server.store import AuditEntry, Batch, IdempotencyRow, IdentityRow, JobRow, Side, Store, reads
+from gpulayer.server.store import AuditEntry, Batch, IdempotencyRow, IdentityRow, JobRow, Side, Store, log, reads
 from gpulayer.server.store.codec import attempt_from_text, attempt_to_text
 from gpulayer.server.store.schema import alembic_config
 from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
@@ -364,6 +365,45 @@ def test_a_store_of_an_older_schema_is_brought_up_to_date_with_all_that_is_in_it
         again.close()
     Store(str(tmp_path / "fresh.db")).close()
     assert _schema(path) == _schema(tmp_path / "fresh.db")
+
+
+def test_an_older_store_gets_an_id_of_its_own_which_stays_and_knows_of_no_sink(tmp_path) -> None:
+    ids = []
+    for name in ("one.db", "two.db"):
+        engine = create_engine(f"sqlite:///{tmp_path / name}")
+        with engine.begin() as connection:
+            command.upgrade(alembic_config(connection), "0003")
+        engine.dispose()
+    for name in ("one.db", "two.db", "one.db", "fresh.db", "fresh.db"):
+        store = Store(str(tmp_path / name))
+        with store.reading() as connection:
+            ids.append(log.read_store_id(connection))
+            assert log.read_sink_cursors(connection) == {}
+        store.close()
+    assert all(re.fullmatch("[0-9a-f]{16}", id_) for id_ in ids)
+    assert [ids.index(id_) for id_ in ids] == [0, 1, 0, 3, 3]
+
+
+def test_the_log_is_read_in_pages_with_what_it_is_about(store) -> None:
+    world = _World(3, store)
+    for _ in range(60):
+        world.turn()
+    world.batch.sides += [Side(sink_cursors=(("a/b", 3), ("c/d", 4))), Side(sink_cursors=(("a/b", 5),))]
+    world.commit()
+    with store.reading() as connection:
+        rows, after = [], 0
+        while (page := log.read_log(connection, after=after, limit=7, kinds={"job_submitted"}, leaving="}")).rows:
+            rows += page.rows
+            after = page.rows[-1].seq
+            assert {row.job_id for row in page.rows if row.job_id is not None} == set(page.jobs)
+            for id_, job in page.jobs.items():
+                assert job == reads.read_job(connection, id_)
+            assert set(page.workers.values()) <= {"name0", "name1", "name2"}
+        assert [row.seq for row in rows] == list(range(1, log.last_seq(connection) + 1))
+        assert sum(row.kind == "job_submitted" for row in rows) == len(world.jobs)
+        some = log.read_log(connection, after=0, limit=1_000, kinds={"job_submitted"}, leaving="nothing ends so")
+        assert {row.kind for row in some.rows if row.body} == {"job_submitted"}
+        assert log.read_sink_cursors(connection) == {"a/b": 5, "c/d": 4}
 
 
 def test_a_store_of_a_newer_version_is_refused(tmp_path) -> None:

@@ -6,9 +6,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -21,6 +22,9 @@ from gpulayer.cli.later import later_command, later_flag
 from gpulayer.cli.quick import QuickGroup, QuickTyper
 from gpulayer.errors import GpulayerError, JobRefused, StorageUnavailable, UsageError
 from gpulayer.faults import VARIABLE as FAULTS_VARIABLE
+
+if TYPE_CHECKING:
+    from gpulayer.cli.plugin_commands import PluginCommand
 
 __all__ = ["run"]
 
@@ -39,6 +43,7 @@ COMMANDS: Final = {
     "doctor": ("gpulayer.cli.doctor", "Find out why a control plane can't be used from here."),
     "token": ("gpulayer.cli.token", "Make, list, revoke and rotate tokens."),
     "audit": ("gpulayer.cli.audit", "Who did what, and whether the trail of it is whole."),
+    "plugins": ("gpulayer.cli.plugins", "List and check plugins, and the commands that they add."),
     "completion": ("gpulayer.cli.completion", "Print the completion script of a shell."),
 }
 
@@ -55,7 +60,10 @@ COMPLETE_VARIABLE: Final = "_GPULAYER_COMPLETE"  # the shell's script of `gpulay
 
 
 class _Root(QuickGroup):
-    """Commands by name, imported when one is named."""
+    """Commands by name, imported when one is named. Those of plugins are looked for when the name is not core's own:
+    reading what is installed takes 20 ms, so ``--help`` does not list them."""
+
+    plugin_command: "PluginCommand | None" = None  # the one that runs
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(COMMANDS)
@@ -63,18 +71,26 @@ class _Root(QuickGroup):
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         # Any: typer's own command type is private.
         if cmd_name not in COMMANDS:
-            return None
+            return None if self.plugin_command is None else _load(self.plugin_command)
         command = typer.main.get_command(import_module(COMMANDS[cmd_name][0]).app)
         command.name = cmd_name
         return command
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        error = later_command(args[0])
-        if error is not None:
-            raise error
-        if args[0] not in COMMANDS:
-            raise _unknown_command("gpulayer", args[0], list(COMMANDS))
-        return super().resolve_command(ctx, args)
+        try:
+            if args[0] not in COMMANDS:
+                self.plugin_command = _command_of_plugin(args[0])
+            return super().resolve_command(ctx, args)
+        except GpulayerError:
+            if ctx.resilient_parsing:
+                return None, None, args[1:]  # a shell that completes shows no errors
+            raise
+
+    def shell_complete(self, ctx: typer.Context, incomplete: str) -> Any:  # type: ignore[override]
+        from typer._click.shell_completion import CompletionItem  # noqa: PLC0415 - only when a shell asks
+
+        added = [CompletionItem(name) for name in _plugin_command_names() if name.startswith(incomplete)]
+        return [*super().shell_complete(ctx, incomplete), *added]
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         # Any: typer's formatter is private.
@@ -104,7 +120,7 @@ def _root(
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     _open_what_is_closed()
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)  # Any: a _Root, which typer's own types do not say
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init  # noqa: PLC0415 - only when a shell asks
 
@@ -116,7 +132,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             arm_faults(os.environ)
         code = command.main(args=None if argv is None else list(argv), prog_name="gpulayer", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else Exit.OK
+        return code if isinstance(code, int) and not isinstance(code, bool) else Exit.OK
     except TyperExit as ended:
         return ended.exit_code
     except TyperException as error:
@@ -134,19 +150,19 @@ def run(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         # Typer turns a closed pipe into exit 1 before anyone else can see it, and leaves this way after completing.
         if not isinstance(ended.__context__, BrokenPipeError):
-            return ended.code if isinstance(ended.code, int) else Exit.OK
+            return _exit_asked(ended.code)
         _let_go_of_stdout()
         return Exit.PIPE_CLOSED
     except (KeyboardInterrupt, Abort):
         return Exit.INTERRUPTED
     except OSError as error:
         if error.errno not in _DISK_TROUBLE:
-            return _report_bug()
+            return _report_bug(command.plugin_command)
         _let_go_of_stdout()
         print_error(StorageUnavailable(f"the output can't be written: {error.strerror}", hint="free space, then retry"))
         return Exit.INFRASTRUCTURE
     except Exception:
-        return _report_bug()
+        return _report_bug(command.plugin_command)
 
 
 def _say_problems(error: JobRefused) -> None:
@@ -189,12 +205,56 @@ def _unknown_command(parent: str, name: str, known: Sequence[str]) -> UsageError
     return UsageError(f"no such command: {parent} {name}", hint=hint)
 
 
-def _report_bug() -> int:
+def _command_of_plugin(name: str) -> "PluginCommand":
+    """Raises what is to be said of a name that is none."""
+    error = later_command(name)
+    if error is not None:
+        raise error
+    from gpulayer.cli.plugin_commands import find_command  # noqa: PLC0415 - core's own commands never need it
+    from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415
+
+    found = find_command(name, PluginSettings.of(os.environ), taken=COMMANDS)
+    if found is None:
+        raise _unknown_command("gpulayer", name, [*COMMANDS, *_plugin_command_names()])
+    return found
+
+
+def _plugin_command_names() -> list[str]:
+    from gpulayer.cli.plugin_commands import find_commands  # noqa: PLC0415 - core's own commands never need it
+    from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415
+
+    found = find_commands(PluginSettings.of(os.environ), taken=COMMANDS)
+    return [command.name for command in found if not command.error]
+
+
+def _load(command: "PluginCommand") -> Any:  # Any: typer's own command type is private
+    from gpulayer.cli.plugin_commands import load_command  # noqa: PLC0415
+
+    if COMPLETE_VARIABLE not in os.environ:
+        return load_command(command)
+    with redirect_stdout(sys.stderr):  # a shell reads names from stdout
+        return load_command(command)
+
+
+def _exit_asked(code: object) -> int:
+    """What ``sys.exit(code)`` means anywhere in Python: nothing is 0, a text is said, and 1."""
+    if code is None or isinstance(code, int):
+        return code or Exit.OK
+    say(str(code))
+    return 1
+
+
+def _report_bug(culprit: "PluginCommand | None" = None) -> int:
     story = traceback.format_exc()
     if os.environ.get("GPULAYER_DEBUG") == "1":
         sys.stderr.write(safe(story))
     error = sys.exc_info()[1]
-    say(f"error: internal error: {type(error).__name__}: {error}")
+    said = _said(error)
+    if culprit is None:
+        say(f"error: internal error: {said}")
+    else:
+        say(f"error: the command {culprit.name} of {culprit.origin} failed, which is no fault of gpulayer: {said}")
+    whom = "" if culprit is None else f" to the authors of {culprit.distribution}"
     try:
         from gpulayer.sdk.settings import state_folder  # noqa: PLC0415 - only after a fault
 
@@ -202,10 +262,17 @@ def _report_bug() -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = folder / f"error-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
         log.write_text(f"gpulayer {gpulayer.__version__}, Python {sys.version}\n{sys.argv[:2]}\n{story}")
-        say(f" hint: please report it with {log}")
+        say(f" hint: please report it{whom} with {log}")
     except OSError:
-        say(" hint: GPULAYER_DEBUG=1 shows where; please report it")
+        say(f" hint: GPULAYER_DEBUG=1 shows where; please report it{whom}")
     return Exit.BUG
+
+
+def _said(error: BaseException | None) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # what it says of itself may be a plugin's code, too
+        return type(error).__name__
 
 
 def _open_what_is_closed() -> None:

@@ -28,7 +28,6 @@ LATER_COMMANDS: Final = frozenset(
         "cache",
         "dashboard",
         "mcp",
-        "plugins",
         "restore",
         "secret",
         "service",

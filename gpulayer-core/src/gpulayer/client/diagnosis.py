@@ -12,7 +12,7 @@ import os
 import shutil
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -30,13 +30,14 @@ from gpulayer.errors import UntrustedServer
 from gpulayer.net import Address, pin_of, tls_context
 from gpulayer.spec.units import format_bytes
 
-__all__ = ["Finding", "Mark", "examine", "examine_folder"]
+__all__ = ["Finding", "Mark", "examine", "examine_folder", "plugin_findings"]
 
 _WAIT_S: Final = 5.0
 _SKEW_S: Final = 30.0
 _LOW_BYTES: Final = 2**30
 _EMPTY_BYTES: Final = 64 * 2**20
 _RENEW_S: Final = 7 * 86_400
+_PAGE_BYTES: Final = 16 * 2**20
 
 
 class Mark(StrEnum):
@@ -50,7 +51,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: one of ``folder name address tls answer clock version token plane workers disk``."""
+    """check: one of ``folder name address tls answer clock version token plane workers disk plugins``."""
 
     check: str
     mark: Mark
@@ -233,6 +234,7 @@ def _as_caller(way: Way, *, version: str, client: str, wall: Callable[[], float]
         yield Finding("version" if is_version else "token", Mark.FAIL, str(found.get("message")), str(hint))
         return
     yield from _judged(document, version=version, now=wall())
+    yield from _plugins(way, headers)
 
 
 def _judged(plane: dict[str, Any], *, version: str, now: float) -> Iterator[Finding]:
@@ -261,6 +263,54 @@ def _judged(plane: dict[str, Any], *, version: str, now: float) -> Iterator[Find
         yield _disk("the control plane's disk", free)
 
 
+def _plugins(way: Way, headers: dict[str, str]) -> Iterator[Finding]:
+    """Those that do not work, of the control plane and its workers; nothing where only gpulayer's own are there."""
+    try:
+        with closing(open_connection(way, lambda: tls_context(way.route.pins))) as connection:
+            status, _, body = _get(connection, "/v1/plugins", headers, limit=_PAGE_BYTES)
+    except (Failed, UntrustedServer, OSError, http.client.HTTPException):
+        status, body = 0, b""
+    if status == 404:
+        return  # of a version without plugins
+    plugins = _document(body).get("plugins")
+    if status != 200 or not isinstance(plugins, list):
+        hint = "`gpulayer plugins` says more; `plane.log` of the control plane, too"
+        yield Finding("plugins", Mark.WARN, "the control plane does not tell how its plugins are", hint)
+        return
+    yield from plugin_findings([plugin for plugin in plugins if isinstance(plugin, dict)])
+
+
+def plugin_findings(plugins: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """plugins: records as ``wire.plugins.PluginRecord``, perhaps of another version. One finding a trouble."""
+    # Any: as above.
+    troubles: dict[tuple[str, str, str], list[str]] = {}
+    others: set[str] = set()
+    for plugin in plugins:
+        name, status = str(plugin.get("name")), plugin.get("status")
+        if not plugin.get("is_builtin"):
+            others.add(name)
+        if status in ("ok", "disabled"):
+            continue
+        whose = f"{plugin.get('distribution', '')} {plugin.get('version', '')}".strip()
+        what = f"plugin {name}" + (f" ({whose})" if whose else "") + f" is {status}"
+        said = plugin.get("error") or _last_fault(plugin.get("last_faults"))
+        where = troubles.setdefault((what, str(said), str(plugin.get("hint", ""))), [])
+        where.append(str(plugin.get("where", "")))
+    for (what, said, hint), places in sorted(troubles.items()):
+        place = places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
+        message = f"{place}: {what}" + (f": {said}" if said else "")
+        yield Finding("plugins", Mark.WARN, message, hint or "`gpulayer plugins` has its record")
+    if others and not troubles:
+        yield Finding("plugins", Mark.OK, f"plugins: {', '.join(sorted(others))}")
+
+
+def _last_fault(faults: object) -> str:
+    match faults:
+        case [*_, {"hook": hook, "message": message}]:
+            return f"{hook}: {message}"
+    return ""
+
+
 def _known(you: dict[str, Any], now: float) -> Finding:
     # Any: a CallerRecord.
     from datetime import datetime  # noqa: PLC0415 - only here
@@ -287,14 +337,16 @@ def _disk(what: str, free: int) -> Finding:
     return Finding("disk", Mark.OK, message)
 
 
-def _get(connection: Connection, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+def _get(
+    connection: Connection, path: str, headers: dict[str, str], *, limit: int = 2**20
+) -> tuple[int, dict[str, str], bytes]:
     connection.sock.settimeout(_WAIT_S)
     connection.request("GET", connection.route.address.prefix + path, headers={**headers, "Connection": "close"})
     connection.pace.head(0.0)
     answer = connection.getresponse()
     connection.pace.body()
     found = {name.lower(): value for name, value in answer.getheaders()}
-    return answer.status, found, answer.read(2**20)
+    return answer.status, found, answer.read(limit)
 
 
 def _document(body: bytes) -> dict[str, Any]:  # Any: what a server answered, parsed

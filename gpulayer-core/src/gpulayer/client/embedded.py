@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,7 @@ class EmbeddedPlane:
 
     state_dir: Path
     version: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     python: str = sys.executable
     idle_exit_s: float | None = None
     deadline_s: float = 30.0

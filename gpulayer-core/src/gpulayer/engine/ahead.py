@@ -11,7 +11,8 @@ an attempt waits for whatever runs there, its own kind or not. A worker that has
 nothing ahead, so a surprise costs what waits behind it one second at most: then it is revoked.
 
 Never lent ahead: what has devices or resources, several nodes, ``exclusive`` or ``--no-wait``; and what has no retry
-left, because it could not be lent again were its worker lost.
+left, because it could not be lent again were its worker lost. Nor is anything lent ahead to where a scorer refuses it;
+what marks scorers give does not count here.
 """
 
 import heapq
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpulayer.engine import queue, schedule
+from gpulayer.engine import opinions, queue, schedule
 from gpulayer.engine.effects import Revoke
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import Attempt, Job, Node, Pace, QueueEntry, RequestClass, State, Task, Worker
@@ -154,7 +155,7 @@ def lend(turn: Turn) -> None:
         task = job.tasks[entry[3]]
         chosen = _choose(state, known, job, task, room) if room else None
         if chosen is None:
-            for worker_id in [id_ for id_ in room if schedule.is_eligible_for(known, state.workers[id_])]:
+            for worker_id in [id_ for id_ in room if _may_go(state, known, state.workers[id_])]:
                 del room[worker_id]
             if turn.has_new_head:
                 _make_way(turn, known, job)
@@ -183,7 +184,7 @@ def hand_over(turn: Turn) -> None:
                 attempt = state.attempts[epoch]
                 node = attempt.nodes[0]
                 request = state.jobs[attempt.job_id].class_key[0]
-                if not _fits(free, node.allocation) or not schedule.is_eligible_for(_class(state, request), worker):
+                if not _fits(free, node.allocation) or not _may_go(state, _class(state, request), worker):
                     continue
                 free = free.less(node.allocation)  # also for one that is wanted back already: it comes here
                 revoke(turn, attempt)
@@ -254,7 +255,7 @@ def _choose(state: State, known: RequestClass, job: Job, task: Task, room: dict[
     best_left = 0
     for worker_id in room:
         worker = state.workers[worker_id]
-        if worker_id in task.avoid or worker_id in task.full or not schedule.is_eligible_for(known, worker):
+        if worker_id in task.avoid or worker_id in task.full or not _may_go(state, known, worker):
             continue
         left = _window(state, worker, known.request) - len(state.ahead.get(worker_id, ()))
         if left > best_left:
@@ -278,11 +279,15 @@ def _make_way(turn: Turn, known: RequestClass, job: Job) -> None:
     """A waiting task gets its slot before what is of lower priority and has not started."""
     state = turn.state
     for worker_id, epochs in state.ahead.items():
-        if schedule.is_eligible_for(known, state.workers[worker_id]):
+        if _may_go(state, known, state.workers[worker_id]):
             for epoch in epochs:
                 attempt = state.attempts[epoch]
                 if state.jobs[attempt.job_id].entry.priority < job.entry.priority:
                     revoke(turn, attempt)
+
+
+def _may_go(state: State, known: RequestClass, worker: Worker) -> bool:
+    return schedule.is_eligible_for(known, worker) and opinions.may_take(state, known, worker)
 
 
 def _class(state: State, request: Request) -> RequestClass:

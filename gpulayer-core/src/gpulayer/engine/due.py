@@ -4,8 +4,15 @@ The driver logs and steps these events like any other, so a replay of the log ne
 """
 
 from gpulayer.clock import Instant
-from gpulayer.engine import ahead
-from gpulayer.engine.events import AheadWaitPassed, Event, KeepForPassed, LeaseExpired, WorkerWentSilent
+from gpulayer.engine import ahead, asking
+from gpulayer.engine.events import (
+    AheadWaitPassed,
+    Event,
+    KeepForPassed,
+    LeaseExpired,
+    OpinionsLapsed,
+    WorkerWentSilent,
+)
 from gpulayer.engine.state import State, Worker
 from gpulayer.ids import Epoch
 from gpulayer.spec.worker import WorkerState
@@ -29,6 +36,9 @@ def due(state: State, at: Instant) -> tuple[Event, ...]:
     events.extend(
         AheadWaitPassed(at, epoch, worker_id) for worker_id, epoch, until_ms in ahead.waits(state) if at.ms >= until_ms
     )
+    if state.policy.scorers or state.undecided:
+        keys = dict.fromkeys(asking.lapsed(state, at.ms))
+        events.extend(OpinionsLapsed(at, request, nodes) for request, nodes in keys)
     return tuple(events)
 
 
@@ -45,6 +55,8 @@ def next_due_ms(state: State) -> int | None:
             else:
                 moments.append(_kept_until_ms(state, worker, epoch))
     moments.extend(until_ms for _, _, until_ms in ahead.waits(state))
+    if (state.policy.scorers or state.undecided) and (lapse_ms := asking.next_lapse_ms(state)) is not None:
+        moments.append(lapse_ms)
     return min(moments, default=None)
 
 

@@ -6,11 +6,12 @@ waiters look at the store when they arrive.
 
 from dataclasses import dataclass
 
-from gpulayer.ids import Epoch, JobId, WorkerId
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.request import Request
 
-__all__ = ["Assign", "Effect", "Notify", "Provision", "Release", "Revoke", "Stop", "Void"]
+__all__ = ["AskScorer", "Assign", "Effect", "Notify", "Provision", "Release", "Revoke", "Stop", "Void"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +74,14 @@ class Release:
     provider: str
 
 
-Effect = Assign | Stop | Revoke | Void | Notify | Provision | Release
+@dataclass(frozen=True, slots=True)
+class AskScorer:
+    """Ask ``scorer`` what it thinks of the request on machines with these facts. The answer is ``OpinionsGiven``; where
+    none comes, the engine asks again."""
+
+    scorer: str
+    request: Request
+    digests: tuple[Digest, ...]
+
+
+Effect = Assign | Stop | Revoke | Void | Notify | Provision | Release | AskScorer

@@ -12,7 +12,9 @@ from gpulayer.clock import Instant
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.job import JobEntry
 from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.opinion import Opinion
 from gpulayer.spec.outcome import Outcome
+from gpulayer.spec.request import Request
 
 __all__ = [
     "AheadWaitPassed",
@@ -24,6 +26,9 @@ __all__ = [
     "LeaseExpired",
     "NodePhase",
     "NodeReport",
+    "OpinionsGiven",
+    "OpinionsLapsed",
+    "ScorersRegistered",
     "WorkerJoined",
     "WorkerRemoved",
     "WorkerReported",
@@ -138,6 +143,36 @@ class AheadWaitPassed:
 
 
 @dataclass(frozen=True, slots=True)
+class OpinionsGiven:
+    """A scorer was asked about the request on machines with these facts, and this came of it; None: no opinion, be it
+    that it has none or that it failed. All of it is believed for ``lifetime_ms``, then asked for again."""
+
+    at: Instant
+    scorer: str
+    request: Request
+    lifetime_ms: int
+    said: tuple[tuple[Digest, Opinion | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpinionsLapsed:
+    """Time has passed for opinions on a class of requests for which somebody waits: they have outlived themselves, or
+    have been waited for long enough, or were never asked for."""
+
+    at: Instant
+    request: Request
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScorersRegistered:
+    """These are asked from now on, and no others."""
+
+    at: Instant
+    scorers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """The worker is to finish what it runs and gets nothing new."""
 
@@ -170,6 +205,9 @@ Event = (
     | LeaseExpired
     | KeepForPassed
     | AheadWaitPassed
+    | OpinionsGiven
+    | OpinionsLapsed
+    | ScorersRegistered
     | DrainRequested
     | WorkerResumed
     | WorkerRemoved

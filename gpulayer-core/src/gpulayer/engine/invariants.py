@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from gpulayer.engine.ahead import AHEAD_LIMIT
 from gpulayer.engine.effects import Assign, Effect
 from gpulayer.engine.events import NodePhase
+from gpulayer.engine.schedule import is_eligible_for, takes_work
 from gpulayer.engine.state import State, Worker
 from gpulayer.placement.capacity import usable_capacity
+from gpulayer.spec.opinion import Refusal
 from gpulayer.spec.worker import WorkerState
 
 __all__ = ["InvariantViolated", "check"]
@@ -26,9 +28,12 @@ def check(state: State, effects: Iterable[Effect] = ()) -> None:
     _check_tasks(state)
     _check_workers(state)
     _check_queue(state)
+    _check_opinions(state)
+    _check_undecided(state)
     for effect in effects:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
+            _check_not_refused(state, effect)
 
 
 def _check_leases(state: State) -> None:
@@ -143,6 +148,46 @@ def _check_queue(state: State) -> None:
         queued.extend((entry[2], entry[3]) for entry in known.queue if (entry[2], entry[3]) in waiting)
     _require(set(queued) == waiting, f"tasks wait outside the queue: {sorted(waiting - set(queued))[:3]}")
     _require(len(queued) == len(set(queued)), "a task waits twice")
+
+
+def _check_opinions(state: State) -> None:
+    """Every pair that a waiting class lacks an opinion on is asked about, or looked at in time."""
+    for opinions in state.opinions.values():
+        for scorer, asked in opinions.asked.items():
+            _require(asked <= opinions.waits.keys(), f"scorer {scorer} was asked, and nobody waits for the answer")
+        _require(opinions.held_until_ms == 0 or bool(opinions.waits), "a class is held, and no opinion is waited for")
+    for known in state.classes.values() if state.policy.scorers else ():
+        if known.looks_ms <= state.now_ms or known.opinions is None:
+            continue  # due now
+        _require(state.opinions.get(known.request) is known.opinions, "a class has opinions of its own")
+        for worker in state.workers.values():
+            if not takes_work(worker) or not is_eligible_for(known, worker):
+                continue
+            digest = worker.facts_digest
+            moments = [said[digest][1] for said in known.opinions.said.values() if digest in said]
+            is_fresh = len(moments) == len(known.opinions.said) and min(moments) > state.now_ms
+            until_ms = min(moments) if is_fresh else known.opinions.waits.get(digest, -1)
+            _require(known.looks_ms <= until_ms, f"what scorers think of {worker.name} is lacking, and not asked for")
+
+
+def _check_undecided(state: State) -> None:
+    """A job that does not wait is decided soon, also after a restart."""
+    latest_ms = state.now_ms + state.policy.opinion_wait_ms
+    for job in state.jobs.values():
+        task = job.tasks[0]
+        if not job.entry.wait and task.epoch is None and not task.attempts:
+            until_ms = state.undecided.get(job.class_key, {}).get(job.entry.id)
+            _require(until_ms is not None and until_ms <= latest_ms, f"job {job.entry.id} waits and may not")
+
+
+def _check_not_refused(state: State, lent: Assign) -> None:
+    """No attempt begins where a scorer refuses it at that time."""
+    opinions = state.opinions.get(state.jobs[lent.job_id].class_key[0])
+    worker = state.workers[lent.worker]
+    for scorer, said in opinions.said.items() if opinions is not None else ():
+        opinion, until_ms = said.get(worker.facts_digest, (None, 0))
+        is_refused = isinstance(opinion, Refusal) and state.now_ms < until_ms
+        _require(not is_refused, f"attempt {lent.epoch} began on {worker.name}, which scorer {scorer} refuses")
 
 
 def _require(holds: bool, rule: str) -> None:

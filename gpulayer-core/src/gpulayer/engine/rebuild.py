@@ -1,7 +1,8 @@
 """The live state from the last row image of every live entity: what a control plane does when it starts.
 
 Volatile parts start afresh: every worker's lease counts from now, so a restart never makes anyone look silent; but none
-gets new work before it has reported, for it may have gone while nobody listened.
+gets new work before it has reported, for it may have gone while nobody listened. Opinions are asked for again, and
+``--no-wait`` jobs that waited for them are decided soon.
 """
 
 from collections.abc import Collection, Iterable
@@ -60,6 +61,9 @@ def rebuild(
     for worker in state.workers.values():
         attempts_.refresh_free(state, worker)
     queue.fill(state, state.jobs.values())
+    for job in state.jobs.values():
+        if not job.entry.wait and job.tasks[0].epoch is None and not job.tasks[0].attempts:
+            state.undecided.setdefault(job.class_key, {})[job.entry.id] = 0
     return state
 
 

@@ -1,10 +1,11 @@
 """Who gets what: waiting tasks to free capacity, best priority and oldest first over all classes.
 
 A class whose head fits nowhere is blocked until a worker that could take it gains capacity, so a long queue costs
-nothing while nothing is free. Gangs start all or none; nothing is reserved for them here.
+nothing while nothing is free. Gangs start all or none; nothing is reserved for them here. What a scorer
+refuses is no candidate, and what scorers mark comes before packing (``opinions``).
 """
 
-from gpulayer.engine import queue
+from gpulayer.engine import opinions, queue
 from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
@@ -61,7 +62,7 @@ def capacity_gained(state: State, worker: Worker) -> None:
     if not takes_work(worker):
         return
     for known in state.classes.values():
-        if known.is_blocked and _fits(known, worker) is not None:
+        if known.is_blocked and _fits(state, known, worker) is not None:
             known.is_blocked = False
 
 
@@ -99,7 +100,7 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     candidates = [
         candidate
         for worker in state.workers.values()
-        if takes_work(worker) and (candidate := _fits(known, worker)) is not None
+        if takes_work(worker) and (candidate := _fits(state, known, worker)) is not None
     ]
     if task.full and has_other_place(state, known.request, known.nodes, task.full):
         candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
@@ -107,7 +108,7 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     if not chosen:
         return False
     nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
-    begin(turn, job, task, nodes, _why(known, chosen, candidates, task.avoid))
+    begin(turn, job, task, nodes, _why(state, known, chosen, candidates, task.avoid))
     job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
     turn.effects.append(Notify(job.entry.id, job.state))
     turn.jobs[job.entry.id] = job
@@ -142,11 +143,17 @@ def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -
     return attempt
 
 
-def _fits(known: RequestClass, worker: Worker) -> Candidate | None:
-    if not is_eligible_for(known, worker):
+def _fits(state: State, known: RequestClass, worker: Worker) -> Candidate | None:
+    if not is_eligible_for(known, worker) or not opinions.may_take(state, known, worker):
         return None
     allocation = allocate(known.request, worker.id, worker.facts, worker.free)
-    return None if allocation is None else Candidate(worker.id, worker.name, worker.facts, worker.free, allocation)
+    return (
+        None
+        if allocation is None
+        else Candidate(
+            worker.id, worker.name, worker.facts, worker.free, allocation, opinions.mark(state, known, worker)
+        )
+    )
 
 
 def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
@@ -159,18 +166,27 @@ def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
     return answer
 
 
-def _why(known: RequestClass, chosen: list[Candidate], candidates: list[Candidate], avoid: set[WorkerId]) -> str:
+def _why(
+    state: State, known: RequestClass, chosen: list[Candidate], candidates: list[Candidate], avoid: set[WorkerId]
+) -> str:
     """One sentence for people: what decided."""
     names = ", ".join(candidate.name for candidate in chosen)
     if len(candidates) == len(chosen):
-        return f"{names}: the only worker that fits and is free" if len(chosen) == 1 else f"{names}: all that are free"
+        unless = _unless_refused(state, known)
+        if len(chosen) == 1:
+            return f"{names}: the only worker that fits and is free{unless}"
+        return f"{names}: all that are free{unless}"
     others = [candidate for candidate in candidates if candidate not in chosen]
     first = rank(known.request, chosen[0], avoid=frozenset(avoid))
-    next_best = min(rank(known.request, candidate, avoid=frozenset(avoid)) for candidate in others)
+    next_one = min(others, key=lambda candidate: rank(known.request, candidate, avoid=frozenset(avoid)))
+    next_best = rank(known.request, next_one, avoid=frozenset(avoid))
     if first.is_avoided != next_best.is_avoided:
         why = "the task has not failed there"
     elif first.preference != next_best.preference:
         why = "it has the accelerator that was named first"
+    elif first.mark_lost != next_best.mark_lost:
+        digests = state.workers[chosen[0].worker].facts_digest, state.workers[next_one.worker].facts_digest
+        why = f"scorer {opinions.marked_by(state, known, *digests)} marks it highest"
     elif first.devices_left != next_best.devices_left:
         why = "it leaves the fewest devices free"
     elif first.cpus_left != next_best.cpus_left:
@@ -178,3 +194,14 @@ def _why(known: RequestClass, chosen: list[Candidate], candidates: list[Candidat
     else:
         why = "equal otherwise, first by name"
     return f"{names}: of {len(candidates)} that fit and are free, {why}"
+
+
+def _unless_refused(state: State, known: RequestClass) -> str:
+    """Not to be said of those that a scorer keeps it off."""
+    if not state.policy.scorers:
+        return ""
+    refused = any(
+        takes_work(worker) and is_eligible_for(known, worker) and opinions.refuses(state, known, worker)
+        for worker in state.workers.values()
+    )
+    return ", of those that no scorer refuses" if refused else ""

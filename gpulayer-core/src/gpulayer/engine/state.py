@@ -11,6 +11,7 @@ from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import Allocation, Free
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, JobEntry, JobState
 from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.opinion import Opinion
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
@@ -20,6 +21,7 @@ __all__ = [
     "Capacity",
     "Job",
     "Node",
+    "Opinions",
     "Pace",
     "Policy",
     "QueueEntry",
@@ -35,10 +37,16 @@ QueueEntry = tuple[int, int, JobId, int]  # (-priority, seq, job, task index): h
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Numbers that the whole control plane shares. ``expiry_percent``: the control plane waits that much longer
-    than the worker, so that clock rates may differ by 5 % and the worker is always the first to give up."""
+    than the worker, so that clock rates may differ by 5 % and the worker is always the first to give up.
+
+    scorers: names of those who are asked for opinions; without any, nothing of ``opinions`` costs anything.
+    opinion_wait_ms: how long requests wait for opinions; a little longer than a scorer may take.
+    """
 
     lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
     expiry_percent: int = 110
+    scorers: tuple[str, ...] = ()
+    opinion_wait_ms: int = 2_500
 
     def expiry_ms(self, duration_ms: int) -> int:
         """How long the control plane waits where the worker waits ``duration_ms``."""
@@ -160,10 +168,27 @@ class Worker:
 
 
 @dataclass(slots=True)
+class Opinions:
+    """What scorers say of one request, by the digest of a machine's facts. Volatile: a restart asks again.
+
+    said: by scorer, what it last said and the engine time up to which that is believed.
+    asked: by scorer, of what it was asked and has not answered; all of these are in ``waits``.
+    waits: pairs that lack a fresh opinion, and until when they wait for it; until then they are not used.
+    held_until_ms: nothing at all is placed before: no opinion was there, and the first are to come. 0: not held.
+    """
+
+    said: dict[str, dict[Digest, tuple[Opinion | None, int]]]
+    asked: dict[str, set[Digest]]
+    waits: dict[Digest, int] = field(default_factory=dict)
+    held_until_ms: int = 0
+
+
+@dataclass(slots=True)
 class RequestClass:
     """Equal requests wait in one queue and share what is known of them.
 
     ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
+    opinions: of its request, once they were looked at. looks_ms: engine time at which that is due again; 0: at once.
     """
 
     request: Request
@@ -171,6 +196,8 @@ class RequestClass:
     queue: list[QueueEntry] = field(default_factory=list)
     eligible: dict[Digest, bool] = field(default_factory=dict)  # by facts digest
     is_blocked: bool = False
+    opinions: Opinions | None = None
+    looks_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -187,7 +214,12 @@ class Capacity:
 @dataclass(slots=True)
 class State:
     """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart.
-    ``ahead``: the attempts lent ahead, by worker; workers without one are not in it. ``paces``: volatile."""
+    ``ahead``: the attempts lent ahead, by worker; workers without one are not in it. ``paces``: volatile.
+
+    opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
+    than this in it, it is time to forget some. undecided: ``--no-wait`` jobs that wait for opinions, by class, and when
+    they are decided at the latest; 0: not known yet, after a restart.
+    """
 
     policy: Policy = field(default_factory=Policy)
     now_ms: int = 0
@@ -201,3 +233,6 @@ class State:
     capacity: dict[str, Capacity] = field(default_factory=dict)
     ahead: dict[WorkerId, dict[Epoch, None]] = field(default_factory=dict)
     paces: dict[WorkerId, Pace] = field(default_factory=dict)
+    opinions: dict[Request, Opinions] = field(default_factory=dict)
+    opinions_limit: int = 0
+    undecided: dict[tuple[Request, int], dict[JobId, int]] = field(default_factory=dict)

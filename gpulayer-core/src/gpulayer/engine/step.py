@@ -1,13 +1,15 @@
 """``step``: one event in, the state changed in place, records and effects out.
 
-Each event has one handler; handlers call down into ``attempts`` (what becomes of an attempt), ``queue`` (who waits) and
-``schedule`` (who gets what). An event about something that is gone changes nothing: messages may be late or doubled.
+Each event has one handler; handlers call down into ``attempts`` (what becomes of an attempt), ``queue`` (who waits),
+``asking`` (what scorers are asked) and ``schedule`` (who gets what). An event about something that is gone changes
+nothing: messages may be late or doubled.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import assert_never
 
-from gpulayer.engine import ahead, attempts, queue, schedule, workers
+from gpulayer.engine import ahead, asking, attempts, opinions, queue, schedule, workers
 from gpulayer.engine.effects import Effect, Notify
 from gpulayer.engine.events import (
     AheadWaitPassed,
@@ -17,6 +19,9 @@ from gpulayer.engine.events import (
     JobSubmitted,
     KeepForPassed,
     LeaseExpired,
+    OpinionsGiven,
+    OpinionsLapsed,
+    ScorersRegistered,
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
@@ -26,18 +31,22 @@ from gpulayer.engine.events import (
 from gpulayer.engine.records import Record
 from gpulayer.engine.state import Job, State, Task
 from gpulayer.engine.turn import Turn
+from gpulayer.ids import JobId
 from gpulayer.spec.job import Gang, JobState, Single
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.request import Request
 
 __all__ = ["Step", "step"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``records`` to store in one transaction, ``effects`` to release after it."""
+    """``records`` to store in one transaction, ``effects`` to release after it. rejected: jobs that were refused, and
+    what they asked for: whoever stores them may say why."""
 
     records: tuple[Record, ...]
     effects: tuple[Effect, ...]
+    rejected: Mapping[JobId, Request] = field(default_factory=dict)
 
 
 def step(state: State, event: Event) -> Step:
@@ -66,6 +75,14 @@ def step(state: State, event: Event) -> Step:
             attempt = state.attempts.get(event.epoch)
             if attempt is not None:
                 ahead.revoke(turn, attempt)
+        case OpinionsGiven():
+            opinions.given(turn, event)
+        case ScorersRegistered():
+            opinions.registered(turn, event)
+        case OpinionsLapsed():
+            known = state.classes.get((event.request, event.nodes))
+            if known is not None and state.policy.scorers:
+                asking.look_at(turn, known)
         case DrainRequested():
             workers.set_draining(turn, event.worker, draining=True)
         case WorkerResumed():
@@ -76,10 +93,13 @@ def step(state: State, event: Event) -> Step:
             assert_never(event)
     for attempt in ahead.promote(turn):
         attempts.refresh(turn, attempt)
+    asking.look(turn)
     schedule.run(turn)
+    if state.undecided:
+        _decide(turn)
     ahead.lend(turn)
     ahead.hand_over(turn)
-    return Step(turn.records(), tuple(turn.effects))
+    return Step(turn.records(), tuple(turn.effects), turn.rejected)
 
 
 def _submit(turn: Turn, event: JobSubmitted) -> None:
@@ -109,11 +129,46 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
         return
     state.jobs[entry.id] = job
     turn.has_new_head |= queue.push(state, job, job.tasks[0])
-    if not entry.wait:
-        schedule.run(turn)
-        if job.tasks[0].epoch is None:
-            queue.forget(state, job)
-            _reject(turn, job, "no_capacity", f"every worker that fits is busy: {entry.request.summary()}")
+    if entry.wait:
+        return
+    if state.policy.scorers:
+        until_ms = state.now_ms + state.policy.opinion_wait_ms
+        state.undecided.setdefault(job.class_key, {})[entry.id] = until_ms
+        return
+    schedule.run(turn)
+    if job.tasks[0].epoch is None:
+        _turn_away(turn, job)
+
+
+def _decide(turn: Turn) -> None:
+    """Turn away the ``--no-wait`` jobs that have not been placed although nothing more is to come that they could be
+    placed by, or although they have waited for that for long enough."""
+    state = turn.state
+    for key, jobs in list(state.undecided.items()):
+        known = state.classes.get(key)
+        if known is None:
+            del state.undecided[key]  # nobody waits: all of them were placed, or cancelled
+            continue
+        for job_id in [job_id for job_id, until_ms in jobs.items() if until_ms == 0]:
+            jobs[job_id] = state.now_ms + state.policy.opinion_wait_ms
+        is_settled = asking.is_settled(state, known)
+        for job_id, until_ms in list(jobs.items()):
+            if state.now_ms < until_ms and not is_settled:
+                break
+            del jobs[job_id]
+            job = state.jobs.get(job_id)
+            if job is not None and job.tasks[0].epoch is None and not job.tasks[0].attempts:
+                turn.jobs[job_id] = job
+                _turn_away(turn, job)
+        if not jobs:
+            del state.undecided[key]
+
+
+def _turn_away(turn: Turn, job: Job) -> None:
+    queue.forget(turn.state, job)
+    refused = " or refused by a scorer" if turn.state.policy.scorers else ""
+    request = job.entry.request
+    _reject(turn, job, "no_capacity", f"every worker that fits is busy{refused}: {request.summary()}")
 
 
 def _reject(turn: Turn, job: Job, code: str, message: str) -> None:
@@ -121,6 +176,7 @@ def _reject(turn: Turn, job: Job, code: str, message: str) -> None:
     job.state = JobState.REJECTED
     job.ended_wall_ms = turn.at.wall_ms
     turn.state.jobs.pop(job.entry.id, None)
+    turn.rejected[job.entry.id] = job.entry.request
     turn.effects.append(Notify(job.entry.id, job.state))
 
 

@@ -1,7 +1,8 @@
 """Which of the workers that fit gets a task: packing, so that large requests find whole machines.
 
-Order: the accelerator the request prefers, then the fewest devices left free (best fit), then the fewest cores left
-free, then the name. Workers to be avoided (the task failed there) come last, and are taken when nothing else fits.
+Order: the accelerator the request prefers, then the mark that scorers give, then the fewest devices left free (best
+fit), then the fewest cores left free, then the name. Workers to be avoided (the task failed there) come last, and are
+taken when nothing else fits.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from gpulayer.ids import WorkerId
 from gpulayer.placement.capacity import Allocation, Free
 from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.opinion import NO_OPINION
 from gpulayer.spec.request import Request
 
 __all__ = ["Candidate", "Rank", "choose", "rank"]
@@ -17,13 +19,14 @@ __all__ = ["Candidate", "Rank", "choose", "rank"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker on which the request fits now, and the share it would get."""
+    """A worker on which the request fits now, the share it would get, and what scorers think of that: 0..1."""
 
     worker: WorkerId
     name: str
     facts: WorkerFacts
     free: Free
     allocation: Allocation
+    mark: float = NO_OPINION
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,6 +35,7 @@ class Rank:
 
     is_avoided: bool
     preference: int
+    mark_lost: float
     devices_left: int
     cpus_left: int
     name: str
@@ -54,6 +58,7 @@ def rank(request: Request, candidate: Candidate, *, avoid: frozenset[WorkerId] =
     return Rank(
         is_avoided=candidate.worker in avoid,
         preference=preference,
+        mark_lost=1 - candidate.mark,
         devices_left=len(candidate.free.devices) - len(candidate.allocation.devices),
         cpus_left=candidate.free.cpus - candidate.allocation.cpus,
         name=candidate.name,

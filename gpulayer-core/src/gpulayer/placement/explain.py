@@ -3,14 +3,16 @@
 Pure and lazy: the queue never calls this; people, scripts, agents and rejections do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate
-from gpulayer.placement.choose import Candidate, rank
+from gpulayer.placement.choose import Candidate, Rank, rank
 from gpulayer.placement.eligibility import is_eligible, why_ineligible
 from gpulayer.spec.machine import DeviceState, WorkerFacts
+from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import DEVICE_KINDS, Request
 from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import FieldChange, Reason, ReasonCode, Verdict, VerdictKind
@@ -22,7 +24,8 @@ __all__ = ["WorkerView", "choice", "explain", "smallest_change"]
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """What explaining needs of a worker. ``holders``: job of each leased device; ``resource_holders``: jobs of each
-    resource, by its name; ``jobs``: all jobs there."""
+    resource, by its name; ``jobs``: all jobs there. opinions: what scorers, by name, think of the request there; None:
+    nothing."""
 
     id: WorkerId
     name: str
@@ -32,13 +35,20 @@ class WorkerView:
     holders: tuple[tuple[str, JobId], ...] = ()
     jobs: tuple[JobId, ...] = ()
     resource_holders: tuple[tuple[str, JobId], ...] = ()
+    opinions: tuple[tuple[str, Opinion | None], ...] = ()
 
 
 def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, ...]:
-    """Verdicts sorted: eligible (best first), busy, ineligible; then by name."""
-    verdicts = [_verdict(request, worker) for worker in workers if worker.state is not WorkerState.GONE]
+    """Verdicts sorted: eligible (best first), busy, ineligible; then by name.
+
+    The score is the mean mark where any scorer gave one, else it says how well the worker would be filled.
+    """
+    known = [worker for worker in workers if worker.state is not WorkerState.GONE]
+    has_marks = any(isinstance(opinion, Mark) for worker in known for _, opinion in worker.opinions)
+    verdicts = [_verdict(request, worker, has_marks=has_marks) for worker in known]
     order = list(VerdictKind)
-    return tuple(sorted(verdicts, key=lambda v: (order.index(v.kind), -(v.score or 0.0), v.worker)))
+    verdicts.sort(key=lambda pair: (order.index(pair[0].kind), pair[1] or _NO_RANK, pair[0].worker))
+    return tuple(verdict for verdict, _ in verdicts)
 
 
 def choice(verdicts: Iterable[Verdict]) -> str | None:
@@ -95,23 +105,45 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
     return tuple(changes) if changes and is_eligible(changed, facts, name=name) else ()
 
 
-def _verdict(request: Request, worker: WorkerView) -> Verdict:
+_NO_RANK: Final = Rank(False, 0, 0.0, 0, 0, "")
+
+
+def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[Verdict, Rank | None]:
+    """Only what is eligible has a rank."""
     reasons = why_ineligible(request, worker.facts, name=worker.name)
     if reasons:
         fits_with = smallest_change(request, worker.facts, name=worker.name)
-        return Verdict(worker.name, VerdictKind.INELIGIBLE, reasons, fits_with=fits_with)
+        return Verdict(worker.name, VerdictKind.INELIGIBLE, reasons, fits_with=fits_with), None
+    refusals = _refusals(worker.opinions)
+    if refusals:
+        return Verdict(worker.name, VerdictKind.INELIGIBLE, refusals), None
     if worker.state is WorkerState.DRAINING:
         draining = Reason(ReasonCode.DRAINING, f"draining until `gpulayer worker resume {worker.name}`")
-        return Verdict(worker.name, VerdictKind.BUSY, (draining,))
+        return Verdict(worker.name, VerdictKind.BUSY, (draining,)), None
     if worker.state is not WorkerState.READY:
         message = "offline" if worker.state is WorkerState.SILENT else "still joining"
-        return Verdict(worker.name, VerdictKind.BUSY, (Reason(ReasonCode.OFFLINE, message),))
+        return Verdict(worker.name, VerdictKind.BUSY, (Reason(ReasonCode.OFFLINE, message),)), None
     allocation = allocate(request, worker.id, worker.facts, worker.free)
-    if allocation is not None:
-        candidate = Candidate(worker.id, worker.name, worker.facts, worker.free, allocation)
-        return Verdict(worker.name, VerdictKind.ELIGIBLE, score=rank(request, candidate).score)
-    busy = _busy_reasons(request, worker)
-    return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=_busy_with(request, worker, busy))
+    if allocation is None:
+        busy = _busy_reasons(request, worker)
+        return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=_busy_with(request, worker, busy)), None
+    mark = _mean_mark(worker.opinions)
+    place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
+    score = round(mark, 3) if has_marks else place.score
+    return Verdict(worker.name, VerdictKind.ELIGIBLE, score=score), place
+
+
+def _refusals(opinions: Sequence[tuple[str, Opinion | None]]) -> tuple[Reason, ...]:
+    return tuple(
+        Reason(ReasonCode.PLUGIN_REJECTED, f"scorer {name}: {opinion.reason}")
+        for name, opinion in opinions
+        if isinstance(opinion, Refusal)
+    )
+
+
+def _mean_mark(opinions: Sequence[tuple[str, Opinion | None]]) -> float:
+    marks = [opinion.value if isinstance(opinion, Mark) else NO_OPINION for _, opinion in opinions]
+    return sum(marks) / len(marks) if marks else NO_OPINION
 
 
 def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:

@@ -1,7 +1,8 @@
-"""What a plugin is written with: ``hookimpl`` to mark hooks, and the contracts of what they register.
+"""What a plugin is written with: ``hookimpl`` to mark hooks, the contracts of what they register, and their values.
 
 A plugin is a module that an entry point of the group ``gpulayer`` names. It says which API it was written for,
 ``GPULAYER_API = "1.0"``, and implements hooks of ``gpulayer.plugins.hooks``; ``gpulayer.testing`` proves it.
+A launcher that changes some of what ``process`` plans asks ``ProcessLauncher().plan`` for that.
 
 The face is lazy: what a process is told of its plugins (``plugins.settings``) is read at its very start, long before it
 needs any of them.
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from gpulayer.plugins.builtin.process import ProcessLauncher
     from gpulayer.plugins.contracts.context import Context, Where
     from gpulayer.plugins.contracts.environment import (
         BuildFailed,
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
         EnvironmentPlan,
         EnvironmentRequest,
     )
-    from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
+    from gpulayer.plugins.contracts.event import EventKind, EventRefused, EventSink, JobSummary, PlaneEvent
     from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
     from gpulayer.plugins.contracts.launcher import (
         ActingLauncher,
@@ -47,27 +49,42 @@ if TYPE_CHECKING:
     from gpulayer.plugins.contracts.scorer import Mark, Pair, Refusal, ScoreBatch, Scorer
     from gpulayer.plugins.contracts.stager import StageFailed, Stager, StageSite
     from gpulayer.plugins.hooks import API_VERSION, hookimpl
+    from gpulayer.spec.assignment import Assignment
+    from gpulayer.spec.capabilities import is_plain_name
+    from gpulayer.spec.job import JobSpec
+    from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+    from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
 
 __all__ = [
     "API_VERSION",
+    "Accelerator",
     "ActingLauncher",
+    "Assignment",
     "BuildFailed",
     "BuildSite",
     "CheckScript",
     "Context",
+    "Device",
+    "DeviceState",
     "Environment",
     "EnvironmentBuilder",
     "EnvironmentPlan",
     "EnvironmentRequest",
     "EventKind",
+    "EventRefused",
+    "EventSink",
     "Findings",
+    "Framework",
     "FrameworkCheck",
+    "FrameworkNeed",
+    "JobSpec",
     "JobSummary",
     "LaunchPlan",
     "LaunchRefused",
     "LaunchSite",
     "Launched",
     "Launcher",
+    "Locality",
     "Machine",
     "MachineState",
     "Mark",
@@ -79,10 +96,12 @@ __all__ = [
     "Probe",
     "ProbeSite",
     "Problem",
+    "ProcessLauncher",
     "ProvidedMachine",
     "Provider",
     "ProviderRefused",
     "Refusal",
+    "Request",
     "ScoreBatch",
     "Scorer",
     "Severity",
@@ -91,13 +110,16 @@ __all__ = [
     "Stager",
     "Starter",
     "Where",
+    "WorkerFacts",
     "WorkerStart",
     "hookimpl",
+    "is_plain_name",
 ]
 
 _HOMES: Final = {
-    "contracts.context": ("Context", "Where"),
-    "contracts.environment": (
+    "plugins.builtin.process": ("ProcessLauncher",),
+    "plugins.contracts.context": ("Context", "Where"),
+    "plugins.contracts.environment": (
         "BuildFailed",
         "BuildSite",
         "Environment",
@@ -105,9 +127,9 @@ _HOMES: Final = {
         "EnvironmentPlan",
         "EnvironmentRequest",
     ),
-    "contracts.event": ("EventKind", "JobSummary", "PlaneEvent"),
-    "contracts.framework": ("CheckScript", "FrameworkCheck"),
-    "contracts.launcher": (
+    "plugins.contracts.event": ("EventKind", "EventRefused", "EventSink", "JobSummary", "PlaneEvent"),
+    "plugins.contracts.framework": ("CheckScript", "FrameworkCheck"),
+    "plugins.contracts.launcher": (
         "ActingLauncher",
         "Launched",
         "Launcher",
@@ -118,9 +140,9 @@ _HOMES: Final = {
         "NotLaunched",
         "Starter",
     ),
-    "contracts.probe": ("Findings", "Probe", "ProbeSite"),
-    "contracts.problem": ("Problem", "Severity"),
-    "contracts.provider": (
+    "plugins.contracts.probe": ("Findings", "Probe", "ProbeSite"),
+    "plugins.contracts.problem": ("Problem", "Severity"),
+    "plugins.contracts.provider": (
         "MachineState",
         "NoCapacity",
         "Offer",
@@ -129,16 +151,21 @@ _HOMES: Final = {
         "ProviderRefused",
         "WorkerStart",
     ),
-    "contracts.scorer": ("Mark", "Pair", "Refusal", "ScoreBatch", "Scorer"),
-    "contracts.stager": ("StageFailed", "Stager", "StageSite"),
-    "hooks": ("API_VERSION", "hookimpl"),
+    "plugins.contracts.scorer": ("Mark", "Pair", "Refusal", "ScoreBatch", "Scorer"),
+    "plugins.contracts.stager": ("StageFailed", "Stager", "StageSite"),
+    "plugins.hooks": ("API_VERSION", "hookimpl"),
+    "spec.assignment": ("Assignment",),
+    "spec.capabilities": ("is_plain_name",),
+    "spec.job": ("JobSpec",),
+    "spec.machine": ("Device", "DeviceState", "Framework", "Locality", "WorkerFacts"),
+    "spec.request": ("Accelerator", "FrameworkNeed", "Request"),
 }
 
 
 def __getattr__(name: str) -> Any:  # Any: the face hands on whatever the modules define
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"gpulayer.plugins.{module}"), name)
+            return getattr(import_module(f"gpulayer.{module}"), name)
     raise AttributeError(f"module 'gpulayer.plugins' has no attribute {name!r}")
 
 

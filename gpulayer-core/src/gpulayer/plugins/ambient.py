@@ -2,7 +2,8 @@
 
 ``Ambient`` is all of it, for an import, which happens once; ``Place`` is what a call of a few microseconds can afford
 to look at. Both belong to the process, so this module reads and writes what others are given as parameters. Adding is
-fine (a variable in a module, an entry of ``sys.path``); what was there has to stay what it was.
+fine (a variable in a module, an entry of ``sys.path``); what was there has to stay what it was. Signal handlers are not
+looked at: only the main thread can set them, plugins never run there, and a control plane sets its own meanwhile.
 """
 
 import asyncio
@@ -11,10 +12,8 @@ import gc
 import locale
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -65,14 +64,13 @@ class Ambient:
         self._place = Place.now()
         self._umask = _umask()
         self._path = list(sys.path)
-        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._settings = {what: read() for what, (read, _) in _SETTINGS.items()}
         root = logging.getLogger()
         self._handlers = list(root.handlers)
         self._names = {owner: dict(_kept(owner)) for owner in _owners()}
 
     def put_back(self) -> tuple[str, ...]:
-        """Restores what is different now, and says what that was. Signals can be put back by the main thread alone."""
+        """Restores what is different now, and says what that was."""
         said = self._builtins_back()
         said += self._names_back()
         said += self._place.put_back()
@@ -83,13 +81,6 @@ class Ambient:
         if gone:
             sys.path[:] = self._path + [entry for entry in sys.path if entry not in self._path]
             said.append(f"sys.path ({_list(gone)} removed)")
-        changed = [number for number, was in self._signals.items() if signal.getsignal(number) is not was]
-        if changed:
-            for number in changed:
-                was = self._signals[number]
-                if was is not None:
-                    _quietly(signal.signal, number, was)
-            said.append(f"signal handlers ({_list([signal.Signals(number).name for number in changed])})")
         for what, (read, write) in _SETTINGS.items():
             if self._settings[what] != read():
                 _quietly(write, self._settings[what])
@@ -163,7 +154,6 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]] = {
     "sys.stderr": _attribute(sys, "stderr"),
     "sys.excepthook": _attribute(sys, "excepthook"),
     "sys.unraisablehook": _attribute(sys, "unraisablehook"),
-    "threading.excepthook": _attribute(threading, "excepthook"),
     "the locale": (
         lambda: locale.setlocale(locale.LC_ALL),
         lambda value: _quietly(locale.setlocale, locale.LC_ALL, value),

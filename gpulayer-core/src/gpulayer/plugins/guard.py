@@ -74,15 +74,22 @@ class _Notes:
 
 class Guard:
     """Of one process. Safe in threads. hide: takes secrets out of what is noted, logged and raised. marks: where calls
-    that run are marked, see there."""
+    that run are marked, see there. level: of what is logged when it is noted."""
 
     def __init__(
-        self, *, clock: Clock, strict: bool = False, hide: SecretsHider | None = None, marks: Marks | None = None
+        self,
+        *,
+        clock: Clock,
+        strict: bool = False,
+        hide: SecretsHider | None = None,
+        marks: Marks | None = None,
+        level: int = logging.WARNING,
     ) -> None:
         self._clock = clock
         self._strict = strict
         self._hide = hide or SecretsHider()
         self._marks = marks
+        self._level = level
         self._lock = threading.Lock()
         self._hooks: dict[tuple[str, str], _Hook] = {}
         self._notes: dict[str, _Notes] = {}
@@ -162,12 +169,8 @@ class Guard:
 
     def note(self, plugin: str, hook: str, message: str) -> None:
         """A fault that showed elsewhere than in a call, or one that did not spoil it."""
-        line = self.line(plugin, message)
-        _log.warning("plugin %s, %s: %s", plugin, hook, line)
-        with self._lock:
-            notes = self._notes.setdefault(plugin, _Notes())
-            notes.faults += 1
-            notes.last.append(Fault(self._clock.wall_ms(), hook, line))
+        _log.log(self._level, "plugin %s, %s: %s", plugin, hook, self.line(plugin, message))
+        self._keep(plugin, hook, message)
 
     def line(self, plugin: str, message: str) -> str:
         """One line of a bearable length, without the plugin's secrets and what a terminal would act on."""
@@ -211,18 +214,21 @@ class Guard:
         """In the plugin's thread."""
         if not call.is_awaited():
             return
-        place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-        before = Place.now()
-        call.run(self._hide)
-        # Of a call that nobody waits for any more this is too old: others may have changed something since.
-        changed = before.put_back() if call.is_awaited() else ()
-        if self._marks is not None:
-            self._marks.end(place, call.plugin, call.hook)
-        for what in changed:
-            self.note(call.plugin, call.hook, f"it changed {what}, which all of the process share; that was put back")
-        call.is_ended = True
-        if call.is_awaited():
-            then()
+        try:
+            place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
+            before = Place.now()
+            call.run(self._hide)
+            # Of a call that nobody waits for any more this is too old: others may have changed something since.
+            changed = before.put_back() if call.is_awaited() else ()
+            if self._marks is not None:
+                self._marks.end(place, call.plugin, call.hook)
+            for what in changed:
+                message = f"it changed {what}, which all of the process share; that was put back"
+                self.note(call.plugin, call.hook, message)
+        finally:
+            call.is_ended = True
+            if call.is_awaited():
+                then()
 
     def _finish(self, call: "_Call[T]") -> T:
         if not call.is_ended:
@@ -248,8 +254,15 @@ class Guard:
             if state.trial is call:
                 state.trial = None
 
+    def _keep(self, plugin: str, hook: str, message: str) -> None:
+        line = self.line(plugin, message)
+        with self._lock:
+            notes = self._notes.setdefault(plugin, _Notes())
+            notes.faults += 1
+            notes.last.append(Fault(self._clock.wall_ms(), hook, line))
+
     def _fail(self, call: "_Call[T]", message: str) -> T:
-        self.note(call.plugin, call.hook, message)
+        self._keep(call.plugin, call.hook, message)  # whoever asked says it
         with self._lock:
             state = self._hooks[call.plugin, call.hook]
             state.failures += 1

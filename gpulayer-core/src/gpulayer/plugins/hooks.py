@@ -12,7 +12,7 @@ import pluggy
 
 from gpulayer.plugins.contracts.context import Context
 from gpulayer.plugins.contracts.environment import EnvironmentBuilder
-from gpulayer.plugins.contracts.event import PlaneEvent
+from gpulayer.plugins.contracts.event import EventSink, PlaneEvent
 from gpulayer.plugins.contracts.framework import FrameworkCheck
 from gpulayer.plugins.contracts.launcher import Launcher
 from gpulayer.plugins.contracts.probe import Probe
@@ -75,5 +75,11 @@ def gpulayer_check_job(spec: JobSpec, ctx: Context) -> Sequence[Problem]:  # typ
 
 
 @_hookspec
+def gpulayer_register_event_sinks(ctx: Context) -> Sequence[EventSink]:  # type: ignore[empty-body]
+    """In the control plane, at its start: for sinks that depend on the plugin's options, or that keep something."""
+
+
+@_hookspec
 def gpulayer_on_event(event: PlaneEvent, ctx: Context) -> None:
-    """In the control plane, after the commit, at least once, one event at a time and in order."""
+    """In the control plane, after the commit, at least once, one event at a time and in order: what an ``EventSink``
+    of every kind does in ``tell``."""

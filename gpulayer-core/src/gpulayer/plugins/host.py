@@ -87,6 +87,10 @@ class Host:
             life=life,
         )
 
+    def note(self, plugin: str, method: str, message: str) -> None:
+        """Put into a plugin's record what showed elsewhere than in a call of it."""
+        self._guard.note(plugin, method, message)
+
     def close(self) -> None:
         """Let go of the threads that are idle. A call that hangs keeps its own, which ends with the process. May be
         repeated."""

@@ -5,6 +5,7 @@ process from ever ending. A slot is given back by the thread itself, when the ca
 somebody stops waiting for it.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Final
 
 __all__ = ["Lane"]
 
+_log: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 30.0
 
 Work = Callable[[], None]
@@ -59,7 +61,10 @@ class Lane:
 
     def _serve(self, work: Work | None) -> None:
         while work is not None:
-            work()
+            try:
+                work()
+            except BaseException:
+                _log.exception("%s: work that must not raise did", self._name)
             work = self._next()
 
     def _next(self) -> Work | None:

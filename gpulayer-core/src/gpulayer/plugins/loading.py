@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 import pluggy
 
 from gpulayer.clock import Clock
-from gpulayer.errors import PluginFault
+from gpulayer.errors import PluginFault, UsageError
 from gpulayer.plugins import hooks
 from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
@@ -92,10 +92,11 @@ class Loader:
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
         hider = SecretsHider(self._options)
+        # Who only looks is told by the records.
+        self._level = logging.DEBUG if where is Where.CHECK else logging.WARNING
         self._marks = _marks(marks, found, clock)
-        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks)
-        has_secrets = any(self._options.values())
-        self._undo = hide_logged(hider) if has_secrets else lambda: None
+        self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks, level=self._level)
+        self._undo = hide_logged(hider) if found else lambda: None
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._plugins = [_Plugin(_of(one), one) for one in found]
@@ -284,7 +285,11 @@ class Loader:
                 kind.hook,
                 lambda: things_of(kind, ask()),
                 deadline_s=self._register_deadline_s,
+                passes=(UsageError,),
             )
+        except UsageError as error:  # of its options
+            self._refuse(plugin, PluginStatus.BROKEN, error.message, error.hint)
+            return []
         except PluginFault as fault:
             if self._settings.strict:
                 raise
@@ -302,15 +307,15 @@ class Loader:
             (KINDS[4], registry.stagers.values()),
             (KINDS[5], registry.scorers),
             (KINDS[6], registry.providers.values()),
+            (KINDS[7], registry.event_sinks),
         ):
             for thing in things:
                 given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
         for check in registry.job_checks:
             given.setdefault(check.plugin, []).append("job check")
-        for sink in registry.event_sinks:
-            given.setdefault(sink.plugin, []).append("event sink")
         for plugin in self._plugins:
-            if plugin.name in given and plugin.record.status is not PluginStatus.DISABLED:
+            is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
+            if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
                 plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
 
     # What is told of them.
@@ -325,7 +330,7 @@ class Loader:
         if plugin.is_ok:
             error, hint = self._line(plugin, error), self._line(plugin, hint)
             plugin.record = replace(plugin.record, status=status, error=error, hint=hint)
-            _log.warning("plugin %s: %s", plugin.name, error)
+            _log.log(self._level, "plugin %s: %s", plugin.name, error)
         if self._settings.strict:
             self._raise(plugin)
 

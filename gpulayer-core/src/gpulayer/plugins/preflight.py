@@ -38,6 +38,7 @@ _MOST_MEMORY: Final = 8 << 30
 _LEAST_MEMORY: Final = 1 << 30
 _ANSWER_BYTES: Final = 64 << 10
 _SAID_BYTES: Final = 300
+_BEGUN: Final = b"begun "
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -69,20 +70,27 @@ def try_imports(
     memory_bytes: how much each may take, None: half of what is free.
     """
     tried: dict[str, Tried] = {}
-    if can_fork and len(plugins) > 1:
-        tried, _ = _ask(plugins, python, deadline_s, memory_bytes, is_forking=True)
-    for found in plugins:
-        if found.name not in tried:
-            # One of them may have ended the child of all: then each is asked for alone.
-            alone, why = _ask([found], python, deadline_s, memory_bytes, is_forking=can_fork)
-            tried[found.name] = alone.get(found.name) or _failed(why)
+    groups = [list(plugins)] if can_fork else [[found] for found in plugins]
+    while groups:
+        group = groups.pop()
+        if not group:
+            continue
+        said, begun, why = _ask(group, python, deadline_s, memory_bytes, is_forking=can_fork)
+        tried |= said
+        left = [found for found in group if found.name not in tried]
+        # One of those that ran when the child ended has ended it, so each of them gets one of its own.
+        suspects = [found for found in left if found.name in begun]
+        if len(group) == 1 or not suspects:
+            tried |= {found.name: _failed(why) for found in left}
+        else:
+            groups += [[found for found in left if found not in suspects], *([found] for found in suspects)]
     return tried
 
 
 def _ask(
     plugins: Sequence[Found], python: str, deadline_s: float, memory_bytes: int | None, *, is_forking: bool
-) -> tuple[dict[str, Tried], str]:
-    """What one child says of them, and for those that it said nothing of, why."""
+) -> tuple[dict[str, Tried], set[str], str]:
+    """What one child says of them; which it has begun with; and for those that it said nothing of, why."""
     order = {
         "path": [str(entry) for entry in sys.path],
         "plugins": [asdict(found) for found in plugins],
@@ -100,9 +108,8 @@ def _ask(
             start_new_session=True,
         )
     except OSError as error:
-        return {}, f"its import can't be tried: {python}: {error.strerror}"
-    # Alone, it is not told apart from the start of its Python.
-    limit_s = rounds * deadline_s + _START_S if is_forking else 1.5 * deadline_s + 1.0
+        return {}, set(), f"its import can't be tried: {python}: {error.strerror}"
+    limit_s = rounds * deadline_s + _START_S
     why = f"its import takes longer than {deadline_s:g} s"
     with child:
         try:
@@ -112,7 +119,8 @@ def _ask(
             _kill_group(child.pid)
             said, _ = child.communicate()
     _kill_group(child.pid)
-    return dict(_answers(said)), why
+    begun = {line[len(_BEGUN) :].decode() for line in said.splitlines() if line.startswith(_BEGUN)}
+    return dict(_answers(said)), begun, why
 
 
 def _answers(said: bytes) -> Iterator[tuple[str, Tried]]:
@@ -170,7 +178,7 @@ def serve(order: Mapping[str, Any]) -> None:  # Any: JSON
         _Trials(answers, order["deadline_s"], order["memory_bytes"] or _bearable()).run(plugins)
     else:
         for found in plugins:
-            _write(answers, _line(found.name, _try(found)))
+            _write(answers, _line(found.name, _try(found, order["deadline_s"])))
     os._exit(0)
 
 
@@ -183,8 +191,8 @@ def _write(file: int, content: bytes) -> None:
         content = content[os.write(file, content) :]
 
 
-def _try(found: Found) -> Tried:
-    """In a thread, since that is where the real import is, too."""
+def _try(found: Found, deadline_s: float | None = None) -> Tried:
+    """In a thread, since that is where the real import is, too. deadline_s: where nobody else looks after it."""
     before = set(threading.enumerate())
     result: list[Inspected] = []
 
@@ -196,7 +204,9 @@ def _try(found: Found) -> Tried:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(deadline_s)
+    if not result:
+        return _failed(f"its import takes longer than {deadline_s:g} s")
     if any(not one.daemon for one in set(threading.enumerate()) - before):
         return Tried(result[0], ("its import left a thread running that is no daemon: our process can't end",))
     return Tried(result[0])
@@ -231,7 +241,9 @@ class _Trials:
         waiting = list(plugins)
         while waiting or self._running:
             while waiting and len(self._running) < _SIDE_BY_SIDE:
-                self._running.append(self._start(waiting.pop(0)))
+                found = waiting.pop(0)
+                _write(self._answers, _BEGUN + found.name.encode() + b"\n")
+                self._running.append(self._start(found))
             self._read()
             for trial in list(self._running):
                 tried = self._end(trial)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.contracts.environment import EnvironmentBuilder
+from gpulayer.plugins.contracts.event import EventKind, EventSink
 from gpulayer.plugins.contracts.framework import FrameworkCheck
 from gpulayer.plugins.contracts.launcher import ActingLauncher, Launcher
 from gpulayer.plugins.contracts.probe import Probe
@@ -18,7 +19,7 @@ from gpulayer.plugins.contracts.provider import Provider
 from gpulayer.plugins.contracts.scorer import MAX_LIFETIME_S, Scorer
 from gpulayer.plugins.contracts.stager import Stager
 from gpulayer.plugins.inspection import parameters_of
-from gpulayer.plugins.registry import Registered, Registry
+from gpulayer.plugins.registry import HookSink, Registered, Registry
 from gpulayer.plugins.results import list_of, shown
 from gpulayer.spec.capabilities import is_plain_name
 from gpulayer.spec.request import Accelerator
@@ -58,6 +59,7 @@ KINDS: Final = (
     Kind("gpulayer_register_stagers", "stager", Stager, (Where.WORKER,), ("fetch",), key="scheme"),
     Kind("gpulayer_register_scorers", "scorer", Scorer, (Where.PLANE,), ("score",)),
     Kind("gpulayer_register_providers", "provider", Provider, (Where.PLANE,), ("offers", "create", "list", "destroy")),
+    Kind("gpulayer_register_event_sinks", "event sink", EventSink, (Where.PLANE,), ("tell",), is_single=False),
 )
 
 
@@ -155,7 +157,7 @@ def registry_of(
         scorers=tuple(found["gpulayer_register_scorers"]),
         providers=_by_name(found["gpulayer_register_providers"]),
         job_checks=_bound(job_checks),
-        event_sinks=_bound(event_sinks),
+        event_sinks=(*found["gpulayer_register_event_sinks"], *_hook_sinks(event_sinks)),
     )
     return registry, refused
 
@@ -187,6 +189,16 @@ def _check_figures(kind: Kind, thing: Any, what: str) -> None:  # Any: whatever 
         accelerators = thing.accelerators
         if type(accelerators) is not tuple or not all(isinstance(one, Accelerator) for one in accelerators):
             raise TypeError(f"{what} has accelerators that are no tuple of Accelerator")
+
+    if kind.contract is EventSink:
+        kinds = thing.kinds
+        if kinds is not None and not (type(kinds) is frozenset and all(isinstance(one, EventKind) for one in kinds)):
+            raise TypeError(f"{what} has kinds that are neither None nor a frozenset of EventKind")
+
+
+def _hook_sinks(implementations: Sequence[Implementation]) -> tuple[Registered[EventSink], ...]:
+    sinks = ((one.plugin, HookSink(one.thing)) for one in _bound(implementations))
+    return tuple(Registered(plugin, sink, sink.name) for plugin, sink in sinks)
 
 
 def _by_name(found: Sequence[Registered[Any]]) -> Mapping[str, Registered[Any]]:  # Any: by kind

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gpulayer.plugins.contracts.environment import EnvironmentBuilder
-from gpulayer.plugins.contracts.event import PlaneEvent
+from gpulayer.plugins.contracts.event import EventKind, EventSink, PlaneEvent
 from gpulayer.plugins.contracts.framework import FrameworkCheck
 from gpulayer.plugins.contracts.launcher import Launcher
 from gpulayer.plugins.contracts.probe import Probe
@@ -15,12 +15,20 @@ from gpulayer.plugins.contracts.scorer import Scorer
 from gpulayer.plugins.contracts.stager import Stager
 from gpulayer.spec.job import JobSpec
 
-__all__ = ["EventSink", "JobCheck", "Registered", "Registry"]
+__all__ = ["HookSink", "JobCheck", "Registered", "Registry"]
 
 T = TypeVar("T")
 
 JobCheck = Callable[[JobSpec], Sequence[Problem]]
-EventSink = Callable[[PlaneEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HookSink:
+    """The hook ``gpulayer_on_event`` of a plugin, as the sink that it stands for."""
+
+    tell: Callable[[PlaneEvent], None]
+    name: str = "hook"
+    kinds: frozenset[EventKind] | None = None
 
 
 @dataclass(frozen=True, slots=True)

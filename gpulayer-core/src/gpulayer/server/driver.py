@@ -12,22 +12,23 @@ events go ahead between the slices of a long one, so that a batch of 10,000 jobs
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from gpulayer.clock import Clock, Instant
 from gpulayer.engine import Policy, State, due, next_due_ms, rebuild, step
 from gpulayer.engine.effects import Effect, Void
-from gpulayer.engine.events import Event
+from gpulayer.engine.events import Event, ScorersRegistered
 from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
 from gpulayer.faults import here
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
+from gpulayer.spec.request import Request
 
 __all__ = ["Committer", "Driver", "Make", "Observer"]
 
@@ -61,8 +62,8 @@ class Observer(Protocol):
 
     def committed(self, state: State, records: Sequence[Record], effects: Sequence[Effect]) -> None: ...
 
-    def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
-        """Asked after each step: verdicts (JSON) to be stored with jobs that it rejected."""
+    def annotate(self, state: State, rejected: Mapping[JobId, Request]) -> dict[JobId, str]:
+        """Asked after a step that rejected these jobs: verdicts (JSON) to be stored with them."""
         ...
 
 
@@ -169,6 +170,14 @@ class Driver:
         self._queue.append(_Arrival(makes, side, answer))
         self._wake.set()
         return await answer
+
+    async def use_scorers(self, names: tuple[str, ...]) -> None:
+        """From now on these are asked for opinions."""
+        self._policy = replace(self._policy, scorers=names)
+        if self._state is None and self._failure is None:
+            return  # not loaded yet
+        with suppress(StorageUnavailable):  # then the state is loaded anew, by this policy
+            await self.submit(lambda at: ScorersRegistered(at, names))
 
     async def read(self, read: Callable[[State], T]) -> T:
         """What ``read`` says of the state when nothing in it is uncommitted. Raises StorageUnavailable before the
@@ -291,7 +300,8 @@ class Driver:
             arrival.effects.extend(made.effects)
             if is_logged(event, made.records):
                 opened.batch.events.extend(self._history.rows(event, made.records))
-                opened.batch.verdicts.update(self._observer.annotate(state, event, made.records))
+                if made.rejected:
+                    opened.batch.verdicts.update(self._observer.annotate(state, made.rejected))
                 return True
         except Exception as error:
             _log.exception("a step failed")

@@ -17,6 +17,9 @@ from gpulayer.engine.events import (
     LeaseExpired,
     NodePhase,
     NodeReport,
+    OpinionsGiven,
+    OpinionsLapsed,
+    ScorersRegistered,
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
@@ -28,6 +31,7 @@ from gpulayer.ids import Epoch, JobId
 from gpulayer.server.store import EventRow
 from gpulayer.server.store.codec import dump
 from gpulayer.spec.job import JobState
+from gpulayer.spec.opinion import Mark, Refusal
 
 __all__ = ["History", "is_logged"]
 
@@ -35,10 +39,17 @@ _SHOWN_STATES = frozenset({JobState.QUEUED, JobState.UNREACHABLE}) | frozenset(s
 
 
 def is_logged(event: Event, records: Sequence[Record]) -> bool:
-    """A heartbeat that changed nothing is not logged; everything else is."""
-    if not isinstance(event, WorkerReported):
-        return True
-    return bool(records or event.items or event.leaving or event.recovered)
+    """A heartbeat that changed nothing is not logged, nor opinions by which nobody was placed, nor that there are no
+    scorers; everything else is."""
+    match event:
+        case WorkerReported():
+            return bool(records or event.items or event.leaving or event.recovered)
+        case OpinionsGiven() | OpinionsLapsed():
+            return bool(records)
+        case ScorersRegistered():
+            return bool(records or event.scorers)
+        case _:
+            return True
 
 
 class History:
@@ -143,6 +154,12 @@ def _event_row(event: Event) -> EventRow:
             return EventRow(at_ms, wall_ms, "keep_for_passed", dump({"epoch": event.epoch}), worker=event.worker)
         case AheadWaitPassed():
             return EventRow(at_ms, wall_ms, "ahead_wait_passed", dump({"epoch": event.epoch}), worker=event.worker)
+        case OpinionsGiven():
+            return EventRow(at_ms, wall_ms, "opinions_given", _opinions_body(event))
+        case OpinionsLapsed():
+            return EventRow(at_ms, wall_ms, "opinions_lapsed", dump({"request": event.request.summary()}))
+        case ScorersRegistered():
+            return EventRow(at_ms, wall_ms, "scorers_registered", dump({"scorers": event.scorers}))
         case DrainRequested():
             return EventRow(at_ms, wall_ms, "drain_requested", "{}", worker=event.worker)
         case WorkerResumed():
@@ -164,6 +181,21 @@ def _report_body(event: WorkerReported) -> str:
             "facts": event.facts_digest,
             "stopping": event.stopping,
             "leaving": event.leaving,
+        }
+    )
+
+
+def _opinions_body(event: OpinionsGiven) -> str:
+    """In short: there may be thousands, gone in a moment. What of them decided, the attempt's ``placement`` says."""
+    opinions = [opinion for _, opinion in event.said]
+    return dump(
+        {
+            "scorer": event.scorer,
+            "request": event.request.summary(),
+            "lifetime_ms": event.lifetime_ms,
+            "marks": sum(isinstance(opinion, Mark) for opinion in opinions),
+            "refusals": sum(isinstance(opinion, Refusal) for opinion in opinions),
+            "none": opinions.count(None),
         }
     )
 

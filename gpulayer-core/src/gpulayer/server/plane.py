@@ -8,20 +8,21 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 from gpulayer.clock import Clock, SystemClock
 from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
-from gpulayer.engine.events import Event, JobSubmitted
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.errors import GpulayerError, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
+from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
@@ -29,12 +30,13 @@ from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
+from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
 from gpulayer.server.store.codec import dump
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
-from gpulayer.spec.job import JobState
+from gpulayer.spec.request import Request
 from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.convert import verdict_to_wire
 from gpulayer.wire.jobs import JobSubmission, OutputRecord
@@ -55,6 +57,7 @@ _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
 _TREES_KEPT: Final = 4096
 _LOADING_ENDS_S: Final = 1.0
+_STILL_LOADING: Final = "(plugins still load)"  # stands for all scorers until they are known: who waits, waits for them
 
 
 class Plane:
@@ -99,9 +102,11 @@ class Plane:
         self.logs = LogFolder(layout.logs)
         self.hub = Hub()
         self.mailboxes = Mailboxes(self.incarnation)
+        first_policy = replace(self.policy, scorers=() if host else (_STILL_LOADING,))
         self.driver = Driver(
-            store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=self.policy
+            store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=first_policy
         )
+        self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
@@ -122,19 +127,25 @@ class Plane:
         self._driving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._announcer: Announcer | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the state, and begin to drive and to load the plugins. Raises StorageUnavailable; with strict settings
         also PluginFault."""
+        if self._are_plugins_loaded:
+            await self._use_scorers()
         await self.driver.load()
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
-        self._driving.add_done_callback(self._driver_ended)
+        self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
         if not self._are_plugins_loaded:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
                 await self._loading
+        else:
+            await self._announce()
 
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
@@ -152,6 +163,8 @@ class Plane:
                 await self._saving
             self._saving = None
             await save_uses(self)
+        if self._announcer is not None:
+            await self._announcer.close()
         self.driver.close()
         if self._driving is not None:
             await self._driving
@@ -162,6 +175,11 @@ class Plane:
             loading.cancel()
             with suppress(asyncio.CancelledError, GpulayerError):
                 await loading
+        if self._asking is not None:
+            asking, self._asking = self._asking, None
+            asking.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await asking
         self.plugins.close()
         self._readers.shutdown(wait=True)
         self._io.shutdown(wait=True)
@@ -197,13 +215,30 @@ class Plane:
             if self.settings.plugins.strict:
                 raise
             _log.error("%s; the control plane goes on without any", error.message)
+        await self._use_scorers()
+        await self._announce()  # before anybody submits: a new event sink begins with what happens from here on
         self._are_plugins_loaded = True
         self._plugins_settled.set()
 
-    def _driver_ended(self, driving: "asyncio.Task[None]") -> None:
-        """Without its driver a plane answers nothing right: end, so that a new start can load the state."""
-        if not driving.cancelled() and driving.exception() is not None:
-            _log.critical("the driver failed", exc_info=driving.exception())
+    async def _announce(self) -> None:
+        if not self.is_closing:
+            self._announcer = Announcer(self, self.plugins)
+            await self._announcer.start()
+
+    async def _use_scorers(self) -> None:
+        scorers = Scorers(self.plugins, clock=self.clock, submit=self.driver.submit)
+        names = await scorers.register()
+        if names:
+            self.scorers = scorers
+            self._asking = asyncio.create_task(scorers.run(), name="scorers")
+            self._asking.add_done_callback(self._part_ended)
+        await self.driver.use_scorers(names)
+
+    def _part_ended(self, part: "asyncio.Task[None]") -> None:
+        """Without its driver a plane answers nothing right: end, so that a new start can load the state. And a plugin's
+        exception gets here only where people want to see it."""
+        if not part.cancelled() and part.exception() is not None:
+            _log.critical("the %s failed", part.get_name(), exc_info=part.exception())
             self.ask_shutdown(keep_worker=True)
 
     async def query(self, read: "Callable[Concatenate[Connection, P], T]", *args: P.args, **kwargs: P.kwargs) -> T:
@@ -288,6 +323,8 @@ class _Observer:
         plane = self._plane
         changed = plane.mailboxes.deliver(state, records, effects)
         plane.hub.wake(("commands", worker) for worker in changed)
+        if plane.scorers is not None:
+            plane.scorers.take(state, effects)
         jobs: set[JobId] = set()
         for record in records:
             match record:
@@ -298,12 +335,12 @@ class _Observer:
                 case _:
                     pass
         plane.hub.wake(("job", job_id) for job_id in jobs)
+        if records:
+            plane.hub.wake((LOGGED,))
 
-    def annotate(self, state: State, event: Event, records: Sequence[Record]) -> dict[JobId, str]:
-        if not isinstance(event, JobSubmitted):
-            return {}
-        for record in records:
-            if isinstance(record, JobImage) and record.id == event.job.id and record.state is JobState.REJECTED:
-                verdicts = records_.explain_now(state, event.job.request)
-                return {record.id: dump([verdict_to_wire(verdict) for verdict in verdicts])}
-        return {}
+    def annotate(self, state: State, rejected: Mapping[JobId, Request]) -> dict[JobId, str]:
+        known: dict[Request, str] = {}
+        for request in rejected.values():
+            if request not in known:
+                known[request] = dump([verdict_to_wire(one) for one in records_.explain_now(state, request)])
+        return {job_id: known[request] for job_id, request in rejected.items()}

@@ -6,18 +6,19 @@ from types import MappingProxyType
 from typing import Final
 
 from gpulayer.clock import iso_utc
-from gpulayer.engine import State
+from gpulayer.engine import State, opinions
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Worker
-from gpulayer.ids import Epoch, JobId
+from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.server.store import StoredEvent, StoredJob
 from gpulayer.server.tails import Tail
 from gpulayer.spec.job import JobKind, JobState
+from gpulayer.spec.opinion import Opinion
 from gpulayer.spec.request import Request
 from gpulayer.spec.tree import Entry, EntryKind
-from gpulayer.spec.verdict import Verdict, VerdictKind
+from gpulayer.spec.verdict import ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
 from gpulayer.wire.convert import device_to_wire, facts_to_wire, verdict_to_wire
 from gpulayer.wire.jobs import (
@@ -31,6 +32,7 @@ from gpulayer.wire.jobs import (
 from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
+    "Asked",
     "attempt_record",
     "event_record",
     "explain_now",
@@ -48,6 +50,11 @@ _OPTIONS: Final = (
     *("pids", "nice", "pin_cores", "log_limit_bytes", "grant"),
     *("launcher", "environment", "inputs"),
 )
+
+
+_REFUSALS_SHOWN: Final = 3
+
+Asked = Mapping[tuple[str, Digest], Opinion | None]  # by scorer and facts
 
 
 def job_record(
@@ -164,14 +171,15 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
     }
 
 
-def worker_views(state: State) -> list[WorkerView]:
-    """The workers as placement explains them."""
-    return [_view(state, worker) for worker in state.workers.values()]
+def worker_views(state: State, request: Request, asked: Asked = MappingProxyType({})) -> list[WorkerView]:
+    """The workers as placement explains them for this request."""
+    return [_view(state, worker, request, asked) for worker in state.workers.values()]
 
 
-def explain_now(state: State, request: Request) -> tuple[Verdict, ...]:
-    """A verdict a worker, from the live state; call it where that may be read."""
-    return explain(request, worker_views(state))
+def explain_now(state: State, request: Request, asked: Asked = MappingProxyType({})) -> tuple[Verdict, ...]:
+    """A verdict a worker, from the live state; call it where that may be read. asked: what scorers said besides, of
+    what the state has no opinion on."""
+    return explain(request, worker_views(state, request, asked))
 
 
 def explain_reply(request: Request, verdicts: Sequence[Verdict]) -> ExplainReply:
@@ -183,19 +191,34 @@ def explain_reply(request: Request, verdicts: Sequence[Verdict]) -> ExplainReply
     }
 
 
-def waiting_reason(verdicts: Sequence[Verdict]) -> ReasonRecord:
-    """Why a queued job waits, in one line: the best verdict."""
+def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -> ReasonRecord:
+    """Why a queued job waits, in one line: the best verdict. awaits: scorers whose opinion is still to come."""
     if not verdicts:
         return {"code": "no_worker", "message": "no worker has joined yet"}
     best = verdicts[0]
     match best.kind:
         case VerdictKind.ELIGIBLE:
+            if awaits:
+                return {"code": "waiting", "message": f"waits for what scorers say: {', '.join(awaits)}"}
             return {"code": "waiting", "message": f"waits for its turn; {best.worker} fits"}
         case VerdictKind.BUSY:
             code = str(best.reasons[0].code) if best.reasons else "busy"
             return {"code": code, "message": f"{best.worker}: " + ", ".join(r.message for r in best.reasons)}
+        case VerdictKind.INELIGIBLE if refused := _refused(verdicts):
+            return {"code": str(ReasonCode.PLUGIN_REJECTED), "message": f"every worker that fits is refused: {refused}"}
         case VerdictKind.INELIGIBLE:
             return {"code": "no_worker_fits", "message": "no worker that is known now fits"}
+
+
+def _refused(verdicts: Sequence[Verdict]) -> str:
+    """What scorers say, each once, and of which worker; empty where they refuse nothing."""
+    said: dict[str, str] = {}
+    for verdict in verdicts:
+        for reason in verdict.reasons:
+            if reason.code is ReasonCode.PLUGIN_REJECTED:
+                said.setdefault(reason.message, verdict.worker)
+    shown = [f"{message} ({worker})" for message, worker in list(said.items())[:_REFUSALS_SHOWN]]
+    return "; ".join(shown) + (f"; and {len(said) - _REFUSALS_SHOWN} more" if len(said) > _REFUSALS_SHOWN else "")
 
 
 def _noted(image: JobImage) -> ReasonRecord | None:
@@ -210,7 +233,7 @@ def presence(worker: Worker) -> WorkerState:
     return worker.state if is_present else WorkerState.SILENT
 
 
-def _view(state: State, worker: Worker) -> WorkerView:
+def _view(state: State, worker: Worker, request: Request, asked: Asked) -> WorkerView:
     holders: list[tuple[str, JobId]] = []
     jobs: list[JobId] = []
     resource_holders: list[tuple[str, JobId]] = []
@@ -232,4 +255,10 @@ def _view(state: State, worker: Worker) -> WorkerView:
         holders=tuple(holders),
         jobs=tuple(jobs),
         resource_holders=tuple(resource_holders),
+        opinions=tuple(
+            (scorer, opinion or asked.get((scorer, worker.facts_digest)))
+            for scorer, opinion in opinions.of(state, request, worker.facts_digest)
+        )
+        if state.policy.scorers
+        else (),
     )

@@ -148,7 +148,7 @@ class ServeSettings:
     tls: Literal["auto", "off"] | CertificateFiles = "auto"
     public_urls: tuple[str, ...] = ()
     worker_command: tuple[str, ...] | None = None
-    worker_environment: Mapping[str, str] = field(default_factory=dict)
+    worker_environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # options of plugins may be secret
     idle_exit_s: float = DEFAULT_IDLE_EXIT_S
     graceful_s: float = 5.0
     lease_ttl_ms: int | None = None

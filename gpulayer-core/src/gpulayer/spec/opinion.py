@@ -1,8 +1,11 @@
 """What a scorer says of a request and a machine."""
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Mark", "Refusal"]
+__all__ = ["NO_OPINION", "Mark", "Opinion", "Refusal"]
+
+NO_OPINION: Final = 0.5  # what silence counts, between the worst mark and the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +24,6 @@ class Refusal:
     """``reason``: for people, one line: what speaks against it, with the values."""
 
     reason: str
+
+
+Opinion = Mark | Refusal

@@ -42,7 +42,7 @@ class WorkerSettings:
     default_name: str = "worker"
     labels: tuple[tuple[str, str], ...] = ()
     once: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     python: str = sys.executable
     jobs_python: str = ""
     lock_folders: tuple[str, ...] = LOCK_FOLDERS

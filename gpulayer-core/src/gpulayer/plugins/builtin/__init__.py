@@ -12,6 +12,7 @@ BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
         "host": "gpulayer.plugins.builtin.host",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",
+        "webhook": "gpulayer.plugins.builtin.webhook",
     }
 )
 """Modules by the names of the plugins; imported when plugins are loaded."""

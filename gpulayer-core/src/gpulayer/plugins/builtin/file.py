@@ -28,7 +28,10 @@ class FileStager:
         return "file"
 
     def fetch(self, uri: str, site: StageSite) -> Path:
-        parts = urlsplit(uri)
+        try:
+            parts = urlsplit(uri)
+        except ValueError:
+            raise StageFailed(f"{uri}: no URI", hint="write it like file:///mnt/data") from None
         path = Path(unquote(parts.path))
         if parts.netloc not in ("", "localhost"):
             raise StageFailed(f"{uri}: names the host {parts.netloc}", hint="three slashes: file:///mnt/data")

@@ -1,18 +1,22 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from starlette.responses import Response
 
 from gpulayer.engine import State
+from gpulayer.engine.asking import is_undecided
 from gpulayer.engine.events import CancelRequested
+from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
+    Asked,
     event_record,
     explain_now,
     explain_reply,
@@ -21,12 +25,14 @@ from gpulayer.server.records import (
     waiting_reason,
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
+from gpulayer.server.scorers import lacking_opinions
 from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
 from gpulayer.server.submission import Again, Submitted, await_local_worker, submit_jobs, tree_reader
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
 from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
+from gpulayer.spec.request import Request
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
 from gpulayer.wire.convert import check_schema, request_from_wire
@@ -51,6 +57,7 @@ __all__ = ["ROUTES", "find_job", "read_record"]
 _SLICE: Final = 200
 _PARSE_IN_THREAD: Final = 256 * 1024
 _WAIT_LIMIT_S: Final = 60.0
+_DECISION_S: Final = 1.0
 
 
 async def submit(call: Call) -> Response:
@@ -159,8 +166,19 @@ async def explain(call: Call) -> Response:
     body = await call.json(ExplainBody)
     request = request_from_wire(body["request"])
     await await_local_worker(call.plane)
-    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request))
+    asked = await _opinions_on(call.plane, request)
+    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request, asked))
     return json_response(explain_reply(request, verdicts))
+
+
+async def _opinions_on(plane: Plane, request: Request) -> Asked:
+    """Of machines that scorers were not asked about lately, what they think now: nobody else may be waiting for it.
+    Nothing of it goes into the state."""
+    await plane.plugins_settled()
+    if plane.scorers is None:
+        return {}
+    lacking = await plane.driver.read(lambda state: lacking_opinions(state, request))
+    return await plane.scorers.ask(request, lacking)
 
 
 async def find_job(call: Call) -> JobId:
@@ -189,7 +207,9 @@ async def _record(plane: Plane, job: StoredJob) -> JobRecord:
 
 
 async def _submitted(plane: Plane, done: Submitted) -> Response:
-    """The record of the one job that was just submitted."""
+    """The record of the one job that was just submitted. One that does not wait is decided first."""
+    if done.rows and not done.rows[0].spec.wait:
+        await _await_decision(plane, done.ids[0])
     record = await _new_record(plane, done.rows[0]) if done.rows else await read_record(plane, done.ids[0])
     if done.warnings:
         record["warnings"] = list(done.warnings)
@@ -279,6 +299,17 @@ async def _await_final(call: Call, job_id: JobId, wait_s: float) -> None:
                 await hold.wait(left_ms / 1000)
 
 
+async def _await_decision(plane: Plane, job_id: JobId) -> None:
+    """Scorers may be asked before it is placed or turned away, which takes no longer than the engine waits for them."""
+    with plane.hub.watching(("job", job_id)) as watch, suppress(TimeoutError):
+        async with asyncio.timeout(plane.policy.opinion_wait_ms / 1000 + _DECISION_S):
+            while True:
+                watch.clear()
+                if not await plane.driver.read(lambda state: is_undecided(state, job_id)):
+                    return
+                await watch.wait()
+
+
 async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRecord]:
     """Why the waiting ones of these wait; equal requests are explained once."""
     waiting = {job.image.id for job in jobs if job.image.state is JobState.QUEUED and not job.image.reason_code}
@@ -295,7 +326,7 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
             request = job.entry.request
             if request not in known:
                 known[request] = explain_now(state, request)
-            found[job_id] = waiting_reason(known[request])
+            found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
         return found
 
     return await plane.driver.read(explain_all)

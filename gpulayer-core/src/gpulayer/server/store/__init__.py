@@ -1,6 +1,6 @@
 """The durable side: one transaction a micro-batch, and reads that never wait for it."""
 
-from gpulayer.server.store import reads
+from gpulayer.server.store import log, reads
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
@@ -10,6 +10,8 @@ from gpulayer.server.store.rows import (
     IdentityRow,
     JobRow,
     Live,
+    LogPage,
+    LogRow,
     SecretRow,
     Side,
     StartRow,
@@ -29,6 +31,8 @@ __all__ = [
     "IdentityRow",
     "JobRow",
     "Live",
+    "LogPage",
+    "LogRow",
     "SecretRow",
     "Side",
     "StartRow",
@@ -36,5 +40,6 @@ __all__ = [
     "StoredEvent",
     "StoredJob",
     "TokenRow",
+    "log",
     "reads",
 ]

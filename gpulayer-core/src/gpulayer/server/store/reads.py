@@ -40,6 +40,7 @@ __all__ = [
     "read_audit",
     "read_identities",
     "read_job",
+    "read_jobs",
     "read_secrets",
     "read_submissions",
     "read_tokens",
@@ -182,6 +183,17 @@ def count_jobs(connection: Connection) -> dict[str, int]:
     """By state, sorted; states without a job are left out."""
     rows = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
     return dict(sorted((row[0], row[1]) for row in rows))
+
+
+def read_jobs(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, StoredJob]:
+    """With all their attempts. Unknown jobs are left out."""
+    wanted = list(job_ids)
+    tries = attempts_of(connection, wanted)
+    found: dict[JobId, StoredJob] = {}
+    for start in range(0, len(wanted), 500):
+        rows = connection.execute(select(*_COLUMNS).where(jobs.c.id.in_(wanted[start : start + 500])))
+        found.update((JobId(row.id), _job(row, tries.get(JobId(row.id), ()))) for row in rows)
+    return found
 
 
 def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, JobSubmission]:

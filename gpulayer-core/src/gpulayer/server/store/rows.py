@@ -1,6 +1,6 @@
 """What goes into and comes out of the store beside the engine's images: plain rows, no tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, Record, TaskImage, WorkerImage
@@ -17,6 +17,8 @@ __all__ = [
     "IdentityRow",
     "JobRow",
     "Live",
+    "LogPage",
+    "LogRow",
     "SecretRow",
     "Side",
     "StartRow",
@@ -146,6 +148,7 @@ class Side:
     """Rows that must be as durable as the events they come with; replaced by key. audit: appended, never replaced.
 
     counters, starts: of workers' identities; they only rise, and where there is no identity (any more) they make none.
+    sink_cursors: how far in the event log each sink has been told.
     """
 
     jobs: tuple[JobRow, ...] = ()
@@ -159,6 +162,7 @@ class Side:
     secrets: tuple[SecretRow, ...] = ()
     forget_secrets: tuple[JobId, ...] = ()
     audit: tuple[AuditEntry, ...] = ()
+    sink_cursors: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +226,25 @@ class StoredEvent:
     wall_ms: int
     kind: str
     body: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """A row of the whole log. body: JSON; empty where nobody is told of it."""
+
+    seq: int
+    wall_ms: int
+    kind: str
+    body: str
+    job_id: JobId | None = None
+    worker: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some rows in order, with the jobs (and their attempts) and the names of the workers that they are about, as of
+    now."""
+
+    rows: Sequence[LogRow]
+    jobs: Mapping[JobId, StoredJob] = field(default_factory=dict)
+    workers: Mapping[WorkerId, str] = field(default_factory=dict)

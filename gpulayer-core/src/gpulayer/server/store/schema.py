@@ -5,7 +5,7 @@ Alembic is imported only where a migration has to run; it would cost most of a s
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, insert, inspect, select
+from sqlalchemy import Connection, Engine, func, insert, inspect, select
 
 from gpulayer.errors import Conflict
 from gpulayer.server.store.tables import SCHEMA_VERSION, counters, metadata, version
@@ -25,7 +25,10 @@ def ensure_schema(engine: Engine) -> None:
         if found is None:
             metadata.create_all(connection)
             connection.execute(insert(version).values(version_num=SCHEMA_VERSION))
-            connection.execute(insert(counters).values(id=1, next_epoch=1, next_seq=1, now_ms=0, probed=0))
+            store_id = func.lower(func.hex(func.randomblob(8)))
+            connection.execute(
+                insert(counters).values(id=1, next_epoch=1, next_seq=1, now_ms=0, probed=0, store_id=store_id)
+            )
             return
         if found > SCHEMA_VERSION:
             raise Conflict(

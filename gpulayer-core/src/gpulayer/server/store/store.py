@@ -280,6 +280,7 @@ class _Split:
         self.secrets: list[SecretRow] = []
         self.forgotten_secrets: list[JobId] = []
         self.audit: list[AuditEntry] = []
+        self.sink_cursors: list[tuple[str, int]] = []
         self.verdicts: dict[JobId, str] = {}
         self.schedules = ScheduleWriter()
 
@@ -288,6 +289,10 @@ class _Split:
         yield _INSERT_JOB, [self._new_job(job_id) for job_id in self.new_jobs]
         changed = [image for job_id, image in self.jobs.items() if job_id not in self.new_jobs]
         yield _UPDATE_JOB, [(*_image_columns(image), image.id) for image in changed]
+        yield (
+            _UPDATE_VERDICTS,
+            [(verdicts, job_id) for job_id, verdicts in self.verdicts.items() if job_id not in self.new_jobs],
+        )
         yield (
             _UPSERT_TASK,
             [
@@ -374,6 +379,7 @@ class _Split:
         yield _FORGET_TOKEN, [(id_,) for id_ in self.forgotten_tokens]
         yield _UPSERT_SECRET, [(row.job_id, row.name, row.sealed) for row in self.secrets]
         yield _FORGET_SECRETS, [(job_id,) for job_id in self.forgotten_secrets]
+        yield _UPSERT_SINK_CURSOR, self.sink_cursors
 
     def _new_job(self, job_id: JobId) -> Row:
         row, image = self.new_jobs[job_id], self.jobs[job_id]
@@ -422,6 +428,7 @@ def _split(batch: Batch) -> _Split:
         split.secrets.extend(side.secrets)
         split.forgotten_secrets.extend(side.forget_secrets)
         split.audit.extend(side.audit)
+        split.sink_cursors.extend(side.sink_cursors)
     split.events = [
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
@@ -456,6 +463,7 @@ def _update(table: Table, names: tuple[str, ...], where: str) -> str:
 _EVENT: Final = ("at_ms", "wall_ms", "engine", "job_id", "worker", "kind", "body")
 _INSERT_JOB: Final = _insert(tables.jobs, (*_JOB_SPEC, *_JOB_IMAGE))
 _UPDATE_JOB: Final = _update(tables.jobs, _JOB_IMAGE, "id")
+_UPDATE_VERDICTS: Final = _update(tables.jobs, ("verdicts",), "id")
 _UPSERT_TASK: Final = _upsert(tables.tasks)
 _UPSERT_ATTEMPT: Final = _upsert(tables.attempts)
 _UPSERT_FACTS: Final = _upsert(tables.facts)
@@ -471,6 +479,7 @@ _RAISE_START: Final = (
     "WHERE worker = ? AND (boot < ? OR (boot = ? AND instance = ''))"
 )
 _UPSERT_SECRET: Final = _upsert(tables.secrets)
+_UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608

@@ -35,13 +35,14 @@ __all__ = [
     "jobs",
     "metadata",
     "secrets",
+    "sink_cursors",
     "tasks",
     "tokens",
     "version",
     "workers",
 ]
 
-SCHEMA_VERSION: Final = "0003"
+SCHEMA_VERSION: Final = "0004"
 
 metadata: Final = MetaData()
 
@@ -120,7 +121,7 @@ workers: Final = Table(
     Column("seen_wall_ms", BigInteger, nullable=False),
 )
 
-# ``probed``: counts the writes that tell whether the store can be written again.
+# ``probed``: counts the writes that tell whether the store can be written again. ``store_id``: made with the store.
 counters: Final = Table(
     "counters",
     metadata,
@@ -129,6 +130,7 @@ counters: Final = Table(
     Column("next_seq", BigInteger, nullable=False),
     Column("now_ms", BigInteger, nullable=False),
     Column("probed", BigInteger, nullable=False),
+    Column("store_id", String(16), nullable=False, server_default=""),
 )
 
 events: Final = Table(
@@ -214,6 +216,14 @@ secrets: Final = Table(
     Column("job_id", String(32), ForeignKey("jobs.id"), primary_key=True),
     Column("name", Text, primary_key=True),
     Column("sealed", LargeBinary, nullable=False),
+)
+
+# How far each event sink has been told the log.
+sink_cursors: Final = Table(
+    "sink_cursors",
+    metadata,
+    Column("sink", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
 )
 
 APPEND_ONLY: Final = (

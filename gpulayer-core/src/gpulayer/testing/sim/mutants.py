@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpulayer import engine
-from gpulayer.engine import ahead, attempts, workers
+from gpulayer.engine import ahead, asking, attempts, opinions, schedule, workers
 from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
 from gpulayer.placement import capacity
@@ -112,6 +112,42 @@ def _ahead_uses_nothing(_: Any) -> Any:
     return broken
 
 
+def _refusals_ignored(may_take: Any) -> Any:
+    """Once scorers have spoken, their refusals keep nobody away."""
+
+    def broken(state: Any, known: Any, worker: Any) -> bool:
+        refused = opinions.refuses(state, known, worker)
+        return bool(refused or may_take(state, known, worker))
+
+    return broken
+
+
+def _lends_ahead_where_refused(_: Any) -> Any:
+    """Scorers are not minded where work is lent ahead."""
+    return lambda state, known, worker: schedule.is_eligible_for(known, worker)
+
+
+def _endless_opinion_wait(_: Any) -> Any:
+    """A scorer that does not answer is waited for as long as it takes."""
+
+    def broken(state: Any, known: Any, digest: Any, lacking: Any) -> int:
+        known.waits[digest] = state.now_ms + state.policy.opinion_wait_ms
+        return int(known.waits[digest])
+
+    return broken
+
+
+def _forgets_the_undecided(rebuilt: Any) -> Any:
+    """After a restart nobody knows that a job was not to wait."""
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        state = rebuilt(*args, **kwargs)
+        state.undecided.clear()
+        return state
+
+    return broken
+
+
 MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "no_fence": (engine, "step", _no_fence),
     "reused_epoch": (engine, "rebuild", _reused_epoch),
@@ -124,6 +160,10 @@ MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "endless_resources": (capacity, "_less", _endless_resources),
     "gives_back_what_runs": (agent, "_give_back", _gives_back_what_runs),
     "ahead_uses_nothing": (ahead, "count", _ahead_uses_nothing),
+    "refusals_ignored": (opinions, "may_take", _refusals_ignored),
+    "lends_ahead_where_refused": (ahead, "_may_go", _lends_ahead_where_refused),
+    "endless_opinion_wait": (asking, "_fall_silent", _endless_opinion_wait),
+    "forgets_the_undecided": (engine, "rebuild", _forgets_the_undecided),
 }
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from gpulayer import engine
 from gpulayer.clock import Instant
-from gpulayer.engine.effects import Effect
-from gpulayer.engine.events import Event, JobSubmitted
+from gpulayer.engine.effects import AskScorer, Effect
+from gpulayer.engine.events import Event, JobSubmitted, OpinionsGiven
 from gpulayer.engine.records import (
     AttemptImage,
     CounterImage,
@@ -25,6 +25,7 @@ from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork
 from gpulayer.testing.sim.rules import Violation, check_terminal, durable_view
+from gpulayer.testing.sim.scorers import Said, SimScorers
 
 __all__ = ["Commands", "Disk", "SimPlane"]
 
@@ -80,6 +81,7 @@ class SimPlane:
     """``commit_failure``: probability that a commit fails. ``state`` is None while the plane is down."""
 
     clock: Clockwork
+    scorers: SimScorers = field(init=False)
     commit_failure: float = 0.01
     disk: Disk = field(default_factory=Disk)
     state: engine.State | None = None
@@ -92,6 +94,9 @@ class SimPlane:
     _readers: list[Callable[[], None]] = field(default_factory=list)
     _is_committing: bool = False
     _origin_ms: int = 0
+
+    def __post_init__(self) -> None:
+        self.scorers = SimScorers(self.clock)
 
     def start(self) -> None:
         """Load the live state from disk. Time goes on from the last commit, downtime not counted."""
@@ -157,6 +162,11 @@ class SimPlane:
             self.polls[worker] = lambda: self.poll(worker, cursor, reply)
 
     @property
+    def all_faults(self) -> int:
+        """Its own, and those of its scorers."""
+        return self.faults + self.scorers.faults
+
+    @property
     def is_busy(self) -> bool:
         """Something waits to be stepped or to be committed."""
         return self._is_committing or bool(self._queue)
@@ -216,6 +226,9 @@ class SimPlane:
         effects = [effect for _, result in done for effect in result.effects]
         records = [record for _, result in done for record in result.records]
         changed = self.mailboxes.deliver(self.state, records, effects)
+        for effect in effects:
+            if isinstance(effect, AskScorer):
+                self._ask(effect)
         for waiting, result in done:
             self._keys.discard(waiting.key)
             waiting.reply(result.effects)
@@ -225,6 +238,14 @@ class SimPlane:
                 held()
         self._answer_readers()
         self._batch()
+
+    def _ask(self, asked: AskScorer) -> None:
+        def give(lifetime_ms: int, said: Said) -> None:
+            self.handle(
+                lambda at: OpinionsGiven(at, asked.scorer, asked.request, lifetime_ms, said), lambda _effects: None
+            )
+
+        self.scorers.ask(asked, give)
 
     def _commit_failed(self, done: list[tuple[_Waiting, engine.Step]], incarnation: int) -> None:
         """Discard and reload: the state has run ahead of what is stored."""
@@ -261,7 +282,7 @@ class SimPlane:
 
     def _rebuilt(self, heard: Sequence[WorkerId] = ()) -> engine.State:
         return engine.rebuild(
-            engine.Policy(),
+            engine.Policy(scorers=self.scorers.names),
             self.disk.counters,
             jobs=[(self.disk.entries[image.id], image) for image in self.disk.jobs.values()],
             tasks=self.disk.tasks.values(),

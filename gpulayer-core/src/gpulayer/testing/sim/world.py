@@ -37,7 +37,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a run was; ``states`` counts the jobs' final states, ``given_back`` the attempts that were revoked in time,
-    of those that were lent ahead."""
+    of those that were lent ahead, ``refusals`` what scorers refused."""
 
     seed: int
     steps: int
@@ -47,6 +47,7 @@ class Report:
     attempts: int
     lent_ahead: int = 0
     given_back: int = 0
+    refusals: int = 0
     trace: tuple[str, ...] = ()
 
 
@@ -83,7 +84,7 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
     return Report(
         seed=seed,
         steps=clock.steps,
-        faults=network.faults + world.plane.faults + sum(host.faults for host in world.hosts),
+        faults=network.faults + world.plane.all_faults + sum(host.faults for host in world.hosts),
         virtual_ms=clock.now_ms,
         states=states,
         attempts=len(world.plane.disk.attempts),
@@ -91,6 +92,7 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
         given_back=sum(
             image.outcome is not None and not image.is_shown for image in world.plane.disk.attempts.values()
         ),
+        refusals=world.plane.scorers.refusals,
         trace=tuple(clock.trace),
     )
 
@@ -267,6 +269,7 @@ def _make_peace(world: _World) -> None:
     world.clock.say("peace")
     world.network.heal()
     world.plane.commit_failure = 0.0
+    world.plane.scorers.is_honest = True
     for host in world.hosts:
         host.staging_failure = 0.0
         host.go_on()

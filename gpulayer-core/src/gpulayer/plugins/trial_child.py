@@ -1,0 +1,220 @@
+"""The child of ``plugins.trial``: a JSON object a line into the file that it is given, as it goes.
+
+A step is told of before it is taken, so that one that never returns, or ends the process, is known by its name.
+"""
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import gpulayer
+from gpulayer.clock import SystemClock
+from gpulayer.plugins.ambient import Ambient
+from gpulayer.plugins.builtin import BUILTINS
+from gpulayer.plugins.conformance import Misfit, misfits
+from gpulayer.plugins.contracts.context import Context, Where
+from gpulayer.plugins.discovery import Found, discover
+from gpulayer.plugins.hiding import SecretsHider
+from gpulayer.plugins.host import load_plugins
+from gpulayer.plugins.inspection import inspect_plugin, parameters_of
+from gpulayer.plugins.record import PluginStatus
+from gpulayer.plugins.registering import KINDS, MOST_THINGS, Kind
+from gpulayer.plugins.reporting import plugin_to_wire
+from gpulayer.plugins.results import shown
+from gpulayer.plugins.settings import PluginSettings
+
+__all__ = ["main"]
+
+# Hooks that are what they provide, and need a job or an event to be asked.
+_ASKED: Final = {"gpulayer_check_job": "job check", "gpulayer_on_event": "event sink"}
+# Frames that only lead to the plugin.
+_OURS: Final = tuple(f"{Path(file).parent}{os.sep}" for file in (gpulayer.__file__, importlib.__file__))
+
+
+def main(argv: list[str]) -> None:
+    """``FILE records``, or ``FILE check NAME``; ends the process."""
+    file, work, *rest = argv
+    # Whatever a plugin does to os.environ or to streams: this has been read and opened before.
+    # Never strict: what is wrong is to be told, of all of them.
+    settings = replace(PluginSettings.of(os.environ), strict=False)
+    with open(file, "a", encoding="utf-8", buffering=1) as stream:
+        write = stream.write
+        if work == "records":
+            host = load_plugins(Where.CHECK, settings, clock=SystemClock(), version=gpulayer.__version__)
+            write(json.dumps({"records": [plugin_to_wire(record) for record in host.records()]}) + "\n")
+        else:
+            _Check(rest[0], settings, write).run()
+    for printed in (sys.stdout, sys.stderr):
+        printed.flush()
+    os._exit(0)  # a thread of a plugin that does not end must not hold this up
+
+
+class _Check:
+    def __init__(self, name: str, settings: PluginSettings, write: Callable[[str], object]) -> None:
+        self._name = name
+        self._write = write
+        found = discover()
+        self._all = found
+        options = settings.options_of(name, [each.name for each in found])
+        self._hide = SecretsHider({name: options})
+        self._context = Context(Where.CHECK, name, gpulayer.__version__, options)
+
+    def run(self) -> None:
+        found = [each for each in self._all if each.name == self._name]
+        if self._name in BUILTINS:
+            found.insert(0, Found(self._name, BUILTINS[self._name], "gpulayer-core", gpulayer.__version__))
+        if not found:
+            known = sorted({*BUILTINS, *(each.name for each in self._all)})
+            self._say({"is_known": False, "known": known})
+            self._say({"done": True})
+            return
+        for one in found:
+            self._look(one, others=[each for each in found if each is not one])
+        self._say({"done": True})
+
+    def _look(self, found: Found, *, others: list[Found]) -> None:
+        self._say({"distribution": found.distribution, "version": found.version, "target": found.module})
+        if others:
+            rivals = " and ".join(f"{each.distribution} {each.version}" for each in (found, *others))
+            self._flaw("entry point", f"{rivals} have a plugin of that name", "uninstall one of them")
+        if found.error:
+            self._flaw("entry point", found.error, found.hint)
+            return
+        before, threads = Ambient(), set(threading.enumerate())
+        module = self._import(found.module)
+        if module is None:
+            return
+        with self._step("API and hooks"):
+            inspected = inspect_plugin(module)
+            self._say({"api": inspected.api, "hooks": list(inspected.hooks)})
+            if inspected.status is not PluginStatus.OK:
+                self._flaw("API and hooks", inspected.error, inspected.hint)
+        if inspected.status is PluginStatus.OK:
+            for kind in KINDS:
+                if kind.hook in inspected.hooks:
+                    self._register(kind, getattr(module, kind.hook))
+            self._say({"provides": [word for hook, word in _ASKED.items() if hook in inspected.hooks]})
+        self._changes(before, threads)
+
+    def _import(self, name: str) -> ModuleType | None:
+        imported: list[ModuleType] = []
+        with self._step("import"):
+            imported.append(importlib.import_module(name))
+        return imported[0] if imported else None
+
+    def _register(self, kind: Kind, function: Callable[..., object]) -> None:
+        things: list[object] = []
+        with self._step(kind.hook):
+            given = function(*[self._context for _ in parameters_of(function)])
+            things = self._things(kind, given)
+        provides = []
+        for thing in things:
+            with self._step(f"{kind.word} {type(thing).__name__}"):
+                if not self._told(misfits(kind, thing)):
+                    provides.append(f"{kind.word} {getattr(thing, kind.key)}")
+        self._say({"provides": provides})
+
+    def _things(self, kind: Kind, given: object) -> list[object]:
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            due = f"a list of {kind.contract.__name__}"
+            self._flaw(kind.hook, f"it gave {shown(given)}, where {due} is due")
+            return []
+        things: list[object] = []
+        for thing in given:
+            if len(things) >= MOST_THINGS:
+                self._flaw(kind.hook, f"it gave more than {MOST_THINGS} objects", "one for each thing that has a name")
+                break
+            things.append(thing)
+        return things
+
+    def _changes(self, before: Ambient, threads: set[threading.Thread]) -> None:
+        for what in before.put_back():
+            hint = "it is shared by the whole process: leave it as it is, or do this in a child process"
+            self._flaw("process", f"it changed {what}", hint)
+        started = [thread.name for thread in threading.enumerate() if thread not in threads]
+        if started:
+            hint = "start threads when they are needed, as daemons"
+            self._flaw("process", f"it started {', '.join(started)} on being loaded", hint, kind="warning")
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        self._say({"begin": name})
+        started = time.perf_counter()
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            ends = isinstance(error, SystemExit)
+            message = f"it ends the program (SystemExit: {_text(error)})" if ends else _raised(error)
+            self._flaw(name, message, _advice(error), story=_story(error))
+        self._say({"end": name, "took_s": time.perf_counter() - started})
+
+    def _told(self, found: Iterator[Misfit]) -> int:
+        count = 0
+        for each in found:
+            self._flaw(each.what, each.message, each.hint)
+            count += 1
+        return count
+
+    def _flaw(self, what: str, message: str, hint: str = "", *, story: str = "", kind: str = "flaw") -> None:
+        self._say({kind: {"what": what, "message": message, "hint": hint, "story": story}})
+
+    def _say(self, answer: dict[str, Any]) -> None:  # Any: JSON
+        self._write(json.dumps(self._hidden(answer)) + "\n")
+
+    def _hidden(self, value: Any) -> Any:  # Any: JSON
+        match value:
+            case str():
+                return self._hide(self._name, value)
+            case list():
+                return [self._hidden(each) for each in value]
+            case dict():
+                return {name: self._hidden(each) for name, each in value.items()}
+        return value
+
+
+def _raised(error: BaseException) -> str:
+    return f"it raised {type(error).__name__}: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # it is the plugin's code
+        return "(it can't say what)"
+
+
+def _advice(error: BaseException) -> str:
+    match error:
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] != "gpulayer":
+            return f"install what has the module {name}, and name it among the plugin's dependencies"
+        case ImportError():
+            return "was it written for another version of what it imports?"
+        case SystemExit():
+            return "raise an exception instead"
+    return ""
+
+
+def _story(error: BaseException) -> str:
+    """Its traceback without the frames of gpulayer and of the import system, which lead to the plugin."""
+    try:
+        told = traceback.TracebackException.from_exception(error)
+        own = [frame for frame in told.stack if not frame.filename.startswith((*_OURS, "<frozen importlib"))]
+        told.stack = traceback.StackSummary.from_list(own)
+        told.__context__ = None
+        return "".join(told.format())
+    except Exception:  # see _text
+        return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,59 @@
+"""Queries for whoever is told of everything: the event log from one place on, with what its rows are about.
+
+Functions of a connection, as in ``reads``.
+"""
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, case, func, select
+
+from gpulayer.ids import WorkerId
+from gpulayer.server.store.reads import read_jobs
+from gpulayer.server.store.rows import LogPage, LogRow
+from gpulayer.server.store.tables import counters, events, sink_cursors, workers
+
+__all__ = ["last_seq", "read_log", "read_sink_cursors", "read_store_id"]
+
+
+def read_log(connection: Connection, *, after: int, limit: int, kinds: Collection[str], leaving: str) -> LogPage:
+    """At most ``limit`` rows after number ``after``, in order. Bodies are read for ``kinds`` alone, and where one ends
+    with ``leaving``: a report's may be large, and there are many."""
+    is_told = events.c.kind.in_(list(kinds))
+    body = case((is_told, events.c.body), (events.c.body.endswith(leaving, autoescape=True), events.c.body), else_="")
+    rows = [
+        LogRow(*row)
+        for row in connection.execute(
+            select(events.c.seq, events.c.wall_ms, events.c.kind, body, events.c.job_id, events.c.worker)
+            .where(events.c.seq > after)
+            .order_by(events.c.seq)
+            .limit(limit)
+        )
+    ]
+    told = [row for row in rows if row.body]
+    return LogPage(
+        rows,
+        read_jobs(connection, {row.job_id for row in told if row.job_id is not None}),
+        _worker_names(connection, {row.worker for row in told if row.worker is not None}),
+    )
+
+
+def last_seq(connection: Connection) -> int:
+    """Of the newest row; 0 for an empty log."""
+    newest: int | None = connection.execute(select(func.max(events.c.seq))).scalar_one()
+    return newest or 0
+
+
+def read_store_id(connection: Connection) -> str:
+    """16 hex characters, of this store and no other (but for copies of its file)."""
+    found: str = connection.execute(select(counters.c.store_id)).scalar_one()
+    return found
+
+
+def read_sink_cursors(connection: Connection) -> dict[str, int]:
+    """Of all sinks that there ever were."""
+    return {row.sink: row.seq for row in connection.execute(select(sink_cursors))}
+
+
+def _worker_names(connection: Connection, ids: Collection[WorkerId]) -> dict[WorkerId, str]:
+    found = connection.execute(select(workers.c.id, workers.c.name).where(workers.c.id.in_(list(ids))))
+    return {WorkerId(row.id): row.name for row in found}

@@ -1,0 +1,91 @@
+"""Values to ask plugins about: machines, attempts, jobs and events as they come, and odd ones that are legal too."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpulayer.ids import Epoch, JobId
+from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
+from gpulayer.plugins.contracts.launcher import LaunchSite
+from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.job import JobSpec
+from gpulayer.spec.machine import Device, Locality, WorkerFacts
+from gpulayer.spec.request import Accelerator, Request
+
+__all__ = [
+    "UNICODE",
+    "an_assignment",
+    "an_event",
+    "cuda_devices",
+    "machine_facts",
+    "odd_jobs",
+    "odd_machines",
+    "site_in",
+]
+
+UNICODE: Final = "Grüße, 世界 🌍"
+
+_GIB: Final = 2**30
+
+
+def machine_facts(**changes: Any) -> WorkerFacts:  # Any: fields of WorkerFacts
+    """Of a small Linux machine without devices."""
+    return replace(WorkerFacts(platform="linux-x86_64", version="0.1.0", cpus=8, memory_bytes=32 * _GIB), **changes)
+
+
+def cuda_devices(count: int, *, model: str = "NVIDIA H100 80GB HBM3", memory_gib: int = 80) -> tuple[Device, ...]:
+    """Equal ones, ``GPU-0`` and on."""
+    return tuple(
+        Device(f"GPU-{index}", index, Accelerator.CUDA, model, memory_gib * _GIB, memory_gib * _GIB, "9.0")
+        for index in range(count)
+    )
+
+
+def odd_machines() -> tuple[WorkerFacts, ...]:
+    """One of which nothing is known, one whose labels are not ASCII, one of a kind that nobody has met, a big one."""
+    return (
+        WorkerFacts(platform="unknown", version="", cpus=1, memory_bytes=0),
+        machine_facts(labels=(("", ""), ("ort", UNICODE)), locality=Locality(UNICODE, UNICODE, UNICODE)),
+        machine_facts(devices=(Device("X-1", 0, Accelerator.XPU, UNICODE),), platform="plan9-mips"),
+        machine_facts(cpus=100_000, memory_bytes=2**50, devices=cuda_devices(64)),
+    )
+
+
+def an_assignment(**changes: Any) -> Assignment:  # Any: fields of Assignment
+    """An attempt of a job that asks for no device."""
+    plain = Assignment(
+        key=NodeKey(Epoch(7), 0), job_id=JobId("7f3a000000000001"), attempt=1, command=("python", "train.py")
+    )
+    return replace(plain, **changes)
+
+
+def site_in(folder: Path) -> LaunchSite:
+    """The folders and files of an attempt, below ``folder``; none of them is made."""
+    return LaunchSite(folder / "work", folder / "output", folder / "log", folder / "exit.json")
+
+
+def odd_jobs() -> Sequence[JobSpec]:
+    """Legal all, and as far from the usual as a submission can be."""
+    return (
+        JobSpec(("true",)),
+        JobSpec((UNICODE, "", "a\nb"), name=UNICODE, tags=((UNICODE, ""),), env=(("X", UNICODE),)),
+        JobSpec(("true", *["x" * 1000] * 200), tags=tuple((f"tag-{number}", "x") for number in range(64))),
+        JobSpec(("true",), request=Request(devices=1024, cpus=100_000, device_models=(UNICODE,))),
+        JobSpec(("true",), launcher="nobodys", environment="nobodys", inputs=(("data", "nobodys:///x"),)),
+    )
+
+
+def an_event(kind: EventKind, **changes: Any) -> PlaneEvent:  # Any: fields of PlaneEvent
+    """Of a job or of a worker, by its kind."""
+    is_of_job = kind.partition(".")[0] == "job"
+    event = PlaneEvent(
+        id=f"an-incarnation-{kind}",
+        seq=12,
+        at_ms=1_700_000_000_000,
+        kind=kind,
+        job=JobSummary("7f3a000000000001", "a job", "somebody", {"team": "vision"}, "running") if is_of_job else None,
+        worker="box",
+        details={"attempt": 1, "evidence": None} if is_of_job else {},
+    )
+    return replace(event, **changes)

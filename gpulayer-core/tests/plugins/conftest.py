@@ -1,0 +1,59 @@
+"""Plugins in a folder of this test alone, and hosts that load them."""
+
+import sys
+
+import pytest
+
+from gpulayer.clock import ManualClock
+from gpulayer.plugins.contracts.context import Where
+from gpulayer.plugins.host import load_plugins
+from gpulayer.plugins.settings import PluginSettings
+from gpulayer.testing.distribution import install_plugin
+
+HEAD = 'from gpulayer.plugins import *\nGPULAYER_API = "1.0"\n'
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty folder at the head of ``sys.path``; what was imported from it is forgotten in the end."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def plugin(site, monkeypatch):
+    """``plugin(name, source)``: installed; the source after the usual head, unless ``bare``."""
+
+    def install(name, source, *, bare=False, version="1.0"):
+        monkeypatch.delitem(sys.modules, f"gpulayer_{name}", raising=False)  # one of another test's, from elsewhere
+        return install_plugin(site, name, source if bare else HEAD + source, version=version)
+
+    return install
+
+
+@pytest.fixture
+def load():
+    """``load(…)``: a host of this process, closed in the end. By default of ``check``, with short deadlines."""
+    hosts = []
+
+    def start(where=Where.CHECK, settings=None, *, clock=None, import_deadline_s=3.0, register_deadline_s=2.0, **more):
+        host = load_plugins(
+            where,
+            settings or PluginSettings(),
+            clock=clock or ManualClock(),
+            version="0.1.0",
+            import_deadline_s=import_deadline_s,
+            register_deadline_s=register_deadline_s,
+            **more,
+        )
+        hosts.append(host)
+        return host
+
+    yield start
+    for host in hosts:
+        host.close()

@@ -1,0 +1,91 @@
+"""What is found of the distributions that are installed, however odd some of them are."""
+
+import pytest
+
+from gpulayer.plugins.discovery import Found, discover
+from gpulayer.testing.distribution import install_distribution, install_plugin
+
+
+def found(*folders):
+    return discover([str(folder) for folder in folders])
+
+
+def test_a_plugin_is_found_with_the_distribution_that_it_came_with(tmp_path):
+    install_plugin(tmp_path, "cheap-hour", "raise SystemExit('nothing is imported')", version="1.2")
+    install_distribution(
+        tmp_path, "numpy", modules={"numpy": ""}, entry_points={"console_scripts": {"f2py": "numpy:x"}}
+    )
+    assert found(tmp_path) == (Found("cheap-hour", "gpulayer_cheap_hour", "gpulayer-cheap-hour", "1.2"),)
+    assert found() == ()
+
+
+def test_several_of_one_distribution_and_one_name_of_several_are_all_told(tmp_path):
+    install_distribution(tmp_path, "one", plugins={"a": "m.a", "b": "m.b"})
+    install_distribution(tmp_path, "two", plugins={"a": "n"})
+    assert [(one.name, one.distribution) for one in found(tmp_path)] == [("a", "one"), ("a", "two"), ("b", "one")]
+
+
+def test_of_a_distribution_that_is_there_twice_the_first_on_the_path_counts(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    install_plugin(old, "a", "", version="1.0")
+    install_plugin(new, "a", "", version="2.0")
+    assert [one.version for one in found(new, old)] == ["2.0"]
+    assert [one.version for one in found(old, new)] == ["1.0"]
+    assert len(found(old, old)) == 1
+
+
+def test_a_version_that_has_no_plugin_any_more_hides_an_older_one_behind_it(tmp_path):
+    install_plugin(tmp_path / "old", "a", "", version="1.0")
+    install_distribution(tmp_path / "new", "gpulayer-a", version="2.0")
+    assert found(tmp_path / "new", tmp_path / "old") == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("Two Words = m", "can't be the name of a plugin"),
+        ("UPPER = m", "can't be the name of a plugin"),
+        (f"{'x' * 64} = m", "can't be the name of a plugin"),
+        ("a = m:Plugin", "is no module"),
+        ("a = ", "is no module"),
+        ("a", "is no module"),
+        ("a = m-n", "is no module"),
+    ],
+)
+def test_what_cannot_be_a_plugin_is_told_with_the_reason(tmp_path, line, error):
+    one = install_plugin(tmp_path, "a", "")
+    one.write(f"{one.info.name}/entry_points.txt", f"[gpulayer]\n# ours\n{line}\n[other]\nb = c\n")
+    [told] = found(tmp_path)
+    assert error in told.error
+    assert told.hint
+    assert told.distribution == "gpulayer-a"
+
+
+def test_extras_of_an_entry_point_are_no_part_of_the_module(tmp_path):
+    one = install_plugin(tmp_path, "a", "")
+    one.write(f"{one.info.name}/entry_points.txt", "[gpulayer]\na = m.n [extra]\n")
+    assert [(told.module, told.error) for told in found(tmp_path)] == [("m.n", "")]
+
+
+def test_broken_metadata_of_others_hurts_nobody(tmp_path):
+    install_plugin(tmp_path, "good", "")
+    for name, file, content in (
+        ("empty", "METADATA", b""),
+        ("binary", "entry_points.txt", b"\xff\xfe[gpulayer]\n\xff = \xff"),
+        ("ours", "entry_points.txt", b"[gpulayer\nx"),
+        ("latin", "METADATA", b"Name: \xe9\xe8\nVersion: 1"),
+    ):
+        broken = install_distribution(tmp_path, name, plugins={f"of-{name}": name})
+        (broken.info / file).write_bytes(content)
+    folder = tmp_path / "folder-1.0.dist-info"
+    (folder / "entry_points.txt").mkdir(parents=True)
+    (tmp_path / "file-1.0.dist-info").write_text("")
+    (tmp_path / "gone-1.0.dist-info").symlink_to("nowhere")
+    assert "good" in {one.name for one in found(tmp_path, "/nowhere", tmp_path / "file-1.0.dist-info")}
+
+
+def test_uninstalled_it_is_not_found_any_more(tmp_path):
+    one = install_plugin(tmp_path, "a", "")
+    assert len(found(tmp_path)) == 1
+    one.uninstall()
+    assert found(tmp_path) == ()

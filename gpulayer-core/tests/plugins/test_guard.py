@@ -1,0 +1,428 @@
+"""Every way in which a call of a plugin goes wrong, and that nothing else does."""
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from gpulayer.clock import ManualClock
+from gpulayer.errors import Blame, PluginFault
+from gpulayer.plugins.contracts.environment import BuildFailed
+from gpulayer.plugins.guard import Guard, Life
+from gpulayer.plugins.hiding import SecretsHider
+from gpulayer.plugins.results import instance_of, list_of
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def guard(clock):
+    made = Guard(clock=clock, hide=SecretsHider({"p": {"token": "hunter22", "a": "b"}}))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate():
+    """What hangs until the test is over."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def raises(error):
+    def work():
+        raise error
+
+    return work
+
+
+def fault(guard, work, **more):
+    with pytest.raises(PluginFault) as caught:
+        guard.call("p", "Probe.look", work, **{"deadline_s": 10.0, **more})
+    assert caught.value.blame is Blame.PLUGIN
+    assert caught.value.details == {"plugin": "p", "hook": "Probe.look"}
+    return caught.value.message
+
+
+def ok(guard, hook="Probe.look"):
+    return guard.call("p", hook, lambda: 42, deadline_s=10.0)
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no")
+
+    __repr__ = __str__
+
+
+class Shy(type):
+    @property
+    def __name__(cls):
+        raise ValueError("no")
+
+
+class Nameless(Exception, metaclass=Shy):
+    pass
+
+
+class ExitsWhenAsked(Exception):
+    def __str__(self):
+        raise SystemExit(7)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("out\nof  range"), "ValueError: out of range"),
+        (KeyError(), "KeyError"),
+        (SystemExit(3), "it tried to end the process (exit 3)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit(), "GeneratorExit"),
+        (MemoryError("big"), "MemoryError: big"),
+        (Unspeakable(), "an exception that fails to say what it is"),
+        (Nameless("x"), "an exception that fails to say what it is"),
+        (ExitsWhenAsked(), "an exception that fails to say what it is"),
+        (RuntimeError("\x1b[2Jgone"), "RuntimeError: [2Jgone"),
+        (asyncio.CancelledError(), "CancelledError"),
+    ],
+)
+def test_whatever_a_plugin_raises_is_one_line_of_its_record(guard, error, said):
+    assert fault(guard, raises(error)) == f"plugin p failed (Probe.look): {said}"
+    count, [note] = guard.faults_of("p")
+    assert (count, note.hook, note.message) == (1, "Probe.look", said)
+    assert ok(guard) == 42
+
+
+def test_endless_words_and_endless_depth_are_cut(guard):
+    assert len(fault(guard, raises(ValueError("x" * 10_000_000)))) < 500
+
+    def deep():
+        return deep()
+
+    assert "RecursionError" in fault(guard, deep)
+
+
+def test_an_endless_list_and_a_wrong_type_are_faults(guard):
+    def endless():
+        while True:
+            yield 1
+
+    assert "more than 64 int" in fault(guard, lambda: list_of(int, endless(), at_most=64))
+    assert "it gave a str where int is due" in fault(guard, lambda: instance_of(int, "1"))
+    assert "it gave None where a list of int is due" in fault(guard, lambda: list_of(int, None, at_most=64), life=None)
+
+
+def test_a_call_that_hangs_is_late_and_keeps_its_slot_until_it_returns(guard, clock):
+    gates = [threading.Event() for _ in range(8)]
+    # Begun together, so that the breaker does not keep any of them out.
+    waiting = [threading.Thread(target=lambda g=g: fault(guard, g.wait, deadline_s=0.2)) for g in gates]
+    for one in waiting:
+        one.start()
+    for one in waiting:
+        one.join(10)
+    clock.advance(30_000)
+    assert "it has no thread left" in fault(guard, lambda: 1, deadline_s=0.05)
+    assert ok(guard, "Other.hook") == 42, "each hook has slots of its own"
+    clock.advance(600_000)
+    threading.Timer(0.05, gates[3].set).start()
+    assert ok(guard) == 42, "the slot came back from the thread that has really ended"
+    for gate in gates:
+        gate.set()
+
+
+def test_late_answers_are_dropped(guard, gate):
+    answered = threading.Event()
+
+    def late():
+        gate.wait(10)
+        answered.set()
+        return "old"
+
+    assert "no answer within 0.05 s" in fault(guard, late, deadline_s=0.05)
+    gate.set()
+    assert answered.wait(10)
+    assert ok(guard) == 42
+
+
+def test_a_call_that_shows_signs_of_life_may_go_on_and_a_silent_one_may_not(guard, gate):
+    life = Life(0.3)
+
+    def lively():
+        for _ in range(8):
+            threading.Event().wait(0.1)
+            life.sign()
+        return "done"
+
+    assert guard.call("p", "Stager.fetch", lively, deadline_s=30.0, life=life) == "done"
+    assert "no sign of life for 0.1 s" in fault(guard, gate.wait, deadline_s=30.0, life=Life(0.1))
+    assert "no answer within 0.1 s" in fault(guard, gate.wait, deadline_s=0.1, life=Life(30.0))
+
+
+def test_silence_counts_for_what_began_only_after_somebody_waited(guard, gate):
+    """Whoever waits computes how long before the call has begun; the whole deadline may be hours."""
+    assert "no sign of life" in fault(guard, gate.wait, deadline_s=3600.0, life=Life(0.05))
+
+
+def test_three_failures_in_a_row_and_it_is_not_asked_for_longer_and_longer(guard, clock):
+    for _ in range(2):
+        fault(guard, raises(ValueError("x")))
+    assert ok(guard) == 42, "a success begins the count anew"
+    for _ in range(3):
+        assert "ValueError" in fault(guard, raises(ValueError("x")))
+    for rest_ms in (30_000, 60_000, 120_000, 240_000, 480_000, 600_000, 600_000):
+        assert guard.is_resting("p")
+        assert "is not asked" in fault(guard, lambda: 42)
+        clock.advance(rest_ms - 1)
+        assert "is not asked" in fault(guard, lambda: 42)
+        clock.advance(1)
+        assert not guard.is_resting("p")
+        assert "ValueError" in fault(guard, raises(ValueError("x")))
+    clock.advance(600_000)
+    assert ok(guard) == 42
+    assert ok(guard) == 42
+    assert not guard.is_resting("p")
+    for _ in range(3):
+        fault(guard, raises(ValueError("x")))
+    clock.advance(30_000)
+    assert ok(guard) == 42, "it rests for half a minute again, not for ten"
+
+
+def test_other_hooks_and_other_plugins_are_asked_meanwhile(guard):
+    for _ in range(3):
+        fault(guard, raises(ValueError("x")))
+    assert ok(guard, "Launcher.plan") == 42
+    assert guard.call("q", "Probe.look", lambda: 1, deadline_s=10.0) == 1
+    assert not guard.is_resting("q")
+
+
+def test_many_failures_at_once_count_as_one_break(guard, clock):
+    barrier = threading.Barrier(6)
+
+    def fail():
+        barrier.wait(10)
+        raise ValueError("x")
+
+    threads = [threading.Thread(target=lambda: fault(guard, fail)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    clock.advance(30_000)
+    assert ok(guard) == 42
+
+
+def test_after_the_rest_one_call_alone_is_the_trial(guard, clock, gate):
+    for _ in range(3):
+        fault(guard, raises(ValueError("x")))
+    clock.advance(30_000)
+    began, go = threading.Event(), threading.Event()
+
+    def trial():
+        began.set()
+        go.wait(10)
+        return 1
+
+    results = []
+    asking = threading.Thread(target=lambda: results.append(guard.call("p", "Probe.look", trial, deadline_s=10.0)))
+    asking.start()
+    assert began.wait(10)
+    assert "is not asked" in fault(guard, lambda: 2)
+    go.set()
+    asking.join(10)
+    assert results == [1]
+    assert ok(guard) == 42
+
+
+def test_what_passes_is_an_answer_and_no_fault(guard):
+    for _ in range(4):
+        with pytest.raises(BuildFailed) as caught:
+            guard.call(
+                "p",
+                "EnvironmentBuilder.build",
+                raises(BuildFailed("no such thing, hunter22", hint="h", is_users=False)),
+                deadline_s=10.0,
+                passes=(BuildFailed,),
+            )
+        assert (caught.value.message, caught.value.hint, caught.value.is_users) == ("no such thing, ***", "h", False)
+        assert str(caught.value) == "no such thing, ***"
+    assert guard.faults_of("p") == (0, ())
+
+
+class Pretends(Exception):
+    """Says that it is what passes."""
+
+    @property
+    def __class__(self):
+        return BuildFailed
+
+
+class Stubborn(BuildFailed):
+    @property
+    def message(self):
+        raise SystemExit(1)
+
+    @message.setter
+    def message(self, value):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (BuildFailed(7), "its BuildFailed has a message that is int, not text"),
+        (BuildFailed("x", is_users="maybe"), "its BuildFailed has an is_users that is neither True nor False"),
+        (Stubborn("x"), "it raised an answer that fails to say what it is"),
+        (Pretends("x"), "Pretends: x"),
+    ],
+)
+def test_an_answer_that_is_not_what_it_should_be_is_a_fault(guard, error, said):
+    assert said in fault(guard, raises(error), passes=(BuildFailed,))
+
+
+def test_the_words_of_an_answer_are_cut(guard):
+    with pytest.raises(BuildFailed) as caught:
+        guard.call("p", "h", raises(BuildFailed("x" * 10_000_000)), deadline_s=10.0, passes=(BuildFailed,))
+    assert len(str(caught.value)) < 10_000
+
+
+def test_secrets_are_in_no_fault_no_record_and_no_log(guard, caplog):
+    token = "glc_" + "a" * 12 + "_" + "s" * 43
+    with caplog.at_level("DEBUG"):
+        message = fault(guard, raises(ValueError(f"login with hunter22 and {token} failed")))
+    assert message.endswith("ValueError: login with *** and *** failed")
+    told = message + caplog.text + repr(guard.faults_of("p"))
+    assert "hunter22" not in told
+    assert "s" * 43 not in told
+
+
+def test_process_wide_state_is_put_back_and_noted_and_the_answer_counts(guard, monkeypatch, tmp_path):
+    monkeypatch.setenv("KEPT", "1")
+    cwd = os.getcwd()
+
+    def change():
+        os.environ["KEPT"] = "2"
+        os.environ["NEW"] = "hunter22"
+        os.chdir(tmp_path)
+        return 42
+
+    assert guard.call("p", "h", change, deadline_s=10.0) == 42
+    assert (os.environ["KEPT"], os.environ.get("NEW"), os.getcwd()) == ("1", None, cwd)
+    count, notes = guard.faults_of("p")
+    assert count == 2
+    assert "os.environ (KEPT, NEW)" in notes[0].message
+    assert "the working directory" in notes[1].message
+
+
+def test_only_the_newest_faults_are_kept_and_all_are_counted(guard, clock):
+    for number in range(9):
+        clock.advance(600_000)
+        fault(guard, raises(ValueError(str(number))))
+    count, notes = guard.faults_of("p")
+    assert count == 9
+    assert [note.message for note in notes] == [f"ValueError: {number}" for number in range(4, 9)]
+
+
+def test_strict_raises_what_the_plugin_raised(clock):
+    guard = Guard(clock=clock, strict=True)
+    for error in (ValueError("x"), SystemExit(3)):
+        with pytest.raises(type(error)) as caught:
+            guard.call("p", "h", raises(error), deadline_s=10.0)
+        assert caught.value is error
+    guard.close()
+
+
+def test_when_the_system_gives_no_thread_it_is_nobodys_fault(guard, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert "can't start new thread" in fault(guard, lambda: 1)
+    assert guard.faults_of("p") == (0, ())
+    assert ok(guard) == 42
+
+
+def test_ctrl_c_while_somebody_waits_says_nothing_of_the_plugin(guard, gate, monkeypatch):
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpulayer.plugins.guard.threading.Event.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            guard.call("p", "Probe.look", lambda: 1, deadline_s=10.0)
+    assert guard.faults_of("p") == (0, ())
+
+
+def test_in_an_event_loop_it_is_the_same_and_the_loop_goes_on(guard, gate):
+    async def scenario():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.005)
+
+        ticking = asyncio.create_task(tick())
+        assert await guard.acall("p", "h", lambda: 42, deadline_s=10.0) == 42
+        with pytest.raises(PluginFault, match="ValueError: x"):
+            await guard.acall("p", "h", raises(ValueError("x")), deadline_s=10.0)
+        with pytest.raises(PluginFault, match="it tried to end the process"):
+            await guard.acall("p", "h", raises(SystemExit(1)), deadline_s=10.0)
+        with pytest.raises(PluginFault, match="no answer"):
+            await guard.acall("p", "late", gate.wait, deadline_s=0.1)
+        with pytest.raises(PluginFault, match="no sign of life"):
+            await guard.acall("p", "late", gate.wait, deadline_s=3600.0, life=Life(0.05))
+        with pytest.raises(BuildFailed):
+            await guard.acall("p", "h", raises(BuildFailed("x")), deadline_s=10.0, passes=(BuildFailed,))
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(scenario()) > 1
+
+
+def test_a_cancelled_wait_is_no_fault_and_frees_the_trial(guard, clock, gate):
+    async def scenario():
+        for _ in range(3):
+            with pytest.raises(PluginFault):
+                await guard.acall("p", "h", raises(ValueError("x")), deadline_s=10.0)
+        clock.advance(30_000)
+        asking = asyncio.create_task(guard.acall("p", "h", gate.wait, deadline_s=10.0))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert guard.faults_of("p")[0] == 3
+        assert await guard.acall("p", "h", lambda: 42, deadline_s=10.0) == 42
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_for_a_loop_that_has_gone_hurts_nobody(guard, gate):
+    ended = threading.Event()
+
+    def late():
+        gate.wait(10)
+        ended.set()
+
+    async def scenario():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await guard.acall("p", "h", late, deadline_s=10.0)
+
+    asyncio.run(scenario())
+    loop = asyncio.new_event_loop()
+    asking = guard.acall("p", "other", late, deadline_s=10.0)
+    task = loop.create_task(asking)
+    loop.run_until_complete(asyncio.sleep(0))
+    asking.close() if task.done() else task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    gate.set()
+    assert ended.wait(10)
+    assert ok(guard) == 42

@@ -1,0 +1,38 @@
+"""Values of options and tokens are in no text that people see."""
+
+import io
+import logging
+
+from gpulayer.plugins.hiding import SecretsHider, hide_logged
+
+TOKEN = "glw_" + "a" * 12 + "_" + "S" * 43
+
+
+def test_the_plugins_own_values_and_all_tokens_are_hidden_and_short_words_are_not():
+    hider = SecretsHider({"p": {"key": "hunter2", "longer": "hunter2hunter2", "n": "on"}, "q": {"key": "swordfish"}})
+    assert hider("p", f"on: hunter2hunter2, hunter2; swordfish {TOKEN}") == "on: ***, ***; swordfish ***"
+    assert hider("", "hunter2 swordfish") == "*** ***"
+    assert hider("unknown", f"hunter2 {TOKEN}") == "hunter2 ***"
+    assert SecretsHider()("p", "gl_x global glad") == "gl_x global glad"
+
+
+def test_what_a_plugin_logs_itself_is_hidden_in_whatever_the_root_logger_writes():
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    undo = hide_logged(SecretsHider({"p": {"key": "hunter2"}}))
+    try:
+        logging.getLogger("some.plugin").warning("logging in as %s with %s", "me", "hunter2")
+        logging.getLogger("some.plugin").warning("%d%%", 5)
+        try:
+            raise ValueError("no hunter2")
+        except ValueError:
+            logging.getLogger("other").exception("it failed")
+    finally:
+        undo()
+        root.removeHandler(handler)
+    assert "logging in as me with ***\n5%\n" in written.getvalue()
+    assert "ValueError: no ***" in written.getvalue()
+    assert "hunter2" not in written.getvalue()
+    assert handler.filters == []

@@ -1,0 +1,115 @@
+"""Threads for calls that may never return: bounded, handed on, and no reason for a process to stay."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gpulayer.plugins.lane import Lane
+
+
+def run(lane, work):
+    done = threading.Event()
+
+    def wrapped():
+        try:
+            work()
+        finally:
+            done.set()
+
+    lane.run(wrapped)
+    return done
+
+
+def test_no_more_run_at_a_time_than_there_are_slots_and_the_others_follow_in_order():
+    lane = Lane(2, "t")
+    gates = [threading.Event() for _ in range(5)]
+    began, lock = [], threading.Lock()
+
+    def work(number):
+        with lock:
+            began.append(number)
+        gates[number].wait(10)
+
+    done = [run(lane, lambda number=number: work(number)) for number in range(5)]
+    for number in range(5):
+        gates[number].set()
+        assert done[number].wait(10)
+        assert set(began) <= set(range(number + 3))
+    assert began[2:] == [2, 3, 4]
+    lane.close()
+
+
+def test_idle_threads_are_used_again_and_end_when_it_is_closed():
+    lane = Lane(4, "t")
+    threads = set()
+    for _ in range(50):
+        assert run(lane, lambda: threads.add(threading.current_thread())).wait(10)
+    assert len(threads) <= 4
+    lane.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_thread_that_was_busy_when_it_was_closed_ends_afterwards_and_what_waited_is_dropped():
+    lane, gate, threads, ran = Lane(1, "t"), threading.Event(), [], []
+
+    def work():
+        threads.append(threading.current_thread())
+        gate.wait(10)
+
+    done = run(lane, work)
+    lane.run(lambda: ran.append(1))
+    lane.close()
+    gate.set()
+    assert done.wait(10)
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+    assert ran == []
+
+
+def test_work_that_raises_after_all_costs_no_slot(caplog):
+    lane = Lane(1, "t")
+
+    def bad():
+        raise SystemExit(1)
+
+    assert run(lane, bad).wait(10)
+    assert run(lane, lambda: None).wait(10)
+    assert "must not raise" in caplog.text
+    lane.close()
+
+
+def test_a_slot_is_free_again_when_the_system_gives_no_thread(monkeypatch):
+    lane = Lane(1, "t")
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            lane.run(lambda: None)
+    assert run(lane, lambda: None).wait(10)
+    lane.close()
+
+
+def test_a_process_ends_at_once_whatever_still_hangs_or_spins_in_it():
+    script = """
+import sys, threading
+from gpulayer.clock import SystemClock
+from gpulayer.errors import PluginFault
+from gpulayer.plugins.guard import Guard
+guard = Guard(clock=SystemClock())
+def spin():
+    while True: pass
+for work in (threading.Event().wait, spin):
+    try: guard.call("p", "h", work, deadline_s=0.05)
+    except PluginFault as fault: print(fault.message)
+guard.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("no answer within 0.05 s") == 2

@@ -1,0 +1,52 @@
+"""The three variables that a process's plugins are set by."""
+
+import pytest
+
+from gpulayer.errors import UsageError
+from gpulayer.plugins.settings import PluginSettings
+
+
+def of(**variables):
+    return PluginSettings.of({f"GPULAYER_{name}": value for name, value in variables.items()})
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [("", None), (" ", None), ("none", frozenset()), ("a", {"a"}), (" a, cheap-hour ,", {"a", "cheap-hour"})],
+)
+def test_plugins_are_all_none_or_those_that_are_named(text, allowed):
+    assert of(PLUGINS=text).allowed == allowed
+    assert PluginSettings.of({}).allowed is None
+
+
+@pytest.mark.parametrize("text", ["A", "a,none", "none,none", "a b", "../x"])
+def test_what_can_be_no_name_is_an_error_of_whoever_set_it(text):
+    with pytest.raises(UsageError, match="can't be the name of a plugin"):
+        of(PLUGINS=text)
+
+
+def test_strict_is_yes_or_no():
+    assert [of(STRICT=text).strict for text in ("1", "true", "0", "false", "")] == [True, True, False, False, False]
+    with pytest.raises(UsageError, match="neither yes nor no"):
+        of(STRICT="2")
+
+
+def test_options_are_by_plugin_and_option_and_not_shown():
+    settings = of(PLUGIN_CHEAP_HOUR_ZONE="de", PLUGIN_CHEAP_HOUR_API_KEY="hunter2", PLUGIN_X_="?", PLUGINS="x")
+    assert settings.options_of("cheap-hour") == {"zone": "de", "api_key": "hunter2"}
+    assert settings.options_of("cheap.hour") == settings.options_of("cheap-hour")
+    assert settings.options_of("x") == {}
+    assert "hunter2" not in repr(settings)
+
+
+def test_a_variable_that_fits_two_plugins_is_of_the_one_with_the_longer_name():
+    settings = of(PLUGIN_CHEAP_HOUR_ZONE="de", PLUGIN_CHEAP_LIMIT="3")
+    both = ("cheap", "cheap-hour")
+    assert settings.options_of("cheap", both) == {"limit": "3"}
+    assert settings.options_of("cheap-hour", both) == {"zone": "de"}
+    assert settings.options_of("cheap", ("cheap",)) == {"limit": "3", "hour_zone": "de"}
+
+
+def test_options_that_are_given_by_hand_win():
+    settings = PluginSettings(options={"a": {"x": "1"}}, variables={"A_X": "2", "A_Y": "3"})
+    assert settings.options_of("a") == {"x": "1", "y": "3"}

@@ -1,0 +1,84 @@
+"""The contract classes can fail: each bad one of ``bad_plugins`` is caught by the test of the contract named there."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+BAD = Path(__file__).with_name("bad_plugins.py")
+
+# Of a bad one, only the test that must fail is run.
+CONFTEST = """
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.module.CAUGHT[item.cls.__name__] in item.name]
+"""
+
+
+def caught():
+    found = importlib.util.spec_from_file_location("bad_plugins", BAD)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module.CAUGHT
+
+
+CAUGHT = caught()
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    """By class, then by test: what a failure says, None of one that passed. One run over all of them."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "test_bad.py").write_text(BAD.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    report = folder / "report.xml"
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--tb=short",
+        "--import-mode=importlib",
+        f"--junitxml={report}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", "-c", os.devnull, folder / "test_bad.py"],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {name: {} for name in CAUGHT}
+    for case in ET.parse(report).iter("testcase"):
+        told = [one.text or "" for one in (*case.iter("failure"), *case.iter("error"))]
+        found[case.get("classname").rpartition(".")[2]][case.get("name")] = "\n".join(told) if told else None
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(name for name, test in CAUGHT.items() if test))
+def test_a_bad_one_is_caught_by_name(ends, name):
+    assert ends[name], f"no test is called like {CAUGHT[name]}"
+    assert set(ends[name].values()) != {None}, f"{CAUGHT[name]} passed"
+
+
+@pytest.mark.parametrize("name", sorted(name for name, test in CAUGHT.items() if not test))
+def test_a_good_one_passes_everything(ends, name):
+    assert len(ends[name]) > 8
+    assert {test: text for test, text in ends[name].items() if text is not None} == {}
+
+
+def test_a_failure_says_in_words_what_is_wrong(ends):
+    assert "it wrote to stdout" in ends["TestProbeThatTalks"]["test_it_prints_nothing"]
+
+
+def test_no_test_of_a_contract_is_there_without_one_that_it_catches(ends):
+    named = {test.partition("[")[0] for name, tests in ends.items() if CAUGHT[name] for test in tests}
+    good = {test.partition("[")[0] for name, tests in ends.items() if not CAUGHT[name] for test in tests}
+    assert sorted(good - named) == []
