@@ -518,62 +518,96 @@ def test_many_classes_at_a_start_are_asked_for_a_few_at_a_time(scored):
     assert all(known.opinions.asked["night"] for known in scored.state.classes.values())
 
 
+OPINIONS = st.sampled_from([None, Mark(0.0), Mark(1.0), DEAR])
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 3), st.booleans()),
+        st.tuples(st.just("submit"), st.integers(1, 2), st.booleans()),
         st.tuples(st.just("pass"), st.sampled_from([1, 100, 1_000, 2_500, 10_000])),
         st.tuples(
             st.just("answer"),
             st.sampled_from(["a", "b"]),
-            st.integers(1, 3),
-            st.integers(0, 2),
-            st.sampled_from([None, Mark(0.0), Mark(1.0), DEAR]),
+            st.integers(1, 2),
+            st.tuples(OPINIONS, OPINIONS, OPINIONS),
             st.sampled_from([-1, 0, 1_000, 30_000, 10**12]),
         ),
         st.tuples(st.just("end"), st.integers(0, 5)),
         st.tuples(st.just("join"), st.integers(0, 2)),
     ),
+    min_size=5,
     max_size=40,
 )
 
 
-@given(ACTIONS)
+class World:
+    """Workers w0, w1, w2 with 1, 2 and 3 cores; w1 is there from the start."""
+
+    def __init__(self, scorers):
+        self.state = State(policy=Policy(lease_ttl_ms=10**9, scorers=scorers))
+        self.now_ms, self.seqs, self.count = 1_000, {}, 0
+        self.join(1)
+
+    @property
+    def at(self):
+        return Instant(self.now_ms, 0)
+
+    def take(self, event):
+        made = step(self.state, event)
+        check(self.state, made.effects)
+
+    def submit(self, cpus, wait):
+        spec = JobSpec(command=("true",), request=Request(cpus=cpus), wait=wait)
+        self.take(JobSubmitted(self.at, JobEntry.of(JobId(f"j{self.count}"), "me", spec)))
+        self.count += 1
+        self.let_pass(0)
+
+    def let_pass(self, ms):
+        self.now_ms += ms
+        for _ in range(10):
+            for event in due(self.state, self.at):
+                self.take(event)
+        next_ms = next_due_ms(self.state)
+        assert next_ms is None or next_ms > self.now_ms
+
+    def answer(self, scorer, cpus, opinions, lifetime_ms):
+        said = tuple((Digest(f"d{number}"), opinion) for number, opinion in enumerate(opinions))
+        self.take(OpinionsGiven(self.at, scorer, Request(cpus=cpus), lifetime_ms, said))
+
+    def end(self, number):
+        if self.state.attempts:
+            epoch = sorted(self.state.attempts)[number % len(self.state.attempts)]
+            worker = self.state.attempts[epoch].nodes[0].allocation.worker
+            self.report(worker, NodeReport(epoch, 0, NodePhase.ENDED, DONE))
+
+    def join(self, number):
+        name, facts = f"w{number}", WorkerFacts("linux", "1", 1 + number, 2**33)
+        self.take(WorkerJoined(self.at, WorkerId(name), name, facts, Digest(f"d{number}")))
+        self.report(WorkerId(name))
+
+    def report(self, worker, *items):
+        self.seqs[worker] = self.seqs.get(worker, -1) + 1
+        holding = tuple(self.state.workers[worker].leases)
+        self.take(WorkerReported(self.at, worker, 1, self.seqs[worker], holding, (), items))
+
+
+@given(st.sampled_from([("a",), ("a", "b")]), ACTIONS)
 @settings(max_examples=150, deadline=None)
-def test_whatever_scorers_say_and_when_no_refused_pair_begins_and_no_look_is_put_off(actions):
-    state, now_ms, seqs, count = State(policy=Policy(lease_ttl_ms=10**9, scorers=("a", "b"))), 1_000, {}, 0
-
-    def take(event):
-        made = step(state, event)
-        check(state, made.effects)
-        return made
-
-    def report(name, *items):
-        seqs[name] = seqs.get(name, -1) + 1
-        known = state.workers.get(WorkerId(name))
-        holding = tuple(known.leases) if known else ()
-        take(WorkerReported(Instant(now_ms, 0), WorkerId(name), 1, seqs[name], holding, (), items))
-
+def test_whatever_scorers_say_no_refused_pair_begins_and_their_silence_ends_all_waiting(scorers, actions):
+    world = World(scorers)
     for what, *more in actions:
-        at = Instant(now_ms, 0)
         match what:
             case "submit":
-                spec = JobSpec(command=("true",), request=Request(cpus=more[0]), wait=more[1])
-                take(JobSubmitted(at, JobEntry.of(JobId(f"j{count}"), "me", spec)))
-                count += 1
+                world.submit(*more)
             case "pass":
-                now_ms += more[0]
-                for _ in range(10):
-                    for event in due(state, Instant(now_ms, 0)):
-                        take(event)
-                assert (next_due_ms(state) or now_ms + 1) > now_ms
+                world.let_pass(*more)
             case "answer":
-                scorer, cpus, worker, opinion, lifetime_ms = more
-                take(OpinionsGiven(at, scorer, Request(cpus=cpus), lifetime_ms, ((Digest(f"d{worker}"), opinion),)))
-            case "end" if state.attempts:
-                epoch = sorted(state.attempts)[more[0] % len(state.attempts)]
-                worker = state.attempts[epoch].nodes[0].allocation.worker
-                report(worker, NodeReport(epoch, 0, NodePhase.ENDED, DONE))
+                world.answer(*more)
+            case "end":
+                world.end(*more)
             case "join":
-                name, facts = f"w{more[0]}", WorkerFacts("linux", "1", 1 + more[0], 2**33)
-                take(WorkerJoined(at, WorkerId(name), name, facts, Digest(f"d{more[0]}")))
-                report(name)
+                world.join(*more)
+    world.let_pass(3_600_000)  # the longest that an opinion lasts; from now on scorers say nothing
+    for _ in range(world.count):
+        world.let_pass(WAIT_MS)
+        while world.state.attempts:
+            world.end(0)
+    assert world.state.jobs == {}

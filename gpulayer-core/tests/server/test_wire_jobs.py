@@ -343,7 +343,7 @@ def test_two_jobs_share_one_licence_and_everybody_is_told_who_has_it(plane) -> N
     worker.holding = []
     worker.report(worker.ended(command["epoch"]))
     assert plane.job(first["id"])["options"] == {"launcher": "torch", "inputs": inputs}
-    assert plane.job(second["id"])["state"] == "staging"
+    plane.until(lambda: plane.job(second["id"])["state"] == "staging")  # once the plugins are loaded again
 
 
 def test_what_no_worker_has_is_a_reason_and_the_change_that_helps_is_named(plane) -> None:

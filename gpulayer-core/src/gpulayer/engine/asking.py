@@ -17,11 +17,11 @@ from gpulayer.engine.effects import AskScorer
 from gpulayer.engine.opinions import opinions_on
 from gpulayer.engine.state import Opinions, RequestClass, State
 from gpulayer.engine.turn import Turn
-from gpulayer.ids import Digest
+from gpulayer.ids import Digest, JobId
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["is_settled", "lapsed", "look", "look_at", "next_lapse_ms"]
+__all__ = ["is_settled", "is_undecided", "lapsed", "look", "look_at", "next_lapse_ms"]
 
 _NEVER_MS: Final = 2**62
 _SILENCE_MS: Final = 10_000
@@ -100,6 +100,12 @@ def is_settled(state: State, known: RequestClass) -> bool:
         worker.is_heard or worker.state is not WorkerState.READY or not schedule.is_eligible_for(known, worker)
         for worker in state.workers.values()
     )
+
+
+def is_undecided(state: State, job_id: JobId) -> bool:
+    """A ``--no-wait`` job that still waits for opinions."""
+    job = state.jobs.get(job_id)
+    return job is not None and job.tasks[0].epoch is None and job_id in state.undecided.get(job.class_key, ())
 
 
 def _look_at_pair(state: State, opinions: Opinions, digest: Digest, asks: _Asks) -> int:

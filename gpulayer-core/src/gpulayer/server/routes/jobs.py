@@ -1,11 +1,13 @@
 """Jobs: submit, read, wait, cancel, retry, explain."""
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from starlette.responses import Response
 
 from gpulayer.engine import State
+from gpulayer.engine.asking import is_undecided
 from gpulayer.engine.events import CancelRequested
 from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
@@ -55,6 +57,7 @@ __all__ = ["ROUTES", "find_job", "read_record"]
 _SLICE: Final = 200
 _PARSE_IN_THREAD: Final = 256 * 1024
 _WAIT_LIMIT_S: Final = 60.0
+_DECISION_S: Final = 1.0
 
 
 async def submit(call: Call) -> Response:
@@ -204,7 +207,9 @@ async def _record(plane: Plane, job: StoredJob) -> JobRecord:
 
 
 async def _submitted(plane: Plane, done: Submitted) -> Response:
-    """The record of the one job that was just submitted."""
+    """The record of the one job that was just submitted. One that does not wait is decided first."""
+    if done.rows and not done.rows[0].spec.wait:
+        await _await_decision(plane, done.ids[0])
     record = await _new_record(plane, done.rows[0]) if done.rows else await read_record(plane, done.ids[0])
     if done.warnings:
         record["warnings"] = list(done.warnings)
@@ -292,6 +297,17 @@ async def _await_final(call: Call, job_id: JobId, wait_s: float) -> None:
                 if not is_live or left_ms <= 0 or hold.is_over:
                     return
                 await hold.wait(left_ms / 1000)
+
+
+async def _await_decision(plane: Plane, job_id: JobId) -> None:
+    """Scorers may be asked before it is placed or turned away, which takes no longer than the engine waits for them."""
+    with plane.hub.watching(("job", job_id)) as watch, suppress(TimeoutError):
+        async with asyncio.timeout(plane.policy.opinion_wait_ms / 1000 + _DECISION_S):
+            while True:
+                watch.clear()
+                if not await plane.driver.read(lambda state: is_undecided(state, job_id)):
+                    return
+                await watch.wait()
 
 
 async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRecord]:
