@@ -104,9 +104,7 @@ def test_a_strict_control_plane_says_why_it_does_not_start(program, site, away, 
     assert not (away.parent / "state/endpoint.json").exists()
 
 
-def test_a_submission_that_waits_for_a_plugin_that_hangs_says_so_and_the_next_start_does_not_wait(
-    run, site, monkeypatch
-):
+def test_a_submission_that_waits_for_an_import_that_hangs_says_so_and_the_next_start_does_not(run, site, monkeypatch):
     monkeypatch.setenv("GPULAYER_PLUGINS_IMPORT_S", "5")
     install_plugin(site, "hangs", "import threading\nthreading.Event().wait()\n")
     _, _, err = run("submit", "--", "true")
