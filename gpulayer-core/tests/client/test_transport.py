@@ -43,6 +43,7 @@ def example_calls(tmp_path):
         "get_blob": calls.get_blob(DIGEST),
         "put_pack": calls.put_pack(b"\0\1\2"),
         "fetch_blobs": calls.fetch_blobs([DIGEST]),
+        "list_plugins": calls.list_plugins(),
         "list_workers": calls.list_workers(),
         "get_worker": calls.get_worker("box"),
         "drain_worker": calls.drain_worker("box"),

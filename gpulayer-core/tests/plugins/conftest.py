@@ -26,10 +26,11 @@ def site(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def plugin(site):
+def plugin(site, monkeypatch):
     """``plugin(name, source)``: installed; the source after the usual head, unless ``bare``."""
 
     def install(name, source, *, bare=False, version="1.0"):
+        monkeypatch.delitem(sys.modules, f"gpulayer_{name}", raising=False)  # one of another test's, from elsewhere
         return install_plugin(site, name, source if bare else HEAD + source, version=version)
 
     return install

@@ -44,7 +44,6 @@ from gpulayer.testing import (
     ScorerContract,
     StagerContract,
     machine_facts,
-    sink_of,
 )
 
 CAUGHT = {}
@@ -734,6 +733,10 @@ def event_sink(test):
     return given(EventSinkContract, "sink", test)
 
 
+def event_hook(test):
+    return given(EventSinkContract, "plugin", test)
+
+
 @given(EventSinkContract, "sink")
 class GoodSink:
     name = "good"
@@ -765,27 +768,27 @@ class SinkThatNotes(GoodSink):
         event.job.tags["told"] = "yes"
 
 
-@event_sink("does_not_know")
+@event_hook("does_not_know")
 def SinkOfKnownKinds():  # noqa: N802
     @hookimpl
     def gpulayer_on_event(event):
         if "blessed" in event.kind:
             raise ValueError(event.kind)
 
-    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
+    return module(gpulayer_on_event=gpulayer_on_event)
 
 
-@event_sink("may_be_lacking")
+@event_hook("may_be_lacking")
 def SinkOfJobs():  # noqa: N802
     @hookimpl
     def gpulayer_on_event(event, ctx):
         if event.kind == "job.ended":
             assert event.job.id
 
-    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
+    return module(gpulayer_on_event=gpulayer_on_event)
 
 
-@event_sink("same_event_twice")
+@event_hook("same_event_twice")
 def SinkOfFirsts():  # noqa: N802
     known = set()
 
@@ -795,16 +798,16 @@ def SinkOfFirsts():  # noqa: N802
             raise ValueError("told already")
         known.add(event.id)
 
-    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
+    return module(gpulayer_on_event=gpulayer_on_event)
 
 
-@event_sink("any_language")
+@event_hook("any_language")
 def SinkOfAscii():  # noqa: N802
     @hookimpl
     def gpulayer_on_event(event):
         str(event.job and event.job.name).encode("ascii")
 
-    return sink_of(module(gpulayer_on_event=gpulayer_on_event))
+    return module(gpulayer_on_event=gpulayer_on_event)
 
 
 def plugin(test):

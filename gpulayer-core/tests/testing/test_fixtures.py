@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from types import ModuleType
 
 import pytest
 
@@ -95,6 +96,14 @@ def test_an_installed_plugin_is_found_and_gone_after_the_test(installed_plugin):
 def test_what_a_test_installed_is_not_there_for_the_next():
     assert "gpulayer_rack" not in sys.modules
     assert not {"rack", "more"} & {point.name for point in entry_points(group="gpulayer")}
+
+
+def test_it_is_the_one_that_is_imported_also_where_another_of_that_name_was(installed_plugin, monkeypatch):
+    other = ModuleType("gpulayer_rack")
+    monkeypatch.setitem(sys.modules, "gpulayer_rack", other)
+    installed_plugin("rack", GOOD)
+    (found,) = [point for point in entry_points(group="gpulayer") if point.name == "rack"]
+    assert found.load() is not other
 
 
 @pytest.mark.parametrize("how", ["raises", "exits", "no_syntax", "lacks", "dies"])

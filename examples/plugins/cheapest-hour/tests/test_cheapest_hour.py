@@ -86,3 +86,30 @@ def test_a_tariff_goes_over_midnight_and_later_spans_win():
 def test_an_option_that_makes_no_sense_is_refused_with_what_it_said(parse, text):
     with pytest.raises(ValueError, match=text.partition("=")[0] or "=3"):
         parse(text)
+
+
+class TestOnAControlPlane:
+    @pytest.fixture
+    def plane_plugins(self):
+        return {"cheapest-hour": "gpulayer_cheapest_hour"}
+
+    @pytest.fixture
+    def plane_options(self):
+        return {"cheapest-hour": {"most": "5"}}
+
+    def test_a_job_goes_where_the_hour_is_cheapest(self, plane, fleet):
+        fleet.add("dear", cpus=1, labels={"usd-per-hour": "4"})  # it would fit better
+        cheap = fleet.add("cheap", cpus=64, labels={"usd-per-hour": "1"})
+        job = plane.client.submit(["true"])
+        assert fleet.worker_of(job) is cheap
+        cheap.finish(job)
+        assert job.wait(timeout=10)["state"] == "succeeded"
+
+    def test_a_job_waits_rather_than_cost_too_much(self, plane, fleet):
+        fleet.add("dear", labels={"usd-per-hour": "6"})
+        job = plane.client.submit(["true"])
+        plane.until(lambda: "costs $6.00 an hour now" in str(plane.client.explain()))
+        assert job.state == "queued"
+        cheap = fleet.add("cheap", labels={"usd-per-hour": "1"})
+        cheap.finish(job)
+        assert job.wait(timeout=10)["state"] == "succeeded"

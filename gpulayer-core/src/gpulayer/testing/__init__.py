@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         ProviderContract,
         ScorerContract,
         StagerContract,
-        sink_of,
     )
     from gpulayer.testing.distribution import Distribution, install_distribution, install_plugin
     from gpulayer.testing.fleet import Fleet, SimulatedWorker
@@ -52,7 +51,6 @@ __all__ = [
     "install_distribution",
     "install_plugin",
     "machine_facts",
-    "sink_of",
     "site_in",
     "until",
 ]

@@ -69,13 +69,19 @@ class InstalledPlugins:
     its ``folder`` for more. children: what a child process needs in its environment to find them too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
+        self._monkeypatch = monkeypatch
         self.children: Final = {"PYTHONPATH": str(folder)}
 
     def __call__(self, name: str, source: str = "", *, broken: str = "", version: str = "1.0") -> Distribution:
         """broken: a key of ``gpulayer.testing.broken.BROKEN``."""
-        return install_plugin(self.folder, name, BROKEN[broken] if broken else source, version=version)
+        made = install_plugin(self.folder, name, BROKEN[broken] if broken else source, version=version)
+        tops = {file.partition("/")[0].removesuffix(".py") for file in made.files}
+        # One of that name that this process has imported from elsewhere would be taken for it.
+        for module in [module for module in sys.modules if module.partition(".")[0] in tops]:
+            self._monkeypatch.delitem(sys.modules, module)
+        return made
 
 
 @pytest.fixture
@@ -84,9 +90,7 @@ def installed_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     folder = tmp_path / "installed"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    before = set(sys.modules)
-    yield InstalledPlugins(folder)
-    for name in set(sys.modules) - before:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).is_relative_to(folder):
+    yield InstalledPlugins(folder, monkeypatch)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
             del sys.modules[name]

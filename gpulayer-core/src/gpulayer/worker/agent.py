@@ -126,7 +126,6 @@ class Agent:
         self._host = host
         self._told_plugins: tuple[PluginRecord, ...] | None = None
         self._checks = checks
-        self._are_devices_new = asyncio.Event()
         self._known = KnownFacts(facts, probing, checks.found)
         self._environments = Environments(host, settings.work_dir, environment=settings.environment, start=self._start)
         self._work = NodeWork(
@@ -469,21 +468,14 @@ class Agent:
                 facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
                 if devices_of(before) != devices_of(facts):
-                    self._are_devices_new.set()
+                    self._checks.renew()
 
     async def _watch_frameworks(self) -> None:
-        """What was found in an earlier life holds until the checks have run anew."""
-
         def tell() -> None:
             if self._known.set_frameworks(self._checks.found):
                 self._feed(FactsChanged())
 
-        while True:
-            if not self._checks.is_fresh:
-                await self._checks.run(self._known.facts, tell=tell)
-            await self._are_devices_new.wait()
-            self._are_devices_new.clear()
-            self._checks.is_fresh = False
+        await self._checks.watch(lambda: self._known.facts, tell=tell)
 
     async def _watch_network(self) -> None:
         while True:

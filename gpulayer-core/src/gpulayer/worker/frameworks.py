@@ -99,6 +99,7 @@ class FrameworkChecks:
         self._python = python
         self._deadline_s = deadline_s
         self.is_fresh = not host.registry.framework_checks
+        self._is_stale = asyncio.Event()
         self._by_check: dict[int, tuple[Framework, ...]] = {}
         self._remembered = _remembered(work_dir / "frameworks.json") if host.registry.framework_checks else None
 
@@ -117,6 +118,19 @@ class FrameworkChecks:
         for framework in (*fresh, *older):
             known.setdefault((framework.name, framework.accelerator), framework)
         return tuple(known.values())
+
+    def renew(self) -> None:
+        """The devices are not what they were: ``watch`` has all checks run anew."""
+        self._is_stale.set()
+
+    async def watch(self, facts: Callable[[], WorkerFacts], *, tell: Callable[[], None]) -> None:
+        """Until cancelled. What was found before holds until the checks have run anew; ``tell``: as of ``run``."""
+        while True:
+            if not self.is_fresh:
+                await self.run(facts(), tell=tell)
+            await self._is_stale.wait()
+            self._is_stale.clear()
+            self.is_fresh = False
 
     async def run(self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None) -> None:
         """All of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""

@@ -28,7 +28,7 @@ pytest.register_assert_rewrite(
 
 from gpulayer.testing.contracts.contract import Contract  # noqa: E402 - after the line above
 from gpulayer.testing.contracts.environment import EnvironmentBuilderContract  # noqa: E402
-from gpulayer.testing.contracts.event_sink import EventSinkContract, sink_of  # noqa: E402
+from gpulayer.testing.contracts.event_sink import EventSinkContract  # noqa: E402
 from gpulayer.testing.contracts.framework import FrameworkCheckContract  # noqa: E402
 from gpulayer.testing.contracts.job_check import JobCheckContract  # noqa: E402
 from gpulayer.testing.contracts.launcher import LauncherContract  # noqa: E402
@@ -50,5 +50,4 @@ __all__ = [
     "ProviderContract",
     "ScorerContract",
     "StagerContract",
-    "sink_of",
 ]

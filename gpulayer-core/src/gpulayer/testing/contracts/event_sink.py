@@ -22,7 +22,7 @@ from gpulayer.testing.contracts.contract import Ask, Contract, check_plain_name,
 from gpulayer.testing.contracts.plugin import hook_of
 from gpulayer.testing.values import UNICODE, an_event
 
-__all__ = ["EventSinkContract", "sink_of"]
+__all__ = ["EventSinkContract"]
 
 
 class _Later(StrEnum):
@@ -32,14 +32,23 @@ class _Later(StrEnum):
 
 
 class EventSinkContract(Contract):
-    """``class TestMine(EventSinkContract)`` with a fixture ``sink``, an ``EventSink`` or ``sink_of(module)``, whose
-    receiver takes everything: an event that can't be handed on is told again."""
+    """``class TestMine(EventSinkContract)`` with a fixture ``sink``; or with ``plugin``, the module that implements
+    ``gpulayer_on_event``, and its ``options``. Whoever receives from it takes everything: what can't be handed on is
+    told again."""
 
     deadline_s: ClassVar[float] = EVENT_DEADLINE_S
 
     @pytest.fixture
-    def sink(self) -> EventSink:
-        raise NotImplementedError("a fixture `sink` gives the event sink to be tested")
+    def plugin(self) -> ModuleType:
+        raise NotImplementedError("a fixture `sink` gives what is to be tested, or `plugin` the module")
+
+    @pytest.fixture
+    def options(self) -> Mapping[str, str]:
+        return {}
+
+    @pytest.fixture
+    def sink(self, plugin: ModuleType, options: Mapping[str, str]) -> EventSink:
+        return _OfAHook(plugin, Context(Where.PLANE, "under-test", __version__, MappingProxyType(dict(options))))
 
     @pytest.fixture
     def ask(self, sink: EventSink) -> Ask:
@@ -83,16 +92,13 @@ class EventSinkContract(Contract):
         assert (tags, details) == ({"team": "vision"}, {"attempt": 1})
 
 
-def sink_of(plugin: ModuleType | str, options: Mapping[str, str] | None = None) -> EventSink:
-    """What GPUlayer makes of a module that implements ``gpulayer_on_event``."""
-    return _OfAHook(plugin, Context(Where.PLANE, "under-test", __version__, MappingProxyType(dict(options or {}))))
-
-
 class _OfAHook:
+    """What GPUlayer makes of such a module."""
+
     name = "on-event"
     kinds: frozenset[EventKind] | None = None
 
-    def __init__(self, plugin: ModuleType | str, context: Context) -> None:
+    def __init__(self, plugin: ModuleType, context: Context) -> None:
         self._hook = hook_of(plugin, "gpulayer_on_event")
         self._context = context
 
