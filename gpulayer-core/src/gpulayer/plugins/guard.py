@@ -2,7 +2,8 @@
 
 Nothing is retried here. A call that does not return keeps its slot until it does; when all slots are taken, further
 calls wait, until their own deadline at most. After some failures in a row nothing is asked for a while, which grows
-with every trial that fails; the first call after that is the trial, and decides. What never began says nothing of the
+with every trial that fails; the first call after that is the trial, and decides: by its end, or by its first sign of
+life. What never began says nothing of the
 plugin: it raises PluginResting, and is no failure.
 
 Slots and the breaker belong to one method of one registered thing: what is wrong with one launcher or with one way of
@@ -21,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from gpulayer.clock import Clock
 from gpulayer.errors import PluginFault, PluginResting
-from gpulayer.plugins.ambient import Place
+from gpulayer.plugins.ambient import Visits
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
@@ -35,6 +36,7 @@ _FAULTS_KEPT: Final = 5
 _BREAKS_AT: Final = 3
 _REST_FIRST_MS: Final = 30_000
 _REST_LAST_MS: Final = 600_000
+_TRIED_ALONE_MS: Final = 30_000
 _QUEUED_AT_MOST: Final = 0.1  # of its time, for a call that is blamed for being late
 _LINE: Final = 400
 _STORY: Final = 8000
@@ -50,10 +52,16 @@ class Life:
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
         self._last_s = time.monotonic()
+        self.is_shown = False
+
+    def begin(self) -> None:
+        """From now on silence counts."""
+        self._last_s = time.monotonic()
 
     def sign(self) -> None:
         """To be called by the call itself, from any thread."""
         self._last_s = time.monotonic()
+        self.is_shown = True
 
     def left_s(self) -> float:
         """How long it may still be silent."""
@@ -63,13 +71,37 @@ class Life:
 @dataclass(slots=True)
 class _Seat:
     """One method of one thing. failures: in a row. rests: how often in a row it was not asked for a while, the last
-    time until ``rests_until_ms``. trial: the call that decides then."""
+    time until ``rests_until_ms``. trial: the call that decides then, which began at ``tried_ms``."""
 
     lane: Lane
     failures: int = 0
     rests: int = 0
     rests_until_ms: int = 0
     trial: "_Call[Any] | None" = None  # Any: whatever it returns
+    tried_ms: int = 0
+
+    def works(self) -> None:
+        self.failures = self.rests = self.rests_until_ms = 0
+        self.trial = None
+
+    def why_not(self, now_ms: int) -> str:
+        """When one that rests is tried again; empty: it may be asked."""
+        if self.trial is not None and self.trial.is_lively():
+            self.works()
+        if not self.rests:
+            return ""
+        rest_ms = self.rests_until_ms - now_ms
+        if rest_ms > 0:
+            return f"it is tried again in {-(-rest_ms // 1000)} s"
+        # A trial may take its time: an environment is built for half an hour, and does not say how it gets on.
+        if self.trial is not None and now_ms - self.tried_ms < _TRIED_ALONE_MS:
+            return "it is being tried just now"
+        return "" if self.lane.is_free else f"it is tried again when one of {_SLOTS} calls returns that hang"
+
+    def rest(self, now_ms: int) -> None:
+        self.trial = None
+        self.rests_until_ms = now_ms + min(_REST_FIRST_MS << min(self.rests, 10), _REST_LAST_MS)
+        self.rests += 1
 
 
 @dataclass(slots=True)
@@ -97,6 +129,7 @@ class Guard:
         self._marks = marks
         self._level = level
         self._lock = threading.Lock()
+        self._visits = Visits()
         self._seats: dict[_Key, _Seat] = {}
         self._notes: dict[str, _Notes] = {}
 
@@ -169,8 +202,19 @@ class Guard:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             return any(
-                key[0] == plugin and thing in (None, key[1]) and seat.rests > 0 and self._why_not(seat, now_ms) != ""
-                for key, seat in self._seats.items()
+                seat.why_not(now_ms) != ""
+                for (owner, its, _), seat in self._seats.items()
+                if owner == plugin and thing in (None, its)
+            )
+
+    def is_suspended(self, plugin: str) -> bool:
+        """Whether a method of any of its things has failed several times in a row, and has not worked since."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            return any(
+                seat.why_not(now_ms) != "" or seat.rests > 0
+                for (owner, _, _), seat in self._seats.items()
+                if owner == plugin
             )
 
     def faults_of(self, plugin: str) -> tuple[int, tuple[Fault, ...]]:
@@ -190,10 +234,12 @@ class Guard:
         return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
 
     def close(self) -> None:
-        """Let the threads end that are idle, and leave no marks. May be repeated."""
+        """Let the threads end that are idle, and leave no marks; calls that wait for a slot are told that it never
+        comes. May be repeated."""
         with self._lock:
-            for seat in self._seats.values():
-                seat.lane.close()
+            seats = tuple(self._seats.values())
+        for seat in seats:
+            seat.lane.close()
         if self._marks is not None:
             self._marks.close()
 
@@ -202,27 +248,18 @@ class Guard:
             seat = self._seats.get(call.key)
             if seat is None:
                 seat = self._seats[call.key] = _Seat(Lane(_SLOTS, f"plugin-{call.plugin}"))
+            now_ms = self._clock.monotonic_ms()
+            if again := seat.why_not(now_ms):
+                why = f"it failed {seat.failures} times in a row"
+                raise call.not_asked(why, hint=f"{again}; gpulayer plugins says what went wrong")
             if seat.rests:
-                if again := self._why_not(seat, self._clock.monotonic_ms()):
-                    raise call.not_asked(
-                        f"it failed {seat.failures} times in a row",
-                        hint=f"{again}; gpulayer plugins says what went wrong",
-                    )
-                seat.trial = call
+                seat.trial, seat.tried_ms = call, now_ms
+        call.job = lambda: self._run(call, then)
         try:
-            seat.lane.run(lambda: self._run(call, then))
+            seat.lane.run(call.job, dropped=lambda: self._drop(call, then))
         except RuntimeError as error:
             self._abandon(call)
             raise call.not_asked(str(error), hint="the system's limit of threads is reached (ulimit -u)") from None
-
-    def _why_not(self, seat: _Seat, now_ms: int) -> str:
-        """When one that rests is tried again; empty: now, by whoever comes first."""
-        rest_ms = seat.rests_until_ms - now_ms
-        if rest_ms > 0:
-            return f"it is tried again in {-(-rest_ms // 1000)} s"
-        if seat.trial is not None:
-            return "it is being tried just now"
-        return "" if seat.lane.is_free else f"it is tried again when one of {_SLOTS} calls returns that hang"
 
     def _run(self, call: "_Call[T]", then: Callable[[], None]) -> None:
         """In the plugin's thread."""
@@ -230,23 +267,28 @@ class Guard:
             if call.is_abandoned:
                 return
             call.begin()
+        mark = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
+        stay = self._visits.begin()
         try:
-            place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-            before = Place.now()
             call.run(self._hide)
-            # Of a call that nobody waits for any more this is too old: others may have changed something since.
-            changed = before.put_back() if call.is_awaited() else ()
-            if self._marks is not None:
-                self._marks.end(place, call.plugin, call.hook)
-            for what in changed:
+            for what in self._visits.end(stay, is_awaited=call.is_awaited()):
                 message = f"it changed {what}, which all of the process share; that was put back"
                 self.note(call.plugin, call.hook, message)
         finally:
+            if self._marks is not None:
+                self._marks.end(mark, call.plugin, call.hook)
             call.is_ended = True
             if call.is_awaited():
                 then()
 
+    def _drop(self, call: "_Call[T]", then: Callable[[], None]) -> None:
+        call.is_dropped = True
+        then()
+
     def _finish(self, call: "_Call[T]") -> T:
+        if call.is_dropped:
+            self._abandon(call)
+            raise call.not_asked("no plugin is any more", hint="the process is about to end")
         if not call.is_ended:
             return self._late(call)
         error = call.error
@@ -255,8 +297,7 @@ class Guard:
             return self._fail(call, call.said)
         seat = self._seats[call.key]
         with self._lock:
-            seat.failures = seat.rests = seat.rests_until_ms = 0
-            seat.trial = None
+            seat.works()
         if error is not None:
             raise error
         return call.result()
@@ -279,6 +320,7 @@ class Guard:
             seat = self._seats[call.key]
             if seat.trial is call:
                 seat.trial = None
+        seat.lane.forget(call.job)
 
     def _keep(self, plugin: str, hook: str, message: str) -> None:
         line = self.line(plugin, message)
@@ -294,10 +336,7 @@ class Guard:
             seat.failures += 1
             # Calls that were on their way when it broke say nothing new.
             if seat.trial is call or (not seat.rests and seat.failures >= _BREAKS_AT):
-                seat.trial = None
-                rest_ms = min(_REST_FIRST_MS << min(seat.rests, 10), _REST_LAST_MS)
-                seat.rests += 1
-                seat.rests_until_ms = self._clock.monotonic_ms() + rest_ms
+                seat.rest(self._clock.monotonic_ms())
         if self._strict and call.error is not None:
             raise call.error
         raise call.fault(self.line(call.plugin, message))
@@ -322,7 +361,8 @@ class _Call(Generic[T]):
         self.key: _Key = (plugin, thing, hook)
         self.error: BaseException | None = None
         self.said = self.story = ""
-        self.is_begun = self.is_answer = self.is_ended = self.is_abandoned = False
+        self.is_begun = self.is_answer = self.is_ended = self.is_abandoned = self.is_dropped = False
+        self.job: Callable[[], None] = _nothing
         self._work: Callable[[], T] | None = work
         self._result: T | None = None
         self._passes = passes
@@ -333,7 +373,7 @@ class _Call(Generic[T]):
     def begin(self) -> None:
         """To be followed by ``run``."""
         if self._life is not None:
-            self._life.sign()
+            self._life.begin()
         self._begun_s = time.monotonic()
         self.is_begun = True
 
@@ -354,9 +394,13 @@ class _Call(Generic[T]):
         """Whether somebody still is there for the answer; another thread may change that at any time."""
         return not self.is_abandoned
 
+    def is_lively(self) -> bool:
+        """Whether it has shown a sign of life."""
+        return self.is_begun and self._life is not None and self._life.is_shown
+
     def wait_s(self) -> float:
         """How long to wait before asking again; 0: it is late."""
-        if self.is_ended:
+        if self.is_ended or self.is_dropped:
             return 0.0
         left_s = self._asked_s + self._deadline_s - time.monotonic()
         if self._life is not None:
@@ -392,6 +436,10 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         return self._result  # type: ignore[return-value] # it has ended without an error, so this is what it returned
+
+
+def _nothing() -> None:
+    """The job of a call that no lane has."""
 
 
 def _tidied(error: BaseException, hide: Callable[[str], str]) -> tuple[bool, str]:
