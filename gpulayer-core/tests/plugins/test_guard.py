@@ -3,11 +3,13 @@
 import asyncio
 import os
 import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 
 from gpulayer.clock import ManualClock
-from gpulayer.errors import Blame, PluginFault
+from gpulayer.errors import Blame, PluginFault, PluginResting
 from gpulayer.plugins.contracts.environment import BuildFailed
 from gpulayer.plugins.guard import Guard, Life
 from gpulayer.plugins.hiding import SecretsHider
@@ -49,8 +51,46 @@ def fault(guard, work, **more):
     return caught.value.message
 
 
-def ok(guard, hook="Probe.look"):
-    return guard.call("p", hook, lambda: 42, deadline_s=10.0)
+def ok(guard, hook="Probe.look", thing=""):
+    return guard.call("p", hook, lambda: 42, deadline_s=10.0, thing=thing)
+
+
+def fails(guard, **more):
+    """Three times, so that it rests."""
+    for _ in range(3):
+        fault(guard, raises(ValueError("x")), **more)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def all_slots_taken(guard, *, count=8, **more):
+    """By calls that nobody blames: they may take as long as they do."""
+    gate, began = threading.Event(), threading.Semaphore(0)
+
+    def work():
+        began.release()
+        gate.wait(10)
+
+    calls = [
+        threading.Thread(target=lambda: guard.call("p", "Probe.look", work, deadline_s=60.0, **more))
+        for _ in range(count)
+    ]
+    for one in calls:
+        one.start()
+    for _ in range(min(count, 8)):
+        assert began.acquire(timeout=10)
+    try:
+        yield gate
+    finally:
+        gate.set()
+        for one in calls:
+            one.join(10)
 
 
 class Unspeakable(Exception):
@@ -126,13 +166,72 @@ def test_a_call_that_hangs_is_late_and_keeps_its_slot_until_it_returns(guard, cl
     for one in waiting:
         one.join(10)
     clock.advance(30_000)
-    assert "it has no thread left" in fault(guard, lambda: 1, deadline_s=0.05)
+    assert guard.is_resting("p")
+    with pytest.raises(PluginResting, match="is not asked") as caught:
+        ok(guard)
+    assert "when one of 8 calls returns that hang" in caught.value.hint
     assert ok(guard, "Other.hook") == 42, "each hook has slots of its own"
-    clock.advance(600_000)
-    threading.Timer(0.05, gates[3].set).start()
+    gates[3].set()
+    wait_until(lambda: not guard.is_resting("p"))
     assert ok(guard) == 42, "the slot came back from the thread that has really ended"
     for gate in gates:
         gate.set()
+
+
+def test_a_call_that_never_began_says_nothing_of_the_plugin(guard, gate):
+    asked = []
+    with all_slots_taken(guard):
+        for _ in range(9):
+            with pytest.raises(PluginResting, match="8 other calls were in its way") as caught:
+                guard.call("p", "Probe.look", lambda: asked.append(1), deadline_s=0.01, life=Life(0.01))
+        assert caught.value.blame is Blame.PLUGIN
+    assert not guard.is_resting("p")
+    assert guard.faults_of("p") == (0, ())
+    assert ok(guard) == 42
+    assert asked == [], "nobody waits for it, so it is not run later on either"
+
+
+def test_a_call_that_lost_its_time_in_the_queue_says_nothing_of_the_plugin(guard, gate):
+    for _ in range(4):
+        with all_slots_taken(guard) as taken:
+            began = threading.Event()
+
+            def late(began=began):
+                began.set()
+                gate.wait(10)
+
+            def waits(late=late):
+                with pytest.raises(PluginFault, match="no answer: 8 other calls were in its way") as caught:
+                    guard.call("p", "Probe.look", late, deadline_s=0.5)
+                assert not isinstance(caught.value, PluginResting), "something has begun"
+
+            asking = threading.Thread(target=waits)
+            asking.start()
+            time.sleep(0.2)  # of its half second
+            taken.set()
+            assert began.wait(10)
+            asking.join(10)
+    assert not guard.is_resting("p")
+    assert guard.faults_of("p") == (0, ())
+
+
+def test_one_that_rests_and_one_that_failed_are_told_apart(guard, clock):
+    for _ in range(3):
+        with pytest.raises(PluginFault) as caught:
+            guard.call("p", "h", raises(ValueError("x")), deadline_s=10.0)
+        assert not isinstance(caught.value, PluginResting)
+    with pytest.raises(PluginResting, match="is not asked"):
+        ok(guard, "h")
+
+
+def test_slots_and_rests_are_of_one_thing_of_a_plugin(guard):
+    fails(guard, thing="stager s3")
+    assert ok(guard, thing="stager gs") == 42
+    assert guard.is_resting("p", "stager s3")
+    assert not guard.is_resting("p", "stager gs")
+    assert guard.is_resting("p")
+    with all_slots_taken(guard, thing="stager gs"):
+        assert ok(guard, thing="stager file") == 42
 
 
 def test_late_answers_are_dropped(guard, gate):

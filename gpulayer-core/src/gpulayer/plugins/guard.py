@@ -1,8 +1,12 @@
 """The only way into a plugin: a deadline, a slot and a breaker around each call, and a note of what went wrong.
 
-Nothing is retried here. A call that does not return keeps its slot until it does; when all slots of a hook are taken
-by such calls, further ones wait, and fail at their own deadline. After some failures in a row a hook is not asked for
-a while, which grows with every trial that fails; the first call after that is the trial, and decides.
+Nothing is retried here. A call that does not return keeps its slot until it does; when all slots are taken, further
+calls wait, until their own deadline at most. After some failures in a row nothing is asked for a while, which grows
+with every trial that fails; the first call after that is the trial, and decides. What never began says nothing of the
+plugin: it raises PluginResting, and is no failure.
+
+Slots and the breaker belong to one method of one registered thing: what is wrong with one launcher or with one way of
+asking it keeps no other from being asked.
 """
 
 import asyncio
@@ -16,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from gpulayer.clock import Clock
-from gpulayer.errors import PluginFault
+from gpulayer.errors import PluginFault, PluginResting
 from gpulayer.plugins.ambient import Place
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
@@ -31,10 +35,12 @@ _FAULTS_KEPT: Final = 5
 _BREAKS_AT: Final = 3
 _REST_FIRST_MS: Final = 30_000
 _REST_LAST_MS: Final = 600_000
+_QUEUED_AT_MOST: Final = 0.1  # of its time, for a call that is blamed for being late
 _LINE: Final = 400
 _STORY: Final = 8000
 
 T = TypeVar("T")
+_Key = tuple[str, str, str]  # plugin, thing, hook
 
 
 class Life:
@@ -55,9 +61,9 @@ class Life:
 
 
 @dataclass(slots=True)
-class _Hook:
-    """One hook of one plugin. failures: in a row. rests: how often in a row it was not asked for a while, the last time
-    until ``rests_until_ms``. trial: the call that decides then."""
+class _Seat:
+    """One method of one thing. failures: in a row. rests: how often in a row it was not asked for a while, the last
+    time until ``rests_until_ms``. trial: the call that decides then."""
 
     lane: Lane
     failures: int = 0
@@ -91,7 +97,7 @@ class Guard:
         self._marks = marks
         self._level = level
         self._lock = threading.Lock()
-        self._hooks: dict[tuple[str, str], _Hook] = {}
+        self._seats: dict[_Key, _Seat] = {}
         self._notes: dict[str, _Notes] = {}
 
     def call(
@@ -103,14 +109,16 @@ class Guard:
         deadline_s: float,
         passes: tuple[type[Exception], ...] = (),
         life: Life | None = None,
+        thing: str = "",
     ) -> T:
         """What ``work`` returns, in a thread of its own. Blocks for ``deadline_s`` at most.
 
         ``work`` has to check what it returns: iterating over it is the plugin's doing, too. passes: exceptions that are
-        answers, not faults; what they say is cut to a bearable length, and holds no secrets of the plugin. Raises
-        those, and PluginFault; with ``strict``, whatever the plugin raised.
+        answers, not faults; what they say is cut to a bearable length, and holds no secrets of the plugin. thing: which
+        of those that the plugin has registered. Raises what passes, PluginFault, and PluginResting where nothing has
+        begun; with ``strict``, whatever the plugin raised.
         """
-        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life)
+        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life, thing=thing)
         ends = threading.Event()
         self._begin(call, ends.set)
         try:
@@ -130,9 +138,10 @@ class Guard:
         deadline_s: float,
         passes: tuple[type[Exception], ...] = (),
         life: Life | None = None,
+        thing: str = "",
     ) -> T:
         """Like ``call``, for an event loop. When it is cancelled nobody waits for the thread any more."""
-        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life)
+        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life, thing=thing)
         loop = asyncio.get_running_loop()
         ends = asyncio.Event()
 
@@ -155,11 +164,14 @@ class Guard:
             raise
         return self._finish(call)
 
-    def is_resting(self, plugin: str) -> bool:
-        """Whether any of its hooks is not asked now."""
+    def is_resting(self, plugin: str, thing: str | None = None) -> bool:
+        """Whether there is a method that is not asked now: of this thing, or of any."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
-            return any(name == plugin and now_ms < hook.rests_until_ms for (name, _), hook in self._hooks.items())
+            return any(
+                key[0] == plugin and thing in (None, key[1]) and seat.rests > 0 and self._why_not(seat, now_ms) != ""
+                for key, seat in self._seats.items()
+            )
 
     def faults_of(self, plugin: str) -> tuple[int, tuple[Fault, ...]]:
         """How many there were, and the newest."""
@@ -180,40 +192,44 @@ class Guard:
     def close(self) -> None:
         """Let the threads end that are idle, and leave no marks. May be repeated."""
         with self._lock:
-            for hook in self._hooks.values():
-                hook.lane.close()
+            for seat in self._seats.values():
+                seat.lane.close()
         if self._marks is not None:
             self._marks.close()
 
     def _begin(self, call: "_Call[T]", then: Callable[[], None]) -> None:
         with self._lock:
-            state = self._hooks.get((call.plugin, call.hook))
-            if state is None:
-                state = self._hooks[call.plugin, call.hook] = _Hook(Lane(_SLOTS, f"plugin-{call.plugin}"))
-            if state.rests:
-                rest_ms = state.rests_until_ms - self._clock.monotonic_ms()
-                if rest_ms > 0 or state.trial is not None:
-                    again = f"in {-(-rest_ms // 1000)} s" if rest_ms > 0 else "now"
-                    raise PluginFault(
-                        f"plugin {call.plugin} is not asked ({call.hook}): it failed {state.failures} times in a row",
-                        hint=f"it is tried again {again}; gpulayer plugins says what went wrong",
-                        details={"plugin": call.plugin, "hook": call.hook},
+            seat = self._seats.get(call.key)
+            if seat is None:
+                seat = self._seats[call.key] = _Seat(Lane(_SLOTS, f"plugin-{call.plugin}"))
+            if seat.rests:
+                if again := self._why_not(seat, self._clock.monotonic_ms()):
+                    raise call.not_asked(
+                        f"it failed {seat.failures} times in a row",
+                        hint=f"{again}; gpulayer plugins says what went wrong",
                     )
-                state.trial = call
+                seat.trial = call
         try:
-            state.lane.run(lambda: self._run(call, then))
+            seat.lane.run(lambda: self._run(call, then))
         except RuntimeError as error:
             self._abandon(call)
-            raise PluginFault(
-                f"plugin {call.plugin} can't be asked ({call.hook}): {error}",
-                hint="the system's limit of threads is reached (ulimit -u)",
-                details={"plugin": call.plugin, "hook": call.hook},
-            ) from None
+            raise call.not_asked(str(error), hint="the system's limit of threads is reached (ulimit -u)") from None
+
+    def _why_not(self, seat: _Seat, now_ms: int) -> str:
+        """When one that rests is tried again; empty: now, by whoever comes first."""
+        rest_ms = seat.rests_until_ms - now_ms
+        if rest_ms > 0:
+            return f"it is tried again in {-(-rest_ms // 1000)} s"
+        if seat.trial is not None:
+            return "it is being tried just now"
+        return "" if seat.lane.is_free else f"it is tried again when one of {_SLOTS} calls returns that hang"
 
     def _run(self, call: "_Call[T]", then: Callable[[], None]) -> None:
         """In the plugin's thread."""
-        if not call.is_awaited():
-            return
+        with self._lock:  # whoever gives up knows for sure whether it has begun
+            if call.is_abandoned:
+                return
+            call.begin()
         try:
             place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
             before = Place.now()
@@ -232,27 +248,37 @@ class Guard:
 
     def _finish(self, call: "_Call[T]") -> T:
         if not call.is_ended:
-            call.is_abandoned = True
-            return self._fail(call, call.why_late())
+            return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
             _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, self._hide(call.plugin, call.story))
             return self._fail(call, call.said)
-        state = self._hooks[call.plugin, call.hook]
+        seat = self._seats[call.key]
         with self._lock:
-            state.failures = state.rests = state.rests_until_ms = 0
-            state.trial = None
+            seat.failures = seat.rests = seat.rests_until_ms = 0
+            seat.trial = None
         if error is not None:
             raise error
         return call.result()
 
+    def _late(self, call: "_Call[T]") -> T:
+        message = call.why_late()
+        if message is not None:
+            call.is_abandoned = True
+            return self._fail(call, message)
+        self._abandon(call)
+        waited = f"{_SLOTS} other calls were in its way, and it waited for {call.queued_s():.3g} s"
+        if not call.is_begun:
+            raise call.not_asked(waited, hint="gpulayer plugins has what is known of it")
+        raise call.fault(f"no answer: {waited}")
+
     def _abandon(self, call: "_Call[T]") -> None:
         """Nobody waits any more: that says nothing of the plugin."""
-        call.is_abandoned = True
         with self._lock:
-            state = self._hooks[call.plugin, call.hook]
-            if state.trial is call:
-                state.trial = None
+            call.is_abandoned = True
+            seat = self._seats[call.key]
+            if seat.trial is call:
+                seat.trial = None
 
     def _keep(self, plugin: str, hook: str, message: str) -> None:
         line = self.line(plugin, message)
@@ -264,21 +290,17 @@ class Guard:
     def _fail(self, call: "_Call[T]", message: str) -> T:
         self._keep(call.plugin, call.hook, message)  # whoever asked says it
         with self._lock:
-            state = self._hooks[call.plugin, call.hook]
-            state.failures += 1
+            seat = self._seats[call.key]
+            seat.failures += 1
             # Calls that were on their way when it broke say nothing new.
-            if state.trial is call or (not state.rests and state.failures >= _BREAKS_AT):
-                state.trial = None
-                rest_ms = min(_REST_FIRST_MS << min(state.rests, 10), _REST_LAST_MS)
-                state.rests += 1
-                state.rests_until_ms = self._clock.monotonic_ms() + rest_ms
+            if seat.trial is call or (not seat.rests and seat.failures >= _BREAKS_AT):
+                seat.trial = None
+                rest_ms = min(_REST_FIRST_MS << min(seat.rests, 10), _REST_LAST_MS)
+                seat.rests += 1
+                seat.rests_until_ms = self._clock.monotonic_ms() + rest_ms
         if self._strict and call.error is not None:
             raise call.error
-        raise PluginFault(
-            f"plugin {call.plugin} failed ({call.hook}): {self.line(call.plugin, message)}",
-            hint="gpulayer plugins has its record",
-            details={"plugin": call.plugin, "hook": call.hook},
-        )
+        raise call.fault(self.line(call.plugin, message))
 
 
 class _Call(Generic[T]):
@@ -293,9 +315,11 @@ class _Call(Generic[T]):
         deadline_s: float,
         passes: tuple[type[Exception], ...],
         life: Life | None,
+        thing: str,
     ) -> None:
         self.plugin = plugin
         self.hook = hook
+        self.key: _Key = (plugin, thing, hook)
         self.error: BaseException | None = None
         self.said = self.story = ""
         self.is_begun = self.is_answer = self.is_ended = self.is_abandoned = False
@@ -304,15 +328,19 @@ class _Call(Generic[T]):
         self._passes = passes
         self._life = life
         self._deadline_s = deadline_s
-        self._ends_s = time.monotonic() + deadline_s
+        self._asked_s = self._begun_s = time.monotonic()
+
+    def begin(self) -> None:
+        """To be followed by ``run``."""
+        if self._life is not None:
+            self._life.sign()
+        self._begun_s = time.monotonic()
+        self.is_begun = True
 
     def run(self, hide: SecretsHider) -> None:
         """In the plugin's thread, all of it: what an exception says of itself is the plugin's code, too."""
         work, self._work = self._work, None
         assert work is not None, "a call runs once"
-        if self._life is not None:
-            self._life.sign()
-        self.is_begun = True
         try:
             self._result = work()
         except BaseException as error:
@@ -330,18 +358,37 @@ class _Call(Generic[T]):
         """How long to wait before asking again; 0: it is late."""
         if self.is_ended:
             return 0.0
-        left_s = self._ends_s - time.monotonic()
+        left_s = self._asked_s + self._deadline_s - time.monotonic()
         if self._life is not None:
             # Whoever waits does not hear of the beginning.
             left_s = min(left_s, self._life.left_s() if self.is_begun else self._life.silence_s)
         return max(0.0, left_s)
 
-    def why_late(self) -> str:
-        if not self.is_begun:
-            return f"it has no thread left: {_SLOTS} calls have not returned, and none did for {self._deadline_s:g} s"
-        if self._life is not None and self._life.left_s() <= 0:
+    def queued_s(self) -> float:
+        """How long it waited for a slot."""
+        return (self._begun_s if self.is_begun else time.monotonic()) - self._asked_s
+
+    def why_late(self) -> str | None:
+        """None where it did not have (almost) all of its time: then others are to blame, who were in its way."""
+        if self.is_begun and self._life is not None and self._life.left_s() <= 0:
             return f"no sign of life for {self._life.silence_s:g} s"
+        if not self.is_begun or self.queued_s() > self._deadline_s * _QUEUED_AT_MOST:
+            return None
         return f"no answer within {self._deadline_s:g} s"
+
+    def fault(self, why: str) -> PluginFault:
+        return PluginFault(
+            f"plugin {self.plugin} failed ({self.hook}): {why}",
+            hint="gpulayer plugins has its record",
+            details={"plugin": self.plugin, "hook": self.hook},
+        )
+
+    def not_asked(self, why: str, *, hint: str) -> PluginResting:
+        return PluginResting(
+            f"plugin {self.plugin} is not asked ({self.hook}): {why}",
+            hint=hint,
+            details={"plugin": self.plugin, "hook": self.hook},
+        )
 
     def result(self) -> T:
         return self._result  # type: ignore[return-value] # it has ended without an error, so this is what it returned

@@ -50,6 +50,12 @@ class Lane:
                 self._free += 1
             raise
 
+    @property
+    def is_free(self) -> bool:
+        """Whether work would not have to wait."""
+        with self._lock:
+            return self._free > 0
+
     def close(self) -> None:
         """Let idle threads end, and others when their work has."""
         with self._lock:
