@@ -105,7 +105,9 @@ def test_two_spellings_of_a_name_are_one_distribution(tmp_path, spelled):
 
 def test_what_is_no_point_of_ours_is_passed_over(tmp_path):
     one = install_plugin(tmp_path, "a", "")
-    text = "[gpulayer.other]\nx = y\n[gpulayer.commands]\n; no\nb = m:app [extra]\n[gpulayer]\na = m\n[gpulayer.\nc = d\n"
+    text = (
+        "[gpulayer.other]\nx = y\n[gpulayer.commands]\n; no\nb = m:app [extra]\n[gpulayer]\na = m\n[gpulayer.\nc = d\n"
+    )
     one.write(f"{one.info.name}/entry_points.txt", text)
     assert [(each.group, each.name, each.value) for each in installed_points([str(tmp_path)])] == [
         ("gpulayer.commands", "b", "m:app"),

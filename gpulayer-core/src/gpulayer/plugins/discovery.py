@@ -1,4 +1,4 @@
-"""What installed distributions add to GPUlayer, by their entry points: plugins, of the group ``gpulayer``, and commands.
+"""What installed distributions add to GPUlayer, by their entry points: plugins (group ``gpulayer``) and commands.
 
 Nothing of theirs is imported. Distributions are looked for in the order of ``sys.path``, as imports are; of one that is
 there twice (editable and installed, two folders, two spellings of its name), only the first counts. What can't be read
@@ -52,7 +52,7 @@ class Found:
 
 
 def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
-    """All plugins, by name and distribution; several may have one name. Cost and ``path`` as of ``installed_points``."""
+    """All plugins, by name and distribution; several may have one name. Cost and path: see ``installed_points``."""
     found = [_found(point) for point in installed_points(path) if point.group == GROUP]
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
 
@@ -61,7 +61,7 @@ def installed_points(path: Sequence[str] | None = None) -> tuple[EntryPoint, ...
     """Of both groups, by distribution. Reads a small file a distribution, and the metadata of those that have some:
     some milliseconds. path: instead of ``sys.path``."""
     where = list(sys.path if path is None else path)
-    names = {_spelled_one_way(_name(one)) for one in _all(where) if any(f"[{group}]" in _text(one) for group in _GROUPS)}
+    names = {_spelled_one_way(_name(one)) for one in _all(where) if f"[{GROUP}" in _text(one)}
     return tuple(point for name in sorted(names) if name for point in _points(name, where))
 
 

@@ -18,7 +18,7 @@ from gpulayer.plugins import hooks
 from gpulayer.plugins.hooks import API_VERSION, PROJECT
 from gpulayer.plugins.record import PluginStatus
 
-__all__ = ["DEFAULT_PRIORITY", "HOOKS", "Inspected", "inspect_plugin", "parameters_of"]
+__all__ = ["DEFAULT_PRIORITY", "HOOKS", "Inspected", "hooks_of", "inspect_plugin", "parameters_of"]
 
 DEFAULT_PRIORITY: Final = 10
 
@@ -60,6 +60,7 @@ def inspect_plugin(plugin: object) -> Inspected:
     problems = [
         problem for name, (function, options) in marked.items() for problem in _problems(name, function, options)
     ]
+    problems += _twice(marked)
     problems += [
         (f"{name} is not marked as a hook, so it is never called", "write @hookimpl (from gpulayer.plugins) above it")
         for name, value in vars(plugin).items()
@@ -74,6 +75,11 @@ def inspect_plugin(plugin: object) -> Inspected:
         hint = f"mark functions with @hookimpl (from gpulayer.plugins); hooks: {', '.join(HOOKS)}"
         return _broken("it implements no hook", hint=hint, api=api, priority=priority)
     return Inspected(api, priority, used)
+
+
+def hooks_of(plugin: ModuleType) -> dict[str, Callable[..., Any]]:  # Any: a hook of any kind
+    """Its implementations by the names of the hooks, as pluggy finds them: a function may have another name."""
+    return {_hook(name, options): function for name, (function, options) in _marked(plugin)}
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:  # Any: a hook of any kind
@@ -119,6 +125,15 @@ def _marked(plugin: ModuleType) -> Iterator[tuple[str, tuple[Any, dict[str, Any]
 
 def _hook(name: str, options: dict[str, Any]) -> str:  # Any: by option
     return str(options.get("specname") or name)
+
+
+def _twice(marked: dict[str, tuple[Any, dict[str, Any]]]) -> Iterator[tuple[str, str]]:  # Any: as above
+    names: dict[str, list[str]] = {}
+    for name, (_, options) in marked.items():
+        names.setdefault(_hook(name, options), []).append(name)
+    for hook, several in names.items():
+        if len(several) > 1:
+            yield f"{' and '.join(several)} both implement {hook}", "one function of a plugin implements a hook"
 
 
 def _problems(name: str, function: Any, options: dict[str, Any]) -> Iterator[tuple[str, str]]:  # Any: whatever it is

@@ -1,5 +1,5 @@
-"""Texts of others for people: plugins, programs and machines say what they like, and it ends up in records, on wires, in
-logs and on terminals. Here it becomes plain text of a bearable length. Pure.
+"""Texts of others for people: plugins, programs and machines say what they like, and it ends up in records, on wires,
+in logs and on terminals. Here it becomes plain text of a bearable length. Pure.
 
 One treatment for all: what a terminal would act on, or would break a line, is a space; what is no character (half of a
 surrogate pair, as a file's name may have) is U+FFFD. So the result is printable, is UTF-8 and fits into any column.
@@ -15,7 +15,8 @@ _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 def plain_line(text: str, at_most: int) -> str:
     """One line, with single spaces, of at most so many characters; one that is cut ends with an ellipsis.
 
-    Reads no more of a long text than a few times what is kept of it."""
+    Reads no more of a long text than a few times what is kept of it.
+    """
     # Cut first: it may be megabytes. Enough is left where much of it is white space.
     line = " ".join(_printable(text[: 8 * at_most]).split())
     return _cut(line, at_most, is_whole=len(text) <= 8 * at_most)
