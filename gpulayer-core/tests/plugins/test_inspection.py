@@ -78,6 +78,11 @@ def test_a_priority_is_a_whole_number(priority):
         ("@hookimpl\ndef gpulayer_check_job(*args): pass", "*args, which is never passed", "spec and ctx"),
         ("@hookimpl\ndef gpulayer_check_job(spec, **more): pass", "**more, which is never passed", "spec and ctx"),
         ("@hookimpl\ndef gpulayer_check_job(specs, ctx): pass", "unknown argument specs", "did you mean spec?"),
+        (
+            "@hookimpl\ndef gpulayer_on_event(): pass\n@hookimpl(specname='gpulayer_on_event')\ndef also(): pass",
+            "also and gpulayer_on_event both implement gpulayer_on_event",
+            "one function",
+        ),
         ("@hookimpl\ndef gpulayer_on_event(job): pass", "unknown argument job", "event and ctx"),
     ],
 )
