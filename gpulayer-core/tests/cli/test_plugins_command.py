@@ -470,6 +470,42 @@ def has_ended(pid, deadline_s=10):
         return True
 
 
+def environment_of(folder):
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def test_a_plugin_that_prints_without_end_fills_neither_disk_nor_memory(tmp_path):
+    install_plugin(
+        tmp_path, "loud", "import os\nfor _ in range(64): os.write(1, b'so loud. ' * 2**14)\nraise SystemExit"
+    )
+    report = check_plugin("loud", environment_of(tmp_path), most_written=2**20)
+    assert report.flaws[0].message == "it raised OSError: [Errno 27] File too large"
+    assert 1000 < len(report.output) <= 4000
+    assert "so loud. so loud." in report.output
+
+
+ODD_LINES = [
+    "", "no json", "3", "null", "[]", '"text"', "{", '{"begin": 3}', '{"end": "x"}', '{"flaw": {"what": "x"}}',
+    '{"flaw": 1}', '{"warning": {"surprise": 1}}', '{"provides": [1, null]}', '{"hooks": 3, "api": 1}',
+    '{"steps": 1, "flaws": 2, "name": 3}', '{"records": 1}', '{"records": [1]}', '{"records": [{"name": "x"}]}',
+    '{"known": 1}', "\\0377\\0000",
+]  # fmt: skip
+
+
+def test_odd_lines_in_what_the_child_answers_are_passed_over(tmp_path):
+    """A plugin can write into any file that is open."""
+    child = tmp_path / "python"
+    lines = "\n".join(ODD_LINES)
+    # Its file is the first argument after those of Python itself.
+    child.write_text(f"#!/bin/sh\nshift 5\nprintf '{lines}\n' > \"$1\"\necho the end\nexit 3\n")
+    child.chmod(0o755)
+    report = check_plugin("x", os.environ, python=str(child))
+    assert [(flaw.what, flaw.message) for flaw in report.flaws] == [("start", "it ended the process with exit code 3")]
+    assert (report.name, report.output) == ("x", "the end\n")
+    records, trouble = installed_plugins(os.environ, python=str(child))
+    assert (records, trouble) == ([], "trying them ended the process with exit code 3: the end")
+
+
 def test_an_unknown_name_gets_the_nearest_one(gpulayer):
     said = gpulayer("plugins", "check", "goood")
     assert (said.code, said.out) == (2, "")

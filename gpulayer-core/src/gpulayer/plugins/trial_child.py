@@ -25,8 +25,9 @@ from gpulayer.plugins.conformance import misfits
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.hiding import SecretsHider
+from gpulayer.plugins.hooks import DEPRECATED
 from gpulayer.plugins.host import load_plugins
-from gpulayer.plugins.inspection import hooks_of, inspect_plugin, parameters_of
+from gpulayer.plugins.inspection import deprecation, hooks_of, inspect_plugin, parameters_of
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.registering import KINDS, MOST_THINGS, Kind, things_of
 from gpulayer.plugins.reporting import plugin_to_wire
@@ -42,8 +43,9 @@ _OURS: Final = tuple(f"{Path(file).parent}{os.sep}" for file in (gpulayer.__file
 
 
 def main(argv: list[str]) -> None:
-    """``FILE records``, or ``FILE check NAME``; ends the process."""
-    file, work, *rest = argv
+    """``FILE BYTES records``, or ``FILE BYTES check NAME``; no file becomes larger than BYTES. Ends the process."""
+    file, most_written, work, *rest = argv
+    _limit_files(int(most_written))
     # Whatever a plugin does to os.environ or to streams: this has been read and opened before.
     # Never strict: what is wrong is to be told, of all of them.
     settings = replace(PluginSettings.of(os.environ), strict=False)
@@ -55,8 +57,21 @@ def main(argv: list[str]) -> None:
         else:
             _Check(rest[0], settings, write).run()
     for printed in (sys.stdout, sys.stderr):
-        printed.flush()
+        try:
+            printed.flush()
+        except (OSError, ValueError):
+            pass  # no more fits in, or a plugin has closed it
     os._exit(0)  # a thread of a plugin that does not end must not hold this up
+
+
+def _limit_files(most: int) -> None:
+    try:
+        import resource  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # Python ignores SIGXFSZ: a write too many is an OSError
 
 
 class _Check:
@@ -100,6 +115,8 @@ class _Check:
             self._say({"api": inspected.api, "hooks": list(inspected.hooks)})
             if inspected.status is not PluginStatus.OK:
                 self._flaw("API and hooks", inspected.error, inspected.hint)
+        if note := deprecation(inspected.hooks, DEPRECATED):
+            self._flaw("API and hooks", note, kind="warning")
         if inspected.status is PluginStatus.OK:
             self._register(hooks_of(module))
         self._changes(before, threads)
