@@ -25,6 +25,7 @@ from gpulayer.plugins.inspection import DEFAULT_PRIORITY, HOOKS
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.registering import KINDS, MOST_THINGS
 from gpulayer.plugins.settings import OPTION_PREFIX, PLUGINS_VARIABLE, STRICT_VARIABLE, PluginSettings
+from gpulayer.server import scorers
 from gpulayer.testing.distribution import COMMANDS, install_plugin
 from tests.docs.test_docs_examples import Block, blocks
 
@@ -80,7 +81,7 @@ def test_every_deadline_is_named_with_its_value_and_no_other() -> None:
     "sentence",
     [
         f"A hook that registers may take {REGISTER_DEADLINE_S:g} s and give up to {MOST_THINGS} objects.",
-        f'GPULAYER_API = "{API_VERSION}"',
+        f'it was written for, `"{API_VERSION}"`',
         f"smaller comes first; {DEFAULT_PRIORITY} without it",
         f"an entry point of the group `{GROUP}`",
         "fails three times in a row" * (guard._BREAKS_AT == 3),
@@ -92,6 +93,10 @@ def test_every_deadline_is_named_with_its_value_and_no_other() -> None:
 def test_the_index_has_the_figures_of_the_code(sentence: str) -> None:
     assert sentence
     assert sentence in INDEX
+
+
+def test_a_scorer_is_told_how_big_a_batch_may_be() -> None:
+    assert f"the whole batch, which may have {scorers._BATCH_PAIRS:,} pairs" in PAGES["scorers.md"]
 
 
 @pytest.mark.parametrize("face", [gpulayer.plugins, gpulayer.testing], ids=lambda face: face.__name__)

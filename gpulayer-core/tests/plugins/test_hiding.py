@@ -3,7 +3,7 @@
 import io
 import logging
 
-from gpulayer.plugins.hiding import SecretsHider, hide_logged
+from gpulayer.plugins.hiding import Printed, SecretsHider, hide_logged
 
 TOKEN = "glw_" + "a" * 12 + "_" + "S" * 43
 
@@ -36,3 +36,13 @@ def test_what_a_plugin_logs_itself_is_hidden_in_whatever_the_root_logger_writes(
     assert "ValueError: no ***" in written.getvalue()
     assert "hunter2" not in written.getvalue()
     assert handler.filters == []
+
+
+def test_what_a_plugin_prints_is_hidden_where_that_is_a_log():
+    written = io.StringIO()
+    printed = Printed(written, SecretsHider({"": {"KEY": "hunter2"}}))
+    print("with hunter2", 5, file=printed, flush=True)
+    printed.writelines(["no ", "hunter2\n"])
+    assert printed.write("hunter2") == 7
+    assert written.getvalue() == "with *** 5\nno ***\n***"
+    assert printed.writable()

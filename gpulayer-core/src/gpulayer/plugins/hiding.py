@@ -1,14 +1,15 @@
-"""What must not be read in a fault, a record or a log line: the values of a plugin's options, and tokens of GPUlayer's.
+"""What must not be read in a fault, a record, a log line or what a plugin prints: the values of options of plugins, and
+tokens of GPUlayer's.
 
 Exact text only: a secret that a plugin has encoded passes.
 """
 
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TextIO
 
-__all__ = ["MASK", "SecretsHider", "hide_logged"]
+__all__ = ["MASK", "Printed", "SecretsHider", "hide_logged"]
 
 MASK: Final = "***"
 
@@ -45,6 +46,26 @@ def hide_logged(hider: SecretsHider) -> Callable[[], None]:
             handler.removeFilter(kept)
 
     return undo
+
+
+class Printed:
+    """``stream`` for plugins to print to, in a process whose output is a log: what is written to it has nothing of the
+    hider's in it. A piece at a time, as ``print`` hands its arguments on; what a plugin puts together itself, too."""
+
+    def __init__(self, stream: TextIO, hider: SecretsHider) -> None:
+        self._stream = stream
+        self._hider = hider
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._hider("", text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the stream has
+        return getattr(self._stream, name)
 
 
 class _Filter(logging.Filter):
