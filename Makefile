@@ -15,10 +15,10 @@ KILLS ?= 1000
 SEED ?= 1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help setup demo demo-team test lint bench soak docs format clean
+.PHONY: help setup demo demo-team demo-plugins test lint bench soak docs format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## Make .venv with everything below in it (repeatable)
 
@@ -27,6 +27,9 @@ demo: setup ## Run the two example jobs through the real program, in a throw-awa
 
 demo-team: setup ## A server, a worker behind a router and a laptop become a team; needs root, Linux and nftables
 	@$(BIN)/python examples/demo_team.py
+
+demo-plugins: setup ## Sixteen misbehaving plugins in a throw-away environment, and the quickstart runs unharmed
+	@$(BIN)/python examples/demo_plugins.py
 
 test: setup ## Run all tests except the soak runs
 	@mkdir -p $(dir $(REPORT))

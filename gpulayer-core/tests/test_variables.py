@@ -24,6 +24,7 @@ def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
         "CUDA_VISIBLE_DEVICES": "2,3",
         "GPULAYER_STATE_DIR": "/s",
         "GPULAYER_PLUGINS": "licences",
+        "GPULAYER_PLUGINS_IMPORT_S": "30",
         "GPULAYER_STRICT": "1",
         "GPULAYER_PLUGIN_LICENCES_SERVER": "/l",
     }

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["ROOT", "FreshEnvironment", "build_wheel"]
+__all__ = ["ROOT", "FreshEnvironment", "build_wheel", "build_wheels"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,13 +38,13 @@ class FreshEnvironment:
         for distribution in sorted(required(core.requires or [])):
             link(metadata.distribution(distribution), self.packages)
 
-    def install(self, wheel: Path) -> None:
-        """As pip does, without what it requires."""
-        self._pip("install", "--no-index", "--no-deps", "--no-compile", wheel)
+    def install(self, *wheels: Path) -> None:
+        """As pip does, without what they require."""
+        self._pip("install", "--no-index", "--no-deps", "--no-compile", *wheels)
 
-    def install_package(self, source: Path) -> None:
-        """Build a wheel of that folder and install it."""
-        self.install(build_wheel(source, self.wheels))
+    def install_package(self, *sources: Path) -> None:
+        """Build a wheel of each of these folders and install them."""
+        self.install(*build_wheels(sources, self.wheels))
 
     def uninstall(self, distribution: str) -> None:
         self._pip("uninstall", "--yes", distribution)
@@ -54,9 +55,15 @@ class FreshEnvironment:
         run(*pip, command, "--quiet", *arguments)
 
 
+def build_wheels(sources: Iterable[Path], folder: Path) -> list[Path]:
+    """Several at a time, each in a folder of its own below."""
+    with ThreadPoolExecutor(os.cpu_count()) as builders:
+        return list(builders.map(lambda source: build_wheel(source, folder / source.name), sources))
+
+
 def build_wheel(source: Path, folder: Path) -> Path:
     """With the build backend of this Python, offline. Returns the wheel."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.iterdir())
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=source)
     (made,) = set(folder.iterdir()) - before

@@ -40,6 +40,7 @@ _KEPT: Final = frozenset(
         "GPULAYER_FAULTS",
         "GPULAYER_LEASE_TTL",
         "GPULAYER_PLUGINS",
+        "GPULAYER_PLUGINS_IMPORT_S",
         "GPULAYER_STATE_DIR",
         "GPULAYER_STRICT",
         "GPU_DEVICE_ORDINAL",

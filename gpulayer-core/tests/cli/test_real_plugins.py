@@ -102,3 +102,18 @@ def test_a_strict_control_plane_says_why_it_does_not_start(program, site, away, 
     assert "no licence file" in err.decode()
     assert "internal error" not in err.decode()
     assert not (away.parent / "state/endpoint.json").exists()
+
+
+def test_a_submission_that_waits_for_an_import_that_hangs_says_so_and_the_next_start_does_not(run, site, monkeypatch):
+    monkeypatch.setenv("GPULAYER_PLUGINS_IMPORT_S", "5")
+    install_plugin(site, "hangs", "import threading\nthreading.Event().wait()\n")
+    _, _, err = run("submit", "--", "true")
+    told = "waiting for the control plane: it tries its plugins, which may take 5 s each to be imported; "
+    assert told + "gpulayer plugins says which one takes long\n" in err
+    assert run("down")[0] == 0
+    code, _, err = run("submit", "--", "true")
+    assert code == 0
+    assert told not in err
+    with gl.Client(target="local") as client:
+        found = {one["where"].split()[0]: one["error"] for one in client.plugins() if one["name"] == "hangs"}
+    assert set(found.values()) == {"its import took longer than 5 s when it was tried last"}

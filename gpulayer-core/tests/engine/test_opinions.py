@@ -208,6 +208,15 @@ def test_silence_is_no_opinion_once_the_wait_has_passed(scored):
     assert assigned(scored.last) == [("w1", "j1")]
 
 
+def test_a_report_at_the_end_of_the_wait_finds_nobody_held(scored):
+    scored.join("w1")
+    scored.submit("j1", wait=True)
+    scored.now_ms += WAIT_MS
+    scored.report("w1", boot=2, recovered=())  # checked by the invariants: the pair falls silent in this very step
+    scored.pass_time(0)
+    assert scored.job("j1").state is JobState.STAGING
+
+
 def test_a_scorer_that_stays_silent_is_asked_again_after_a_while(scored):
     scored.join("w1", cpus=1)
     scored.submit()

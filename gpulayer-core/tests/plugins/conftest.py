@@ -1,6 +1,7 @@
 """Plugins in a folder of this test alone, and hosts that load them."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -42,12 +43,12 @@ def load():
     hosts = []
 
     def start(where=Where.CHECK, settings=None, *, clock=None, import_deadline_s=3.0, register_deadline_s=2.0, **more):
+        settings = replace(settings or PluginSettings(), import_s=import_deadline_s)
         host = load_plugins(
             where,
-            settings or PluginSettings(),
+            settings,
             clock=clock or ManualClock(),
             version="0.1.0",
-            import_deadline_s=import_deadline_s,
             register_deadline_s=register_deadline_s,
             **more,
         )

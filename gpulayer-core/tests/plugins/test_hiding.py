@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpulayer.plugins.hiding import SecretsHider, hide_logged
+from gpulayer.plugins.hiding import Printed, SecretsHider, hide_logged
 
 TOKEN = "glw_" + "a" * 12 + "_" + "S" * 43
 
@@ -63,6 +63,9 @@ def test_in_what_everybody_logs_only_secrets_are_hidden():
         "who": "worker",
         "scheme": "https",
         "is_on": "true",
+        "monkey": "donkey",
+        "author": "correct",
+        "token_file": "abcdef",
         "api_key": "abcd",
         "token": "hunter2",
         "DB_PASSWORD": "correct donkey",
@@ -72,8 +75,18 @@ def test_in_what_everybody_logs_only_secrets_are_hidden():
     hider = SecretsHider({"p": options, "q": {"passphrase": "swordfish"}})
     plain = "plugin worker https true, a donkey is correct"
     assert hider("", plain) == plain
-    for secret in ("abcd", "hunter2", "correct donkey", "https://u:p@db/x", "Zm9vYmFyYmF6cXV4", "swordfish"):
+    for secret in ("abcd", "abcdef", "hunter2", "correct donkey", "https://u:p@db/x", "Zm9vYmFyYmF6cXV4", "swordfish"):
         assert hider("", f"<{secret}>") == "<***>"
     assert hider("", "GET https://other.example/y") == "GET ***"
     assert hider("p", "worker") == "***", "in what is told of the plugin itself"
     assert hider("q", "worker") == "worker"
+
+
+def test_what_a_plugin_prints_is_hidden_where_that_is_a_log():
+    written = io.StringIO()
+    printed = Printed(written, SecretsHider({"": {"KEY": "hunter2"}}))
+    print("with hunter2", 5, file=printed, flush=True)
+    printed.writelines(["no ", "hunter2\n"])
+    assert printed.write("hunter2") == 7
+    assert written.getvalue() == "with *** 5\nno ***\n***"
+    assert printed.writable()

@@ -297,6 +297,28 @@ def test_one_that_behaves_in_the_child_alone_is_contained_here_too(load, plugin)
     assert told["good"].provides == ("probe good",)
 
 
+def test_one_that_hangs_at_its_import_is_waited_for_once(load, plugin, tmp_path):
+    plugin("hangs", "import threading\nthreading.Event().wait()\n")
+    plugin("raises", "1 / 0\n")
+    plugin("good", probe("good"))
+    first = records(load(import_deadline_s=1.0, marks=tmp_path / "marks"))
+    assert first["hangs"].error == "its import takes longer than 1 s"
+    again = records(load(import_deadline_s=1.0, marks=tmp_path / "marks"))
+    assert (again["hangs"].status, again["hangs"].error) == (
+        PluginStatus.BROKEN,
+        "its import took longer than 1 s when it was tried last",
+    )
+    assert again["raises"].error == first["raises"].error
+    assert again["good"].provides == ("probe good",)
+    named = PluginSettings(allowed=frozenset({"hangs"}))
+    assert records(load(settings=named, import_deadline_s=1.0, marks=tmp_path / "marks"))["hangs"] == first["hangs"]
+
+
+def test_an_import_that_fails_names_the_line_of_the_plugin_not_of_what_it_called(load, plugin):
+    plugin("raises", "from pathlib import Path\nPath('/no/such/file').read_text()\n", bare=True)
+    assert records(load())["raises"].error.endswith("'/no/such/file' (gpulayer_raises.py, line 2)")
+
+
 def test_secrets_of_its_options_are_in_no_record_and_no_log(load, plugin, caplog, tmp_path):
     source = (
         "import logging\n@hookimpl\ndef gpulayer_register_probes(ctx):\n"

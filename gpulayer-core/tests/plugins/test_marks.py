@@ -163,3 +163,26 @@ exec(sys.argv[3])
         marks = Marks(tmp_path / "marks", {"p": "1.0"}, wall_ms=0)
         assert marks.left == (Mark("p", "1.0", hook),)
         marks.close()
+
+
+def test_an_import_that_hung_is_not_waited_for_again_for_an_hour(start):
+    start(wall_ms=0).hung("p", 10.0)
+    assert start(wall_ms=HOUR - 1).hangs("p", 10.0, is_named=False)
+    assert start(wall_ms=HOUR - 1).hangs("p", 5.0, is_named=False)
+    assert not start(wall_ms=HOUR).hangs("p", 10.0, is_named=False)
+    assert not start(wall_ms=-1).hangs("p", 10.0, is_named=False)  # the clock was set back: nobody knows
+
+
+def test_more_time_another_version_or_its_name_try_it_at_once(start):
+    start().hung("p", 10.0)
+    assert not start().hangs("p", 10.5, is_named=False)
+    assert not start(version="1.1").hangs("p", 10.0, is_named=False)
+    assert not start().hangs("p", 10.0, is_named=True)
+    assert not start().hangs("q", 10.0, is_named=False)
+    assert start().hangs("p", 10.0, is_named=False)
+
+
+def test_a_damaged_list_of_hangs_is_none(start, tmp_path):
+    start().hung("p", 10.0)
+    (tmp_path / "state" / "marks.hangs").write_text("{")
+    assert not start().hangs("p", 10.0, is_named=False)

@@ -1,4 +1,4 @@
-"""The three variables that a process's plugins are set by."""
+"""The variables that a process's plugins are set by."""
 
 import pytest
 
@@ -50,3 +50,14 @@ def test_a_variable_that_fits_two_plugins_is_of_the_one_with_the_longer_name():
 def test_options_that_are_given_by_hand_win():
     settings = PluginSettings(options={"a": {"x": "1"}}, variables={"A_X": "2", "A_Y": "3"})
     assert settings.options_of("a") == {"x": "1", "y": "3"}
+
+
+def test_an_import_may_take_ten_seconds_or_what_is_set():
+    assert (of().import_s, of(PLUGINS_IMPORT_S=" ").import_s, of(PLUGINS_IMPORT_S="2.5").import_s) == (10.0, 10.0, 2.5)
+    assert of(PLUGINS_IMPORT_S="30").variables == {}
+
+
+@pytest.mark.parametrize("text", ["0", "61", "nan", "inf", "-5", "ten"])
+def test_no_time_for_an_import_and_no_end_of_it_are_errors(text):
+    with pytest.raises(UsageError, match="GPULAYER_PLUGINS_IMPORT_S"):
+        of(PLUGINS_IMPORT_S=text)

@@ -127,7 +127,7 @@ def test_plugins_are_told_with_the_first_report_of_a_session_and_not_again(scene
         plane.assign(1, "true")
         await plane.end_of(1)
         told = [report.get("plugins") for report in plane.reports]
-        assert {one["name"] for one in told[0]} == {"file", "host", "process", "slow", "system"}
+        assert {"file", "host", "process", "slow", "system"} <= {one["name"] for one in told[0]}
         assert told[1:] == [None] * (len(told) - 1)
         plane.tokens.clear()  # as after a restart of the control plane
         before = len(plane.reports)

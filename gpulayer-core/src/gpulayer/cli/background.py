@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, TextIO, cast
 
 from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
 from gpulayer.errors import GpulayerError, UsageError
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         arm_faults(os.environ)
+        _hide_printed()
         match arguments[:1]:
             case ["plane"]:
                 return serve_plane(arguments)
@@ -53,6 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from gpulayer.cli.exits import exit_for_error  # noqa: PLC0415 - only after an error
 
         return exit_for_error(error)
+
+
+def _hide_printed() -> None:
+    """Output is a log here, and plugins may print what they were trusted with."""
+    from gpulayer.plugins.hiding import Printed, SecretsHider  # noqa: PLC0415 - only for what is started
+    from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415
+
+    variables = PluginSettings.of(os.environ).variables
+    if variables:
+        hider = SecretsHider({"": variables})
+        sys.stdout, sys.stderr = cast("TextIO", Printed(sys.stdout, hider)), cast("TextIO", Printed(sys.stderr, hider))
 
 
 def plane_command(

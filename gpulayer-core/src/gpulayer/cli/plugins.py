@@ -187,9 +187,11 @@ def _merged(records: list[Any]) -> list[dict[str, Any]]:  # Any: as above
     """One of those that are the same in several places. What they provide differs by place, and adds up."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for record in records:
-        same = tuple(record[name] for name in ("name", "distribution", "version", "status", "error", "faults"))
+        # Of those that share a name each says the same of all.
+        whose = "" if record["status"] == "duplicate" else record["distribution"]
+        same = (whose, *(record[name] for name in ("name", "version", "status", "error", "faults")))
         one = found.setdefault(same, {**record, "places": [], "provides": []})
-        one["places"].append(record["where"])
+        one["places"] += [record["where"]] * (record["where"] not in one["places"])
         one["provides"] += [each for each in record["provides"] if each not in one["provides"]]
     return sorted(found.values(), key=lambda one: (_rank(one), one["name"]))
 

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from gpulayer.client.upload import Transfer
     from gpulayer.wire.jobs import JobRecord
 
-__all__ = ["QueueWatch", "transfer_progress"]
+__all__ = ["QueueWatch", "start_progress", "transfer_progress"]
 
 _PATIENCE_S: Final = 0.7
 _LOOK_S: Final = 1.0
+_STARTS_WITHIN_S: Final = 2.0
 _LOOK_AT_START_S: Final = 0.1  # the line goes as soon as the job runs
 
 
@@ -55,6 +56,32 @@ def transfer_progress(*, is_quiet: bool) -> "Iterator[Callable[[Transfer], None]
     finally:
         if bar is not None:
             bar.stop()
+
+
+@contextmanager
+def start_progress(transport: Transport, *, is_quiet: bool) -> Iterator[None]:
+    """Says what a submission waits for where the control plane has only just been started and that takes long."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        said = ""
+        wait_s = _STARTS_WITHIN_S
+        while not ended.wait(wait_s):
+            wait_s = _LOOK_S
+            try:
+                text = transport.send(calls.get_plane()).get("starting", "")
+            except GpulayerError:
+                continue  # the submission itself says that the connection is lost
+            if text and text != said and not ended.is_set():
+                said = text
+                say(f"waiting for the control plane: {safe(text)}")
+
+    if not is_quiet:
+        threading.Thread(target=watch, name="gpulayer-start-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 class QueueWatch:

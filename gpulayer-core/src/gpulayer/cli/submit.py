@@ -11,7 +11,7 @@ from gpulayer.cli.console import print_json, print_line, say, say_warnings
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.foreground import Foreground
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.progress import transfer_progress
+from gpulayer.cli.progress import start_progress, transfer_progress
 from gpulayer.cli.secret_flags import read_secrets
 from gpulayer.client import calls
 from gpulayer.client.connect import has_ended
@@ -193,7 +193,8 @@ def submit(
                 notes=lambda note: None if quiet else say(f"note: {note}"),
             )
         here("client.before_submit")
-        record = transport.send(calls.submit_job(submission, key=plan.key))
+        with start_progress(transport, is_quiet=quiet):
+            record = transport.send(calls.submit_job(submission, key=plan.key))
         here("client.after_submit")
         if not quiet:
             say_warnings(record.get("warnings", ()))

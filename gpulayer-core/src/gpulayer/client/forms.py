@@ -172,6 +172,7 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "you": "plane.CallerRecord",
         "workers": {"*": int},
         "jobs": {"*": int},
+        "starting": str,
     },
     "plugins.PluginFaultFields": {"at": (str, None), "hook": str, "message": str},
     "plugins.PluginPage": {"plugins": ["plugins.PluginRecord"], "next": (str, None)},

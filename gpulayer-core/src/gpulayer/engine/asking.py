@@ -138,6 +138,8 @@ def _fall_silent(state: State, opinions: Opinions, digest: Digest, lacking: list
         opinions.said[scorer][digest] = (None, until_ms)
         opinions.asked[scorer].discard(digest)
     del opinions.waits[digest]
+    if not opinions.waits:
+        opinions.held_until_ms = 0
     return until_ms
 
 

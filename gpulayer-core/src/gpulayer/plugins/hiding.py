@@ -1,4 +1,5 @@
-"""What must not be read in a fault, a record or a log line: the values of a plugin's options, and tokens of GPUlayer's.
+"""What must not be read in a fault, a record, a log line or what a plugin prints: the values of options of plugins, and
+tokens of GPUlayer's.
 
 In what is told of a plugin, all values of its options are hidden. In what everybody logs, only those that are secrets:
 an option may well be called ``worker``. Exact text only, but for its white space: a secret that a plugin has encoded
@@ -7,10 +8,10 @@ passes. Whoever cuts a text hides first, or half a secret stays.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TextIO
 
-__all__ = ["MASK", "SecretsHider", "hide_logged"]
+__all__ = ["MASK", "Printed", "SecretsHider", "hide_logged"]
 
 MASK: Final = "***"
 
@@ -20,7 +21,9 @@ _SHORTEST: Final = 4
 _SHORTEST_WORD: Final = 8
 _LONG: Final = 16
 _SECRET: Final = re.compile(
-    r"auth|cookie|credential|dsn|key|pass|private|pwd|salt|secret|signature|token|uri|url|webhook", re.IGNORECASE
+    r"(?:.*[^a-z])?(?:(?:api|access|secret|private|signing)?keys?|auth|cookies?|credentials?|dsn|pass(?:wd|phrase)?|pwd"
+    r"|salt|signature|ur[il]s?|[a-z]*(?:password|secret|token)s?)(?:[^a-z].*)?",
+    re.IGNORECASE,
 )
 _BETWEEN: Final = re.compile(r"[\s,]+")
 _TOKEN: Final = re.compile(r"gl[a-z]_[A-Za-z0-9_-]{8,}")
@@ -57,6 +60,26 @@ def hide_logged(hider: SecretsHider) -> Callable[[], None]:
     return undo
 
 
+class Printed:
+    """``stream`` for plugins to print to, in a process whose output is a log: what is written to it has nothing of the
+    hider's in it. A piece at a time, as ``print`` hands its arguments on; what a plugin puts together itself, too."""
+
+    def __init__(self, stream: TextIO, hider: SecretsHider) -> None:
+        self._stream = stream
+        self._hider = hider
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._hider("", text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the stream has
+        return getattr(self._stream, name)
+
+
 class _Filter(logging.Filter):
     """Writes the message anew where something had to be hidden; its arguments are not formatted again."""
 
@@ -86,7 +109,7 @@ def _values(options: Mapping[str, str]) -> Iterator[str]:
 
 def _secrets(options: Mapping[str, str]) -> Iterator[str]:
     for option, value in options.items():
-        is_secret = _SECRET.search(option) is not None
+        is_secret = _SECRET.fullmatch(option) is not None
         if len(value) >= (_SHORTEST if is_secret else _LONG):
             yield value
         yield from (word for word in _BETWEEN.split(value) if len(word) >= (_SHORTEST_WORD if is_secret else _LONG))

@@ -14,7 +14,6 @@ from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.guard import Guard, Life
 from gpulayer.plugins.hooks import REGISTER_DEADLINE_S
 from gpulayer.plugins.loading import Loader
-from gpulayer.plugins.preflight import IMPORT_DEADLINE_S
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.plugins.settings import PluginSettings
@@ -114,7 +113,6 @@ def load_plugins(
     python: str = sys.executable,
     marks: Path | None = None,
     discover: Callable[[], tuple[Found, ...]] = discover,
-    import_deadline_s: float = IMPORT_DEADLINE_S,
     register_deadline_s: float = REGISTER_DEADLINE_S,
     begun: Callable[[Callable[[], None]], None] = lambda close: None,
 ) -> Host:
@@ -133,7 +131,6 @@ def load_plugins(
         python=python,
         marks=marks,
         discover=discover,
-        import_deadline_s=import_deadline_s,
         register_deadline_s=register_deadline_s,
     )
     try:

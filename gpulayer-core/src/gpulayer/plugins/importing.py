@@ -29,7 +29,7 @@ def why_not_imported(found: Found, error: BaseException) -> Inspected:
     the plugin's secrets first, and cuts it then: nothing is cut here that would be seen."""
     hint = f"{found.distribution} {found.version} may be broken: reinstall it, or look for another version"
     try:
-        where = _where(error)
+        where = _where(error, found.module)
         kind = type(error).__name__
         if isinstance(error, SystemExit):
             return _broken(f"its import tried to end the process (exit {error.code!r}{where})"[:_TOLD], IMPORT_HINT)
@@ -63,11 +63,18 @@ def _broken(error: str, hint: str) -> Inspected:
     return Inspected(status=PluginStatus.BROKEN, error=error, hint=hint)
 
 
-def _where(error: BaseException) -> str:
+def _where(error: BaseException, module: str) -> str:
+    """The last line of the plugin's own package, which its author can mend; else the last of all."""
     if isinstance(error, SyntaxError) and error.filename:
         return ""  # it says so itself
-    frames = traceback.extract_tb(error.__traceback__)
-    last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1:]
-    if not last or last[0].filename in (__file__,):
+    frames = [
+        (frame.f_globals.get("__name__"), frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith("<frozen")
+    ]
+    package = module.partition(".")[0]
+    own = [frame for frame in frames if str(frame[0]).partition(".")[0] == package]
+    last = (own or frames)[-1:]
+    if not last or last[0][1] in (__file__,):
         return ""
-    return f" ({os.path.basename(last[0].filename)}, line {last[0].lineno})"
+    return f" ({os.path.basename(last[0][1])}, line {last[0][2]})"

@@ -33,7 +33,7 @@ from gpulayer.plugins.preflight import try_imports
 from gpulayer.plugins.record import PluginRecord, PluginStatus
 from gpulayer.plugins.registering import KINDS, Implementation, Kind, Offered, bound, registry_of, things_of
 from gpulayer.plugins.registry import Registry
-from gpulayer.plugins.settings import PLUGINS_VARIABLE, PluginSettings
+from gpulayer.plugins.settings import IMPORT_VARIABLE, PLUGINS_VARIABLE, PluginSettings
 
 __all__ = ["Loader"]
 
@@ -77,7 +77,6 @@ class Loader:
         python: str,
         marks: Path | None,
         discover: Callable[[], tuple[Found, ...]],
-        import_deadline_s: float,
         register_deadline_s: float,
     ) -> None:
         self._where = where
@@ -86,7 +85,7 @@ class Loader:
         self._version = version
         self._python = python
         self._installed = Installed(discover)
-        self._import_deadline_s = import_deadline_s
+        self._import_deadline_s = settings.import_s
         self._register_deadline_s = register_deadline_s
         found = self._installed.now()
         names = {one.name for one in found} | set(BUILTINS)
@@ -187,6 +186,14 @@ class Loader:
                     f"another version of {plugin.record.distribution} is tried at once, this one after a day; "
                     f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
                 )
+            elif self._marks is not None and self._marks.hangs(plugin.name, self._import_deadline_s, is_named=is_named):
+                self._refuse(
+                    plugin,
+                    PluginStatus.BROKEN,
+                    f"its import took longer than {self._import_deadline_s:g} s when it was tried last",
+                    f"it is tried again after an hour, in another version, or with more time ({IMPORT_VARIABLE}); "
+                    f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
+                )
         names = {plugin.name for plugin in self._plugins} | set(BUILTINS)
         for name in sorted((allowed or frozenset()) - names):
             near = get_close_matches(name, names, n=1)
@@ -207,6 +214,8 @@ class Loader:
         founds = [plugin.found for plugin in wanted.values() if plugin.found is not None]
         for name, tried in try_imports(founds, python=self._python, deadline_s=self._import_deadline_s).items():
             self._keep(wanted[name], tried.inspected)
+            if tried.is_late and self._marks is not None:
+                self._marks.hung(name, self._import_deadline_s)
             for fault in tried.faults:
                 self.guard.note(name, _IMPORT, fault)
 

@@ -5,6 +5,9 @@ that is left behind says which calls ran at that moment, which is a suspicion an
 process. So a plugin is given up only after ``STRIKES`` starts in a row that found its mark, and is tried again after a
 day, in another version, when it is named (``GPULAYER_PLUGINS``), and after any call of the same hook that returned.
 What a machine that went down left behind counts for nothing.
+
+Beside it stand the plugins whose import hung: the next starts need not wait for them again, for an hour, unless the
+version is another, more time is given, or the plugin is named.
 """
 
 import json
@@ -22,6 +25,7 @@ _log: Final = logging.getLogger(__name__)
 
 STRIKES: Final = 3
 _AGAIN_AFTER_MS: Final = 24 * 3600 * 1000
+_HANGS_FOR_MS: Final = 3600 * 1000
 _SLOT: Final = 256
 _SLOTS: Final = 64
 _EMPTY: Final = bytes(_SLOT)
@@ -47,6 +51,15 @@ class _Strikes:
     wall_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Hang:
+    """It was given up after ``seconds``, at ``wall_ms``."""
+
+    version: str
+    seconds: float
+    wall_ms: int
+
+
 class Marks:
     """Of one process; the file is its own. Safe in threads. ``versions``: by plugin; others leave no marks."""
 
@@ -54,13 +67,16 @@ class Marks:
         """Reads what was left, counts it, and begins anew. Raises OSError where the file can't be had."""
         self._path = path
         self._counts_path = path.with_name(f"{path.name}.counts")
+        self._hangs_path = path.with_name(f"{path.name}.hangs")
         self._versions = versions
+        self._wall_ms = wall_ms
         self._boot = _boot() if boot is None else boot
         self._lock = threading.Lock()
         self._free = list(range(_SLOTS, 0, -1))
         self.left = self._read()
         """One a plugin and hook."""
         self._strikes = self._count(wall_ms)
+        self._hangs = self._read_hangs()
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written in full now: what is overwritten later needs no room on the disk.
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -75,6 +91,22 @@ class Marks:
             self._forgive(plugin)
             return None
         return Mark(plugin, found.version, found.hook)
+
+    def hung(self, plugin: str, seconds: float) -> None:
+        """Its import has just been given up after so long."""
+        self._hangs[plugin] = _Hang(self._versions.get(plugin, ""), seconds, self._wall_ms)
+        self._write_hangs()
+
+    def hangs(self, plugin: str, seconds: float, *, is_named: bool) -> bool:
+        """Whether it hung not long ago, with at least so much time. What is forgotten is written at the next hang."""
+        found = self._hangs.get(plugin)
+        if found is None:
+            return False
+        is_lately = 0 <= self._wall_ms - found.wall_ms < _HANGS_FOR_MS
+        if is_named or not is_lately or found.seconds < seconds or found.version != self._versions.get(plugin):
+            del self._hangs[plugin]
+            return False
+        return True
 
     def begin(self, plugin: str, hook: str) -> int:
         """A call runs from now on; the number is for ``end``. 0: it left no mark."""
@@ -156,16 +188,34 @@ class Marks:
 
     def _write_counts(self, strikes: Mapping[str, _Strikes]) -> None:
         known = {name: (one.version, one.hook, one.count, one.wall_ms) for name, one in strikes.items()}
+        _replace(self._counts_path, known)
+
+    def _read_hangs(self) -> dict[str, _Hang]:
         try:
-            if not known:
-                self._counts_path.unlink(missing_ok=True)
-                return
-            self._counts_path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self._counts_path.with_name(f"{self._counts_path.name}.new")
-            beside.write_text(json.dumps(known), encoding="utf-8")
-            os.replace(beside, self._counts_path)
-        except OSError as error:
-            _log.warning("%s can't be written: %s", self._counts_path, error.strerror)
+            found = json.loads(self._hangs_path.read_bytes())
+            return {
+                str(plugin): _Hang(str(version), float(seconds), int(wall_ms))
+                for plugin, (version, seconds, wall_ms) in found.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}  # none yet, or damaged: a start that waits
+
+    def _write_hangs(self) -> None:
+        known = {name: (one.version, one.seconds, one.wall_ms) for name, one in self._hangs.items()}
+        _replace(self._hangs_path, known)
+
+
+def _replace(path: Path, known: Mapping[str, tuple[object, ...]]) -> None:
+    try:
+        if not known:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(json.dumps(known), encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        _log.warning("%s can't be written: %s", path, error.strerror)
 
 
 def _slot(text: str) -> bytes:

@@ -26,10 +26,9 @@ from gpulayer.plugins.discovery import Found
 from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, inspected_of, why_not_imported
 from gpulayer.plugins.inspection import Inspected
 from gpulayer.plugins.record import PluginStatus
+from gpulayer.plugins.settings import IMPORT_S
 
-__all__ = ["IMPORT_DEADLINE_S", "Tried", "try_imports"]
-
-IMPORT_DEADLINE_S: Final = 10.0
+__all__ = ["Tried", "try_imports"]
 
 _SIDE_BY_SIDE: Final = 8
 _LOOK_S: Final = 0.05
@@ -51,17 +50,19 @@ _BOOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of one. ``faults``: what it did besides: processes and threads that it left running."""
+    """What became of one. ``faults``: what it did besides: processes and threads that it left running. is_late: it was
+    given up at its deadline."""
 
     inspected: Inspected
     faults: tuple[str, ...] = ()
+    is_late: bool = False
 
 
 def try_imports(
     plugins: Sequence[Found],
     *,
     python: str,
-    deadline_s: float = IMPORT_DEADLINE_S,
+    deadline_s: float = IMPORT_S,
     memory_bytes: int | None = None,
     can_fork: bool = hasattr(os, "fork"),
 ) -> dict[str, Tried]:
@@ -75,13 +76,13 @@ def try_imports(
         group = groups.pop()
         if not group:
             continue
-        said, begun, why = _ask(group, python, deadline_s, memory_bytes, is_forking=can_fork)
+        said, begun, failed = _ask(group, python, deadline_s, memory_bytes, is_forking=can_fork)
         tried |= said
         left = [found for found in group if found.name not in tried]
         # One of those that ran when the child ended has ended it, so each of them gets one of its own.
         suspects = [found for found in left if found.name in begun]
         if len(group) == 1 or not suspects:
-            tried |= {found.name: _failed(why) for found in left}
+            tried |= {found.name: failed for found in left}
         else:
             groups += [[found for found in left if found not in suspects], *([found] for found in suspects)]
     return tried
@@ -89,8 +90,8 @@ def try_imports(
 
 def _ask(
     plugins: Sequence[Found], python: str, deadline_s: float, memory_bytes: int | None, *, is_forking: bool
-) -> tuple[dict[str, Tried], set[str], str]:
-    """What one child says of them; which it has begun with; and for those that it said nothing of, why."""
+) -> tuple[dict[str, Tried], set[str], Tried]:
+    """What one child says of them; which it has begun with; and what became of those that it said nothing of."""
     order = {
         "path": [str(entry) for entry in sys.path],
         "plugins": [asdict(found) for found in plugins],
@@ -108,19 +109,19 @@ def _ask(
             start_new_session=True,
         )
     except OSError as error:
-        return {}, set(), f"its import can't be tried: {python}: {error.strerror}"
+        return {}, set(), _failed(f"its import can't be tried: {python}: {error.strerror}")
     limit_s = rounds * deadline_s + _START_S
-    why = f"its import takes longer than {deadline_s:g} s"
+    failed = _late(deadline_s)
     with child:
         try:
             said, complaint = child.communicate(json.dumps(order).encode() + b"\n", timeout=limit_s)
-            why = _how_ended(child.returncode, complaint)
+            failed = _failed(_how_ended(child.returncode, complaint))
         except subprocess.TimeoutExpired:
             _kill_group(child.pid)
             said, _ = child.communicate()
     _kill_group(child.pid)
     begun = {line[len(_BEGUN) :].decode() for line in said.splitlines() if line.startswith(_BEGUN)}
-    return dict(_answers(said)), begun, why
+    return dict(_answers(said)), begun, failed
 
 
 def _answers(said: bytes) -> Iterator[tuple[str, Tried]]:
@@ -128,7 +129,7 @@ def _answers(said: bytes) -> Iterator[tuple[str, Tried]]:
         try:
             fields = json.loads(line)
             faults = tuple(str(fault)[:_SAID_BYTES] for fault in fields["faults"])
-            yield str(fields["name"]), Tried(inspected_of(fields["inspected"]), faults)
+            yield str(fields["name"]), Tried(inspected_of(fields["inspected"]), faults, fields["is_late"] is True)
         except (ValueError, KeyError, TypeError):
             continue  # cut off: then nothing was said of it
 
@@ -140,8 +141,12 @@ def _how_ended(code: int, complaint: bytes = b"") -> str:
     return f"its import ended the process (exit {code}){''.join(f': {line}' for line in said)}"[:_SAID_BYTES]
 
 
-def _failed(error: str, hint: str = IMPORT_HINT) -> Tried:
-    return Tried(Inspected(status=PluginStatus.BROKEN, error=error, hint=hint))
+def _failed(error: str) -> Tried:
+    return Tried(Inspected(status=PluginStatus.BROKEN, error=error, hint=IMPORT_HINT))
+
+
+def _late(deadline_s: float) -> Tried:
+    return replace(_failed(f"its import takes longer than {deadline_s:g} s"), is_late=True)
 
 
 def _signal(number: int) -> str:
@@ -183,7 +188,8 @@ def serve(order: Mapping[str, Any]) -> None:  # Any: JSON
 
 
 def _line(name: str, tried: Tried) -> bytes:
-    return json.dumps({"name": name, "inspected": asdict(tried.inspected), "faults": tried.faults}).encode() + b"\n"
+    fields = {"name": name, "inspected": asdict(tried.inspected), "faults": tried.faults, "is_late": tried.is_late}
+    return json.dumps(fields).encode() + b"\n"
 
 
 def _write(file: int, content: bytes) -> None:
@@ -206,7 +212,7 @@ def _try(found: Found, deadline_s: float | None = None) -> Tried:
     thread.start()
     thread.join(deadline_s)
     if not result:
-        return _failed(f"its import takes longer than {deadline_s:g} s")
+        return _late(deadline_s or 0.0)
     if any(not one.daemon for one in set(threading.enumerate()) - before):
         return Tried(result[0], ("its import left a thread running that is no daemon: our process can't end",))
     return Tried(result[0])
@@ -281,12 +287,12 @@ class _Trials:
     def _end(self, trial: _Trial) -> Tried | None:
         """None while it runs. It has ended with its line, whoever else holds the other end of the pipe."""
         pid, status = os.waitpid(trial.pid, os.WNOHANG)
-        error = ""
+        failed: Tried | None = None
         if not pid and time.monotonic() > trial.ends_s:
-            error = f"its import takes longer than {self._deadline_s:g} s"
+            failed = _late(self._deadline_s)
         if not pid and _memory_of(trial.pid) > self._memory_bytes:
-            error = f"its import takes more than {self._memory_bytes >> 20:,} MiB of memory"
-        if not pid and not error:
+            failed = _failed(f"its import takes more than {self._memory_bytes >> 20:,} MiB of memory")
+        if not pid and failed is None:
             return None
         if not pid:
             _kill_group(trial.pid)
@@ -298,8 +304,8 @@ class _Trials:
             trial.said = (trial.said + piece)[:_ANSWER_BYTES]
         os.close(trial.answer)
         answers = dict(_answers(trial.said))
-        if error or trial.found.name not in answers:
-            return _failed(error or _how_ended(os.waitstatus_to_exitcode(status)))
+        if failed is not None or trial.found.name not in answers:
+            return failed or _failed(_how_ended(os.waitstatus_to_exitcode(status)))
         tried = answers[trial.found.name]
         return replace(tried, faults=(*tried.faults, "its import left a process running")) if left else tried
 

@@ -9,11 +9,15 @@ from gpulayer.errors import UsageError
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.spec.capabilities import is_plain_name
 
-__all__ = ["OPTION_PREFIX", "PLUGINS_VARIABLE", "STRICT_VARIABLE", "PluginSettings"]
+__all__ = ["IMPORT_S", "IMPORT_VARIABLE", "OPTION_PREFIX", "PLUGINS_VARIABLE", "STRICT_VARIABLE", "PluginSettings"]
 
 PLUGINS_VARIABLE: Final = "GPULAYER_PLUGINS"
 STRICT_VARIABLE: Final = "GPULAYER_STRICT"
+IMPORT_VARIABLE: Final = "GPULAYER_PLUGINS_IMPORT_S"
 OPTION_PREFIX: Final = "GPULAYER_PLUGIN_"
+
+IMPORT_S: Final = 10.0
+_LONGEST_IMPORT_S: Final = 60.0
 
 _TO_VARIABLE: Final = str.maketrans("-.+", "___")
 _YES_NO: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
@@ -24,17 +28,19 @@ class PluginSettings:
     """allowed: names of those that are loaded, None for all; core's own always are. strict: a fault ends the process or
     the call that met it, for debugging. options: by plugin, then by option; they may hold secrets. variables: options
     as they stand in the environment, without the prefix; which plugin they belong to shows when plugins are known.
+    import_s: how long each may take to be imported.
     """
 
     allowed: frozenset[str] | None = None
     strict: bool = False
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    import_s: float = IMPORT_S
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "PluginSettings":
-        """``GPULAYER_PLUGINS`` (``none``, or names with commas; empty: all), ``GPULAYER_STRICT`` (``1``) and
-        ``GPULAYER_PLUGIN_<NAME>_<OPTION>``. Raises UsageError."""
+        """``GPULAYER_PLUGINS`` (``none``, or names with commas; empty: all), ``GPULAYER_STRICT`` (``1``),
+        ``GPULAYER_PLUGINS_IMPORT_S`` (seconds) and ``GPULAYER_PLUGIN_<NAME>_<OPTION>``. Raises UsageError."""
         strict = environment.get(STRICT_VARIABLE, "").strip().lower()
         if strict not in _YES_NO:
             raise UsageError(f"{STRICT_VARIABLE}={strict[:60]!r} is neither yes nor no", hint="write 1 or 0")
@@ -46,6 +52,7 @@ class PluginSettings:
                 for name, value in environment.items()
                 if name.startswith(OPTION_PREFIX)
             },
+            import_s=_seconds(environment.get(IMPORT_VARIABLE, "").strip()),
         )
 
     def options_of(self, plugin: str, among: Collection[str] = ()) -> Mapping[str, str]:
@@ -68,6 +75,19 @@ class PluginSettings:
 
 def _prefix(plugin: str) -> str:
     return f"{plugin.upper().translate(_TO_VARIABLE)}_"
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text) if text else IMPORT_S
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= _LONGEST_IMPORT_S:
+        raise UsageError(
+            f"{IMPORT_VARIABLE}={text[:60]!r} is not a number of seconds that an import may take",
+            hint=f"write a number from 1 to {_LONGEST_IMPORT_S:g}, or unset it: then it is {IMPORT_S:g}",
+        )
+    return seconds
 
 
 def _names(text: str) -> frozenset[str] | None:

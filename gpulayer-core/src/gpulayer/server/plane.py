@@ -110,6 +110,7 @@ class Plane:
         self.plugins = host or no_plugins(self.clock)
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
+        self._has_outside = False
         self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
         self.shutdown_asked = asyncio.Event()
@@ -197,6 +198,17 @@ class Plane:
                 await asyncio.wait_for(self._plugins_settled.wait(), self.settings.plugins_wait_s)
         return self._are_plugins_loaded
 
+    def starting(self) -> str:
+        """What submissions wait for since the start, for people; empty where for nothing."""
+        if not self._are_plugins_loaded:
+            return (
+                f"it tries its plugins, which may take {self.settings.plugins.import_s:g} s each to be imported; "
+                "gpulayer plugins says which one takes long"
+            )
+        if self._has_outside and self.settings.has_local_worker and not self.local_worker_reported.is_set():
+            return "its worker starts, and may be trying plugins; gpulayer plugins says which one takes long"
+        return ""
+
     async def loaded_plugins(self) -> Host:
         """``plugins``, once they are loaded: for what must not pass them by. Raises StorageUnavailable."""
         if not await self.plugins_settled():
@@ -217,6 +229,7 @@ class Plane:
             _log.error("%s; the control plane goes on without any", error.message)
         await self._use_scorers()
         await self._announce()  # before anybody submits: a new event sink begins with what happens from here on
+        self._has_outside = any(not record.is_builtin for record in self.plugins.records())
         self._are_plugins_loaded = True
         self._plugins_settled.set()
 

@@ -50,7 +50,8 @@ class CallerRecord(TypedDict):
 class PlaneRecord(TypedDict):
     """``mode``: ``embedded`` ends when idle, ``standing`` was started by ``gpulayer up``. ``now``: its wall clock, ISO
     text in UTC. ``urls``, ``fingerprints``: how other machines reach it; ``public_urls``: those of
-    them that somebody named (``up --public-url``). ``you``: the caller."""
+    them that somebody named (``up --public-url``). ``you``: the caller. ``starting``: what submissions wait for since
+    it was started, for people; left out once they need not."""
 
     version: str
     incarnation: str
@@ -68,6 +69,7 @@ class PlaneRecord(TypedDict):
     you: CallerRecord
     workers: dict[str, int]
     jobs: dict[str, int]
+    starting: NotRequired[str]
 
 
 class ShutdownBody(TypedDict, total=False):

@@ -63,6 +63,8 @@ async def show(call: Call) -> Response:
         "workers": {state: states.count(state) for state in sorted(set(states))},
         "jobs": jobs,
     }
+    if starting := plane.starting():
+        record["starting"] = starting
     return json_response(record)
 
 

@@ -27,7 +27,7 @@ class SimScorers:
     _rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self._rng = random.Random(f"scorers {self.clock.seed}")  # noqa: S311 - reproducible, not secret
+        self._rng = random.Random(f"scores {self.clock.seed}")  # noqa: S311 - reproducible, not secret
         self.names = ("cheap", "near")[: self._rng.choice([0, 0, 0, 0, 1, 2])]
 
     def ask(self, asked: AskScorer, give: Callable[[int, Said], None]) -> None:
