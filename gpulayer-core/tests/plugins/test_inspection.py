@@ -64,6 +64,18 @@ def test_a_priority_is_a_whole_number(priority):
             "no hook gpulayer_register_probe",
             "mean gpulayer_register_probes",
         ),
+        (
+            "@hookimpl(specname='gpulayer_check_job')\ndef quota(spec): pass\n"
+            "@hookimpl(specname='gpulayer_check_job')\ndef policy(spec): pass",
+            "policy and quota are all for the hook gpulayer_check_job",
+            "one function",
+        ),
+        (
+            "@hookimpl\ndef gpulayer_register_probes(ctx): pass\n"
+            "@hookimpl(specname='gpulayer_register_probes')\ndef more(ctx): pass",
+            "gpulayer_register_probes and more are all for the hook",
+            "one function",
+        ),
         ("@hookimpl\ndef something(ctx): pass", "there is no hook something", "gpulayer_on_event"),
         ("@hookimpl(specname='gpulayer_x')\ndef gpulayer_register_probes(ctx): pass", "no hook gpulayer_x", ""),
         ("@hookimpl\nasync def gpulayer_register_probes(ctx): pass", "is async", "with def"),
@@ -78,11 +90,6 @@ def test_a_priority_is_a_whole_number(priority):
         ("@hookimpl\ndef gpulayer_check_job(*args): pass", "*args, which is never passed", "spec and ctx"),
         ("@hookimpl\ndef gpulayer_check_job(spec, **more): pass", "**more, which is never passed", "spec and ctx"),
         ("@hookimpl\ndef gpulayer_check_job(specs, ctx): pass", "unknown argument specs", "did you mean spec?"),
-        (
-            "@hookimpl\ndef gpulayer_on_event(): pass\n@hookimpl(specname='gpulayer_on_event')\ndef also(): pass",
-            "also and gpulayer_on_event both implement gpulayer_on_event",
-            "one function",
-        ),
         ("@hookimpl\ndef gpulayer_on_event(job): pass", "unknown argument job", "event and ctx"),
     ],
 )

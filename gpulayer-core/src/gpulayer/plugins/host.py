@@ -115,13 +115,15 @@ def load_plugins(
     discover: Callable[[], tuple[Found, ...]] = discover,
     register_deadline_s: float = REGISTER_DEADLINE_S,
     deprecated: Mapping[str, str] = DEPRECATED,
+    begun: Callable[[Callable[[], None]], None] = lambda close: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
     python: runs the child that tries imports first. marks: the file, of this process alone, that says at the next start
     which plugin's call ended the process, see ``plugins.marks``. deprecated: see ``hooks.DEPRECATED``. With
     ``settings.strict`` nothing is tried first, so that what a plugin raises is raised here; raises PluginFault for all
-    else that is wrong with one.
+    else that is wrong with one. begun: told how to let go of it all where this does not return, before anything of a
+    plugin runs; from any thread, more than once.
     """
     loader = Loader(
         where,
@@ -135,6 +137,7 @@ def load_plugins(
         deprecated=deprecated,
     )
     try:
+        begun(loader.close)
         registry = loader.load()
     except BaseException:
         loader.close()

@@ -60,12 +60,12 @@ def inspect_plugin(plugin: object) -> Inspected:
     problems = [
         problem for name, (function, options) in marked.items() for problem in _problems(name, function, options)
     ]
-    problems += _twice(marked)
     problems += [
         (f"{name} is not marked as a hook, so it is never called", "write @hookimpl (from gpulayer.plugins) above it")
         for name, value in vars(plugin).items()
         if name in HOOKS and name not in marked and callable(value)
     ]
+    problems += _twice(marked)
     used = tuple(sorted({_hook(name, options) for name, (_, options) in marked.items()} & set(HOOKS)))
     if problems:
         error, hint = problems[0]
@@ -129,17 +129,18 @@ def _marked(plugin: ModuleType) -> Iterator[tuple[str, tuple[Any, dict[str, Any]
             yield name, (getattr(plugin, name), dict(options))
 
 
+def _twice(marked: dict[str, tuple[Any, dict[str, Any]]]) -> Iterator[tuple[str, str]]:  # Any: see _marked
+    by_hook: dict[str, list[str]] = {}
+    for name, (_, options) in marked.items():
+        by_hook.setdefault(_hook(name, options), []).append(name)
+    for hook, names in by_hook.items():
+        if hook in HOOKS and len(names) > 1:
+            hint = "write one function that gives what all of them give"
+            yield f"{' and '.join(names)} are all for the hook {hook}, which a plugin has once", hint
+
+
 def _hook(name: str, options: dict[str, Any]) -> str:  # Any: by option
     return str(options.get("specname") or name)
-
-
-def _twice(marked: dict[str, tuple[Any, dict[str, Any]]]) -> Iterator[tuple[str, str]]:  # Any: as above
-    names: dict[str, list[str]] = {}
-    for name, (_, options) in marked.items():
-        names.setdefault(_hook(name, options), []).append(name)
-    for hook, several in names.items():
-        if len(several) > 1:
-            yield f"{' and '.join(several)} both implement {hook}", "one function of a plugin implements a hook"
 
 
 def _problems(name: str, function: Any, options: dict[str, Any]) -> Iterator[tuple[str, str]]:  # Any: whatever it is

@@ -3,9 +3,9 @@
 from typing import Final
 
 from gpulayer.clock import iso_utc
-from gpulayer.plugins.record import PluginRecord
+from gpulayer.plugins.record import Fault, PluginRecord
 from gpulayer.spec.plain import plain_line
-from gpulayer.wire.plugins import PluginFields
+from gpulayer.wire.plugins import PluginFaultFields, PluginFields
 
 __all__ = ["plugin_to_wire"]
 
@@ -30,12 +30,13 @@ def plugin_to_wire(record: PluginRecord) -> PluginFields:
         "hooks": [plain_line(hook, _WORD) for hook in record.hooks[:_HOOKS]],
         "provides": [plain_line(provided, _LINE) for provided in record.provides[:_PROVIDED]],
         "faults": record.faults,
-        "last_faults": [
-            {
-                "at": iso_utc(fault.wall_ms),
-                "hook": plain_line(fault.hook, _WORD),
-                "message": plain_line(fault.message, _LINE),
-            }
-            for fault in record.last_faults[-_FAULTS:]
-        ],
+        "last_faults": [_fault(fault) for fault in record.last_faults[-_FAULTS:]],
+    }
+
+
+def _fault(fault: Fault) -> PluginFaultFields:
+    return {
+        "at": iso_utc(fault.wall_ms),
+        "hook": plain_line(fault.hook, _WORD),
+        "message": plain_line(fault.message, _LINE),
     }

@@ -26,6 +26,7 @@ __all__ = ["CHECK_DEADLINE_S", "LIST_DEADLINE_S", "CheckReport", "Flaw", "Step",
 
 LIST_DEADLINE_S: Final = 120.0
 CHECK_DEADLINE_S: Final = 60.0
+_CHILD: Final = "gpulayer.plugins.trial_child"
 _QUIET_S: Final = 1.5
 _OUTPUT: Final = 4000  # characters of what a plugin printed
 _LINE: Final = 400
@@ -91,7 +92,7 @@ def installed_plugins(
     """
     # Any: JSON objects of our own child.
     variables = PluginSettings.of(environment).variables
-    answers, ended, output = _child(["records"], environment, python, deadline_s, waiting)
+    answers, ended, output = _child(["records"], environment, python=python, deadline_s=deadline_s, waiting=waiting)
     for answer in answers:
         match answer:
             case {"records": list(records)} if all(map(_is_record, records)):
@@ -114,7 +115,14 @@ def check_plugin(
     most_written: bytes that any file may have that the plugin writes, also what it prints.
     """
     options = PluginSettings.of(environment).options_of(name)
-    answers, ended, output = _child(["check", name], environment, python, deadline_s, waiting, most_written)
+    answers, ended, output = _child(
+        ["check", name],
+        environment,
+        python=python,
+        deadline_s=deadline_s,
+        waiting=waiting,
+        most_written=most_written,
+    )
     report = CheckReport(name, output=SecretsHider({name: options})(name, output)[-_OUTPUT:])
     step, flaws_before = "start", 0
     for answer in answers:
@@ -153,6 +161,7 @@ def _mend(ended: str) -> str:
 def _child(
     words: Sequence[str],
     environment: Mapping[str, str],
+    *,
     python: str,
     deadline_s: float,
     waiting: Callable[[], None],
@@ -167,17 +176,7 @@ def _child(
             # -P: the folder a command is typed in must never decide what is imported.
             process = subprocess.Popen(
                 # faulthandler: says where native code crashed.
-                [
-                    python,
-                    "-P",
-                    "-X",
-                    "faulthandler",
-                    "-m",
-                    "gpulayer.plugins.trial_child",
-                    str(answers),
-                    str(most_written),
-                    *words,
-                ],
+                [python, "-P", "-X", "faulthandler", "-m", _CHILD, str(answers), str(most_written), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
