@@ -268,8 +268,8 @@ class Guard:
                 return
             call.begin()
         mark = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-        stay = self._visits.begin()
         try:
+            stay = self._visits.begin()
             call.run(self._hide)
             for what in self._visits.end(stay, is_awaited=call.is_awaited()):
                 message = f"it changed {what}, which all of the process share; that was put back"
@@ -321,6 +321,7 @@ class Guard:
             if seat.trial is call:
                 seat.trial = None
         seat.lane.forget(call.job)
+        call.job = _nothing
 
     def _keep(self, plugin: str, hook: str, message: str) -> None:
         line = self.line(plugin, message)
@@ -372,6 +373,7 @@ class _Call(Generic[T]):
 
     def begin(self) -> None:
         """To be followed by ``run``."""
+        self.job = _nothing  # it holds this call: what the call gave would stay until the collector comes by
         if self._life is not None:
             self._life.begin()
         self._begun_s = time.monotonic()
