@@ -292,7 +292,7 @@ class Loader:
             things = self.guard.call(
                 one.plugin,
                 kind.hook,
-                lambda: things_of(kind, ask()),
+                lambda: things_of(kind, ask(), plugin=one.plugin),
                 deadline_s=self._register_deadline_s,
                 passes=(UsageError,),
             )

@@ -6,7 +6,7 @@ hook gives what, where, and what such a thing must have.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpulayer.plugins.contracts.context import Context, Where
@@ -80,7 +80,7 @@ class Offered:
     kind: Kind
     plugin: str
     priority: int
-    things: tuple[tuple[str, Any], ...]  # Any: by kind
+    things: tuple[Registered[Any], ...]  # Any: by kind
 
 
 def bound(implementation: Implementation) -> Callable[..., Any]:  # Any: by hook
@@ -96,10 +96,10 @@ def bound(implementation: Implementation) -> Callable[..., Any]:  # Any: by hook
     return ask
 
 
-def things_of(kind: Kind, values: object) -> tuple[tuple[str, Any], ...]:  # Any: by kind
-    """Each with its name. All of the plugin's code that this runs belongs behind the guard. Raises TypeError and
-    ValueError that say what it should be."""
-    found: dict[str, Any] = {}
+def things_of(kind: Kind, values: object, *, plugin: str = "") -> tuple[Registered[Any], ...]:  # Any: by kind
+    """Each with what it says of itself, which nobody asks it again. All of the plugin's code that this runs belongs
+    behind the guard. Raises TypeError and ValueError that say what it should be."""
+    found: dict[str, Registered[Any]] = {}
     for thing in _instances(kind, values):
         name = getattr(thing, kind.key)
         what = f"its {kind.word} {type(thing).__name__}"
@@ -116,9 +116,8 @@ def things_of(kind: Kind, values: object) -> tuple[tuple[str, Any], ...]:  # Any
                 raise TypeError(f"{what} has {shown(act)} where the method {method} is due")
             if inspect.iscoroutinefunction(act) or inspect.isasyncgenfunction(act):
                 raise TypeError(f"{what}: {method} is async; it is called in a thread and may block: write it with def")
-        _check_figures(kind, thing, what)
-        found[name] = thing
-    return tuple(found.items())
+        found[name] = _read(kind, Registered(plugin, thing, name, kind.word), what)
+    return tuple(found.values())
 
 
 def registry_of(
@@ -136,18 +135,18 @@ def registry_of(
         ours = [one for one in offered if one.kind is kind]
         givers: dict[str, list[str]] = {}
         for one in ours:
-            for name, _ in one.things:
-                givers.setdefault(name, []).append(one.plugin)
+            for thing in one.things:
+                givers.setdefault(thing.name, []).append(one.plugin)
         kept = found.setdefault(kind.hook, [])
         for one in sorted(ours, key=lambda one: (one.priority, one.plugin)):
-            for name, thing in one.things:
-                others = [plugin for plugin in givers[name] if plugin != one.plugin]
+            for thing in one.things:
+                others = [plugin for plugin in givers[thing.name] if plugin != one.plugin]
                 if kind.is_single and others and one.plugin not in builtins:
                     refused.setdefault(one.plugin, []).append(
-                        f"{kind.word} {name} is registered by {' and '.join(sorted(others))}, too"
+                        f"{kind.word} {thing.name} is registered by {' and '.join(sorted(others))}, too"
                     )
                 else:
-                    kept.append(Registered(one.plugin, thing, name, kind.word))
+                    kept.append(thing)
     registry = Registry(
         probes=tuple(found["gpulayer_register_probes"]),
         framework_checks=tuple(found["gpulayer_register_framework_checks"]),
@@ -180,20 +179,25 @@ def _instances(kind: Kind, values: object) -> list[Any]:  # Any: by kind
     return found
 
 
-def _check_figures(kind: Kind, thing: Any, what: str) -> None:  # Any: whatever was registered
+def _read(kind: Kind, registered: Registered[Any], what: str) -> Registered[Any]:  # Any: whatever was registered
+    """With the figures of its kind."""
+    thing = registered.thing
     if kind.contract is Scorer:
         lifetime_s = thing.lifetime_s
         if type(lifetime_s) not in (int, float) or not 1 <= lifetime_s <= MAX_LIFETIME_S:
             raise ValueError(f"{what} has a lifetime_s that is no number of seconds from 1 to {MAX_LIFETIME_S:g}")
+        return replace(registered, lifetime_s=float(lifetime_s))
     if kind.contract is FrameworkCheck:
         accelerators = thing.accelerators
         if type(accelerators) is not tuple or not all(isinstance(one, Accelerator) for one in accelerators):
             raise TypeError(f"{what} has accelerators that are no tuple of Accelerator")
-
+        return replace(registered, accelerators=accelerators)
     if kind.contract is EventSink:
         kinds = thing.kinds
         if kinds is not None and not (type(kinds) is frozenset and all(isinstance(one, EventKind) for one in kinds)):
             raise TypeError(f"{what} has kinds that are neither None nor a frozenset of EventKind")
+        return replace(registered, kinds=kinds)
+    return registered
 
 
 def _hook_sinks(implementations: Sequence[Implementation]) -> tuple[Registered[EventSink], ...]:

@@ -113,4 +113,4 @@ def _registered(plugin: ModuleType, kind: Kind, where: Where, context: Context) 
         return []
     here = Context(where, context.plugin, context.version, context.options)
     ask = hook_of(plugin, kind.hook)
-    return [name for name, _ in within(REGISTER_DEADLINE_S, lambda: things_of(kind, ask(ctx=here)))]
+    return [one.name for one in within(REGISTER_DEADLINE_S, lambda: things_of(kind, ask(ctx=here)))]
