@@ -26,6 +26,7 @@ from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
+from gpulayer.server.job_checks import JobChecks
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
@@ -108,6 +109,7 @@ class Plane:
         )
         self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)
+        self.job_checks = JobChecks()
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
         self._has_outside = False
