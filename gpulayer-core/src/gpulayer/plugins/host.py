@@ -107,12 +107,14 @@ def load_plugins(
     marks: Path | None = None,
     discover: Callable[[], tuple[Found, ...]] = discover,
     register_deadline_s: float = REGISTER_DEADLINE_S,
+    trying: Callable[[tuple[str, ...]], None] = lambda _: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
     python: runs the child that tries imports first. marks: the file, of this process alone, that says at the next start
-    which plugin's call ended the process, see ``plugins.marks``. With ``settings.strict`` nothing is tried first, so
-    that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one.
+    which plugin's call ended the process, see ``plugins.marks``. trying: told, from any thread, which plugins are being
+    imported whenever that changes, for whoever waits for them; none in the end. With ``settings.strict`` nothing is
+    tried first, so that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one.
     """
     loader = Loader(
         where,
@@ -123,6 +125,7 @@ def load_plugins(
         marks=marks,
         discover=discover,
         register_deadline_s=register_deadline_s,
+        trying=trying,
     )
     try:
         registry = loader.load()

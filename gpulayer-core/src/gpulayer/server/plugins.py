@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import traceback
+from collections.abc import Callable
 
 from gpulayer import __version__
 from gpulayer.clock import Clock
@@ -24,9 +25,11 @@ def no_plugins(clock: Clock) -> Host:
     return Host(Registry(), Guard(clock=clock), lambda: ())
 
 
-async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
+async def load_for_plane(
+    settings: PlaneSettings, *, clock: Clock, trying: Callable[[tuple[str, ...]], None] = lambda _: None
+) -> Host:
     """The host of a control plane; what is wrong with one of its plugins is logged in a line. Raises PluginFault, with
-    ``strict``, for the first such thing.
+    ``strict``, for the first such thing. trying: see ``load_plugins``.
 
     In a thread that nobody waits for when the process ends: what a plugin does there may never return.
     """
@@ -46,7 +49,12 @@ async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
         host, error = None, None
         try:
             host = load_plugins(
-                Where.PLANE, settings.plugins, clock=clock, version=__version__, marks=settings.layout.plugin_marks
+                Where.PLANE,
+                settings.plugins,
+                clock=clock,
+                version=__version__,
+                marks=settings.layout.plugin_marks,
+                trying=trying,
             )
         except GpulayerError as raised:
             error = raised
