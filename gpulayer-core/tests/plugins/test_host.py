@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from traceback import format_exception_only
 
 import pytest
 
@@ -484,12 +485,25 @@ def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tm
         ("GPULAYER_API = '7.0'", PluginFault),
         (registers("gpulayer_register_probes", "1 / 0"), ZeroDivisionError),
         (registers("gpulayer_register_probes", "None"), TypeError),
+        (registers("gpulayer_register_probes", "__import__('time').sleep(1)"), PluginFault),
+        ("class Sealed(Exception):\n    __slots__ = ()\n    add_note = None\nraise Sealed", Exception),
     ],
 )
-def test_strict_raises_what_went_wrong_instead(load, plugin, source, error):
+def test_strict_raises_what_went_wrong_instead_and_says_whose_it_was(load, plugin, source, error):
     plugin("bad", source)
-    with pytest.raises(error):
-        load(settings=PluginSettings(strict=True))
+    with pytest.raises(error) as caught:
+        load(settings=PluginSettings(strict=True), register_deadline_s=0.2)
+    told = "".join(format_exception_only(caught.value))
+    assert "plugin bad" in told
+    assert told.count("of gpulayer-bad 1.0)") == 1
+
+
+def test_who_waits_is_told_which_plugins_are_imported_and_when_none_is_any_more(load, plugin):
+    plugin("good", probe("good"))
+    plugin("odd", "raise KeyError('mine')")
+    told = []
+    load(trying=told.append)
+    assert told == [("good", "odd"), ("good",), ()]
 
 
 def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
@@ -500,6 +514,7 @@ def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
 CRASH = """
 import sys
 from pathlib import Path
+from traceback import format_exception_only
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.host import load_plugins

@@ -121,6 +121,7 @@ def load_plugins(
     register_deadline_s: float = REGISTER_DEADLINE_S,
     deprecated: Mapping[str, str] = DEPRECATED,
     begun: Callable[[Callable[[], None]], None] = lambda close: None,
+    trying: Callable[[tuple[str, ...]], None] = lambda names: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
@@ -128,7 +129,8 @@ def load_plugins(
     which plugin's call ended the process, see ``plugins.marks``. deprecated: see ``hooks.DEPRECATED``. With
     ``settings.strict`` nothing is tried first, so that what a plugin raises is raised here; raises PluginFault for all
     else that is wrong with one. begun: told how to let go of it all where this does not return, before anything of a
-    plugin runs; from any thread, more than once.
+    plugin runs; from any thread, more than once. trying: told which plugins are being imported whenever that changes,
+    for whoever waits for them; none in the end.
     """
     loader = Loader(
         where,
@@ -140,6 +142,7 @@ def load_plugins(
         discover=discover,
         register_deadline_s=register_deadline_s,
         deprecated=deprecated,
+        trying=trying,
     )
     try:
         begun(loader.close)

@@ -101,9 +101,11 @@ class Scorers:
         """What these effects ask is put to the scorers soon. Quick; from the event loop alone."""
         for effect in effects:
             if isinstance(effect, AskScorer) and (asked := self._scorers.get(effect.scorer)) is not None:
-                machines = asked.waiting.setdefault(effect.request, {})
-                machines.update((digest, state.facts[digest]) for digest in effect.digests)
-                asked.wake.set()
+                facts = state.facts  # of later steps of the batch, too: what no worker has any more is not in it
+                machines = {digest: facts[digest] for digest in effect.digests if digest in facts}
+                if machines:
+                    asked.waiting.setdefault(effect.request, {}).update(machines)
+                    asked.wake.set()
 
     async def run(self) -> None:
         """Until cancelled. Raises what a plugin raised where the host is strict."""
