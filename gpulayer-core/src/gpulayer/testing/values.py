@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpulayer.ids import Epoch, JobId
@@ -77,15 +78,34 @@ def odd_jobs() -> Sequence[JobSpec]:
 
 
 def an_event(kind: EventKind, **changes: Any) -> PlaneEvent:  # Any: fields of PlaneEvent
-    """Of a job or of a worker, by its kind."""
-    is_of_job = kind.partition(".")[0] == "job"
-    event = PlaneEvent(
-        id=f"an-incarnation-{kind}",
-        seq=12,
-        at_ms=1_700_000_000_000,
-        kind=kind,
-        job=JobSummary("7f3a000000000001", "a job", "somebody", {"team": "vision"}, "running") if is_of_job else None,
-        worker="box",
-        details={"attempt": 1, "evidence": None} if is_of_job else {},
-    )
+    """As a control plane tells of that kind: of a job ``train`` of ``ada``'s that failed in the end, or of ``box``."""
+    number, at_ms = list(EventKind).index(kind), 1_764_514_800_000
+    event = PlaneEvent(f"5b0c7e1a9d2f4e68-{1000 + number}-{at_ms + number:x}", 1000 + number, at_ms + number, kind)
+    if kind.partition(".")[0] == "worker":
+        event = replace(event, worker="box", details=MappingProxyType({"worker_id": "fedcba9876543210"}))
+    else:
+        event = replace(event, job=_summary(kind), details=MappingProxyType(_details(kind)))
     return replace(event, **changes)
+
+
+def _summary(kind: EventKind) -> JobSummary:
+    tags = MappingProxyType({"team": "vision"})
+    state = {EventKind.JOB_SUBMITTED: "queued", EventKind.JOB_UNREACHABLE: "unreachable", EventKind.JOB_ENDED: "failed"}
+    summary = JobSummary("7f3a000000000001", "train", "ada", tags, state.get(kind, "running"))
+    return replace(summary, exit_code=3, ended_by="program") if kind is EventKind.JOB_ENDED else summary
+
+
+def _details(kind: EventKind) -> dict[str, str | int | None]:
+    attempt: dict[str, str | int | None] = {"attempt": 1, "workers": "box"}
+    match kind:
+        case EventKind.JOB_SUBMITTED:
+            return {}
+        case EventKind.JOB_RETRIED:
+            lost = {"ended_by": "worker_lost", "blame": "infrastructure", "evidence": "the machine failed"}
+            return {**lost, **attempt, "attempt": 2}
+        case EventKind.JOB_UNREACHABLE:
+            return {**attempt, "reason": "its worker has not reported for a while"}
+        case EventKind.JOB_ENDED:
+            return {"ended_by": "program", "blame": "user", "evidence": "", **attempt}
+        case _:
+            return attempt
