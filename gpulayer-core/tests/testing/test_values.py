@@ -54,4 +54,10 @@ def form(event):
     if job is not None and event.kind is not EventKind.JOB_ENDED:
         of_job = (type(job.tags), job.signal is None)  # as the job is when it is told of
     ids = [len(part) > 0 for part in event.id.split("-")]
-    return type(event.id), len(ids), of_job, event.worker != "", {name: type(value) for name, value in event.details.items()}
+    return (
+        type(event.id),
+        len(ids),
+        of_job,
+        event.worker != "",
+        {name: type(value) for name, value in event.details.items()},
+    )

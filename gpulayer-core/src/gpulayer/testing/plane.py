@@ -235,7 +235,9 @@ class LivePlane:
 def _module_name(plugin: object, module: object) -> str:
     """By which the child that tries it, and the control plane, import it."""
     if not isinstance(plugin, str) or not is_plain_name(plugin):
-        raise ValueError(f"{plugin!r} can't be the name of a plugin: a lower-case letter, then letters, digits and . _ + -")
+        raise ValueError(
+            f"{plugin!r} can't be the name of a plugin: a lower-case letter, then letters, digits and . _ + -"
+        )
     if isinstance(module, str):
         return module
     if not isinstance(module, ModuleType):
