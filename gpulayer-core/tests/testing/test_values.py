@@ -53,11 +53,5 @@ def form(event):
     of_job = job and (type(job.tags), job.state, job.exit_code is None, job.signal is None, job.ended_by)
     if job is not None and event.kind is not EventKind.JOB_ENDED:
         of_job = (type(job.tags), job.signal is None)  # as the job is when it is told of
-    ids = [len(part) > 0 for part in event.id.split("-")]
-    return (
-        type(event.id),
-        len(ids),
-        of_job,
-        event.worker != "",
-        {name: type(value) for name, value in event.details.items()},
-    )
+    details = {name: type(value) for name, value in event.details.items()}
+    return len(event.id.split("-")), of_job, event.worker != "", details

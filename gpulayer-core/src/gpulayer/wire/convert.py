@@ -7,7 +7,7 @@ is checked here is meaning (an unknown accelerator, a specifier that does not pa
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
@@ -52,6 +52,7 @@ __all__ = [
     "facts_to_wire",
     "framework_need",
     "limits_to_wire",
+    "needed_request",
     "outcome_from_wire",
     "outcome_to_wire",
     "request_from_wire",
@@ -260,7 +261,7 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
     return JobSpec(
         command=command,
         kind=kind,
-        request=_with_capabilities(request_from_wire(submission.get("request", {})), submission),
+        request=needed_request(submission.get("request", {}), submission),
         name=submission.get("name", ""),
         tags=tuple(sorted(submission.get("tags", {}).items())),
         priority=submission.get("priority", 0),
@@ -290,8 +291,9 @@ def _plain(name: str, default: str) -> str:
     return "" if name == default else name
 
 
-def _with_capabilities(request: Request, submission: JobSubmission) -> Request:
-    """What the submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+def needed_request(fields: RequestFields, submission: Mapping[str, Any]) -> Request:  # Any: as checked by its form
+    """The request with what a submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+    request = request_from_wire(fields)
     needed = set(request.capabilities)
     try:
         for kind, name, default in (
