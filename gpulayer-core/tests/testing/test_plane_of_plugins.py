@@ -86,4 +86,4 @@ def test_what_is_no_plugin_is_refused_with_what_is_due(tmp_path, plugins, error,
 
 
 def test_whoever_submits_has_a_name_as_on_a_real_plane(plane):
-    assert plane.client.submit(["true"]).record()["submitted_by"]["name"] == "tester"
+    assert plane.client.submit(["true"]).record()["submitted_by"]["name"] == "test"

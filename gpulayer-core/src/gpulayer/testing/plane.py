@@ -42,13 +42,13 @@ T = TypeVar("T")
 
 _PATIENCE_S: Final = 20.0
 _TEN_YEARS_S: Final = 10 * 365 * 86_400  # a test may let that much time pass
-_TESTER: Final = "tester"
+_TESTER: Final = "test"
 
 
 class LivePlane:
     """One state folder, served. ``restart`` stops and starts it, as after an upgrade.
 
-    url, token: of the administrator ``tester``, for who talks to it otherwise than by ``client``. bare: speaks HTTP,
+    url, token: of the administrator ``test``, for who talks to it otherwise than by ``client``. bare: speaks HTTP,
     without any credentials. clock: None: the machine's. plugin_modules: modules, or their names, by the names of the
     plugins; they are loaded as installed ones are. plugin_options: by plugin, then by option. settings: of
     ``PlaneSettings``. Raises TypeError and ValueError for modules that can't be loaded so.
