@@ -100,6 +100,7 @@ class _Check:
 
     def _look(self, found: Found, *, others: list[Found]) -> None:
         self._say({"distribution": found.distribution, "version": found.version, "target": found.module})
+        self._say({"options": sorted(self._context.options)})
         if others:
             rivals = " and ".join(f"{each.distribution} {each.version}" for each in (found, *others))
             self._flaw("entry point", f"{rivals} have a plugin of that name", "uninstall one of them")
