@@ -38,7 +38,7 @@ DEVICE_VARIABLES: Final = frozenset(
         "ZE_AFFINITY_MASK",
     }
 )
-"""What says which devices a program sees. A launcher sets them: a job must see those that it was given and no others."""
+"""Which devices a program sees. A launcher sets them: a job must see those that it was given and no others."""
 
 # What a Python, the probes and the programs themselves need to find their way about the machine.
 _KEPT: Final = frozenset(

@@ -544,7 +544,7 @@ def test_odd_lines_in_what_the_child_answers_are_passed_over(tmp_path):
     child.chmod(0o755)
     report = check_plugin("x", os.environ, python=str(child))
     assert [(flaw.what, flaw.message) for flaw in report.flaws] == [("start", "it ended the process with exit code 3")]
-    assert (report.name, report.output) == ("x", "the end\n")
+    assert (report.name, report.output) == ("x", "the end")
     records, trouble = installed_plugins(os.environ, python=str(child))
     assert (records, trouble) == ([], "trying them ended the process with exit code 3: the end")
 

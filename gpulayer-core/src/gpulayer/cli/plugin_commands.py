@@ -21,9 +21,11 @@ from gpulayer.plugins.discovery import COMMANDS, GROUP, EntryPoint, installed_po
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.settings import PLUGINS_VARIABLE, PluginSettings
 from gpulayer.spec.capabilities import is_plain_name
+from gpulayer.spec.plain import plain_line
 
 __all__ = ["PluginCommand", "find_command", "find_commands", "load_command"]
 
+_LONGEST: Final = 400
 _OWN_COMPLETION: Final = ("install_completion", "show_completion")
 
 
@@ -91,7 +93,7 @@ def load_command(command: PluginCommand) -> Any:  # Any: typer's own command typ
 def _first(error: BaseException) -> str:
     """The first line of what it says of itself, which is the plugin's code, too."""
     try:
-        return str(error).strip().partition("\n")[0]
+        return plain_line(str(error).strip().partition("\n")[0], _LONGEST)
     except Exception:
         return "(it can't say what)"
 

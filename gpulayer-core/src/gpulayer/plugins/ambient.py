@@ -75,9 +75,10 @@ class Visits:
 
     def begin(self) -> Stay:
         with self._lock:
+            place = Place.now()
             self._begun += 1
             self._running += 1
-            return Stay(Place.now(), self._begun, self._running == 1)
+            return Stay(place, self._begun, self._running == 1)
 
     def end(self, stay: Stay, *, is_awaited: bool) -> tuple[str, ...]:
         """What it has changed, which was put back. is_awaited: of a call that nobody waits for any more what the place

@@ -27,6 +27,7 @@ from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.record import Fault
+from gpulayer.spec.plain import plain_line
 
 __all__ = ["Guard", "Life"]
 
@@ -241,8 +242,7 @@ class Guard:
 
     def line(self, plugin: str, message: str) -> str:
         """One line of a bearable length, without the plugin's secrets and what a terminal would act on."""
-        line = " ".join(_printable(self._hide(plugin, message)).split())
-        return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+        return plain_line(self._hide(plugin, message), _LINE)
 
     def close(self) -> None:
         """Let the threads end that are idle, and leave no marks; calls that wait for a slot are told that it never
@@ -279,8 +279,8 @@ class Guard:
                 return
             call.begin()
         mark = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-        stay = self._visits.begin()
         try:
+            stay = self._visits.begin()
             call.run(self._hide)
             for what in self._visits.end(stay, is_awaited=call.is_awaited()):
                 message = f"it changed {what}, which all of the process share; that was put back"
@@ -332,6 +332,7 @@ class Guard:
             if seat.trial is call:
                 seat.trial = None
         seat.lane.forget(call.job)
+        call.job = _nothing
 
     def _keep(self, plugin: str, hook: str, message: str) -> None:
         line = self.line(plugin, message)
@@ -383,6 +384,7 @@ class _Call(Generic[T]):
 
     def begin(self) -> None:
         """To be followed by ``run``."""
+        self.job = _nothing  # it holds this call: what the call gave would stay until the collector comes by
         if self._life is not None:
             self._life.begin()
         self._begun_s = time.monotonic()
@@ -486,7 +488,3 @@ def _told(error: BaseException, said: str, hide: Callable[[str], str]) -> tuple[
         return said or (f"{kind}: {text}" if text else f"{kind}"), story
     except BaseException:
         return said or "an exception that fails to say what it is", ""
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)

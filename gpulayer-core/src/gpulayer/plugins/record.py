@@ -8,7 +8,7 @@ __all__ = ["Fault", "PluginRecord", "PluginStatus"]
 
 class PluginStatus(StrEnum):
     """Only what is ``ok`` or ``suspended`` is loaded, and then all of it. ``suspended``: it failed several times in a
-    row and is not asked for a while; then it is tried again."""
+    row and is not asked for a while; then it is tried again, and stays suspended until that has worked."""
 
     OK = "ok"
     DISABLED = "disabled"  # by GPULAYER_PLUGINS; or it was installed after this process started

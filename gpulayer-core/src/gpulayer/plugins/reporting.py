@@ -1,11 +1,13 @@
 """Plugin records as they are sent: what a worker tells its control plane, and what that tells everybody."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpulayer.clock import iso_utc
 from gpulayer.plugins.record import Fault, PluginRecord
 from gpulayer.spec.plain import plain_line
-from gpulayer.wire.plugins import PluginFaultFields, PluginFields
+
+if TYPE_CHECKING:  # a command that lists plugins needs nothing of the wire
+    from gpulayer.wire.plugins import PluginFaultFields, PluginFields
 
 __all__ = ["plugin_to_wire"]
 
@@ -16,7 +18,7 @@ _PROVIDED: Final = 64
 _FAULTS: Final = 8
 
 
-def plugin_to_wire(record: PluginRecord) -> PluginFields:
+def plugin_to_wire(record: PluginRecord) -> "PluginFields":
     """What is longer than the wire takes, or no text there, is cut: one plugin's story must not cost a report."""
     return {
         "name": plain_line(record.name, _WORD),
@@ -34,7 +36,7 @@ def plugin_to_wire(record: PluginRecord) -> PluginFields:
     }
 
 
-def _fault(fault: Fault) -> PluginFaultFields:
+def _fault(fault: Fault) -> "PluginFaultFields":
     return {
         "at": iso_utc(fault.wall_ms),
         "hook": plain_line(fault.hook, _WORD),

@@ -19,7 +19,7 @@ from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.plugins.settings import PluginSettings
-from gpulayer.spec.plain import plain_line
+from gpulayer.spec.plain import plain_line, plain_text
 from gpulayer.variables import background_variables
 
 __all__ = ["CHECK_DEADLINE_S", "LIST_DEADLINE_S", "CheckReport", "Flaw", "Step", "check_plugin", "installed_plugins"]
@@ -125,7 +125,7 @@ def check_plugin(
         waiting=waiting,
         most_written=most_written,
     )
-    report = CheckReport(name, output=SecretsHider({name: options})(name, output)[-_OUTPUT:])
+    report = CheckReport(name, output=_plain_end(SecretsHider({name: options})(name, output)))
     step, flaws_before = "start", 0
     for answer in answers:
         match answer:
@@ -191,7 +191,7 @@ def _child(
                 ended = _wait(process, deadline_s, waiting)
             finally:
                 _kill(process)
-        return _documents(answers), ended, _end_of(printed, 4 * _OUTPUT)
+        return _documents(answers), ended, _end_of(printed, 16 * _OUTPUT)
 
 
 def _wait(process: "subprocess.Popen[bytes]", deadline_s: float, waiting: Callable[[], None]) -> str:
@@ -225,6 +225,10 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     elif process.poll() is None:
         process.kill()
     process.wait()
+
+
+def _plain_end(output: str) -> str:
+    return plain_text(output[-_OUTPUT:], _OUTPUT)
 
 
 def _end_of(path: Path, size: int) -> str:

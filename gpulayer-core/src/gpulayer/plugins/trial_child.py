@@ -33,11 +33,13 @@ from gpulayer.plugins.registering import KINDS, MOST_THINGS, Kind, things_of
 from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.plugins.results import list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.plain import plain_text
 
 __all__ = ["main"]
 
 # Hooks that are what they provide, and need a job or an event to be asked.
 _ASKED: Final = {"gpulayer_check_job": "job check", "gpulayer_on_event": "event sink"}
+_SAID: Final = 8000
 # Frames that only lead to the plugin.
 _OURS: Final = tuple(f"{Path(file).parent}{os.sep}" for file in (gpulayer.__file__, importlib.__file__))
 
@@ -195,7 +197,7 @@ class _Check:
     def _hidden(self, value: Any) -> Any:  # Any: JSON
         match value:
             case str():
-                return self._hide(self._name, value)
+                return plain_text(self._hide(self._name, value), _SAID)
             case list():
                 return [self._hidden(each) for each in value]
             case dict():
