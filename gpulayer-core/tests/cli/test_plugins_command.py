@@ -451,6 +451,28 @@ def test_the_check_and_the_loader_are_of_one_mind(tmp_path):
         assert bool(report.provides) is is_loaded
 
 
+JOB_CHECKS = {
+    "good": ("return []", ""),
+    "nameless": ("return [Problem(Severity.ERROR, spec.name[0])]", "it raised IndexError: string index out of range"),
+    "silent": ("return None", "it gave None where a list of Problem is due"),
+    "wordy": ("return [Problem(Severity.ERROR, 3)]", "it gave a int where str is due"),
+}
+
+
+@pytest.mark.parametrize("name", JOB_CHECKS)
+def test_a_job_check_is_asked_about_usual_and_odd_jobs(tmp_path, name):
+    body, message = JOB_CHECKS[name]
+    source = (
+        f"from gpulayer.plugins import Problem, Severity\n{HEAD}@hookimpl\ndef gpulayer_check_job(spec):\n    {body}\n"
+    )
+    install_plugin(tmp_path, name, source)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    report = check_plugin(name, {**os.environ, "PYTHONPATH": path})
+    assert [flaw.message for flaw in report.flaws] == [message] * bool(message)
+    assert "gpulayer_check_job" in {step.name for step in report.steps}
+    assert report.provides == ([] if message else ["job check"])
+
+
 def test_a_traceback_has_the_plugins_own_frames_and_no_option(check):
     report = check("odd")
     (flaw,) = [flaw for flaw in report.flaws if flaw.what == "gpulayer_register_providers"]

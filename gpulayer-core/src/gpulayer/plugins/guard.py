@@ -304,7 +304,8 @@ class Guard:
             return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
-            _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
+            # Whoever asked may say a line of it; that its author can find the place, nobody else does.
+            _log.log(self._level, "plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
             return self._fail(call, call.said)
         seat = self._seats[call.key]
         with self._lock:

@@ -1,6 +1,5 @@
 """Values to ask plugins about: machines, attempts, jobs and events as they come, and odd ones that are legal too."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -9,10 +8,10 @@ from typing import Any, Final
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
 from gpulayer.plugins.contracts.launcher import LaunchSite
+from gpulayer.plugins.examples import UNICODE, odd_jobs
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.job import JobSpec
 from gpulayer.spec.machine import Device, Locality, WorkerFacts
-from gpulayer.spec.request import Accelerator, Request
+from gpulayer.spec.request import Accelerator
 
 __all__ = [
     "UNICODE",
@@ -24,8 +23,6 @@ __all__ = [
     "odd_machines",
     "site_in",
 ]
-
-UNICODE: Final = "Grüße, 世界 🌍"
 
 _GIB: Final = 2**30
 
@@ -64,17 +61,6 @@ def an_assignment(**changes: Any) -> Assignment:  # Any: fields of Assignment
 def site_in(folder: Path) -> LaunchSite:
     """The folders and files of an attempt, below ``folder``; none of them is made."""
     return LaunchSite(folder / "work", folder / "output", folder / "log", folder / "exit.json")
-
-
-def odd_jobs() -> Sequence[JobSpec]:
-    """Legal all, and as far from the usual as a submission can be."""
-    return (
-        JobSpec(("true",)),
-        JobSpec((UNICODE, "", "a\nb"), name=UNICODE, tags=((UNICODE, ""),), env=(("X", UNICODE),)),
-        JobSpec(("true", *["x" * 1000] * 200), tags=tuple((f"tag-{number}", "x") for number in range(64))),
-        JobSpec(("true",), request=Request(devices=1024, cpus=100_000, device_models=(UNICODE,))),
-        JobSpec(("true",), launcher="nobodys", environment="nobodys", inputs=(("data", "nobodys:///x"),)),
-    )
 
 
 def an_event(kind: EventKind, **changes: Any) -> PlaneEvent:  # Any: fields of PlaneEvent
