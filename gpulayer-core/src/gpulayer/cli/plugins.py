@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpulayer.cli.console import columns, print_json, print_line, safe, say
+from gpulayer.cli.console import columns, print_json, print_line, say
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.plugin_commands import PluginCommand, find_commands
@@ -29,6 +29,7 @@ from gpulayer.client.location import Configured, Local
 from gpulayer.errors import GpulayerError, UsageError
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.plugins.trial import CheckReport, Flaw, check_plugin, installed_plugins
+from gpulayer.spec.plain import plain_line
 
 if TYPE_CHECKING:
     from gpulayer.wire.plugins import PluginRecord
@@ -41,6 +42,7 @@ _ORDER: Final = ("broken", "duplicate", "incompatible", "suspended", "disabled",
 _COLOURS: Final = {"ok": "32", "suspended": "33", "disabled": "2"}
 _RED: Final = "31"
 _INDENT: Final = 4
+_LONGEST: Final = 2000
 _BAD: Final = 1
 _ANSWER_S: Final = 5.0
 
@@ -169,7 +171,7 @@ def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and tho
         )
     if shown:
         now = datetime.now(UTC)
-        header, *lines = columns([[safe(cell).replace("\n", " ") for cell in row] for row in rows])
+        header, *lines = columns([[plain_line(cell, _LONGEST) for cell in row] for row in rows])
         yield header
         for line, record in zip(lines, shown, strict=True):
             yield line
@@ -202,7 +204,7 @@ def _below(record: Mapping[str, Any], now: datetime) -> Iterator[str]:
 
 def _folded(text: str) -> list[str]:
     """Under a row: to the width of the screen where somebody looks, else a line, to be searched."""
-    text = " ".join(text.split())
+    text = plain_line(text, _LONGEST)
     if not sys.stdout.isatty():
         return [" " * _INDENT + text]
     indent = " " * _INDENT
@@ -242,7 +244,7 @@ def _commands_table(commands: list[PluginCommand]) -> Iterator[str]:
     yield ""
     rows = [["STATUS", "COMMAND", "OF"]]
     rows += [[str(command.status), f"gpulayer {command.name}", command.origin] for command in commands]
-    header, *lines = columns([[safe(cell).replace("\n", " ") for cell in row] for row in rows])
+    header, *lines = columns([[plain_line(cell, _LONGEST) for cell in row] for row in rows])
     yield header
     for line, command in zip(lines, commands, strict=True):
         yield line
