@@ -24,6 +24,7 @@ from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.request import Accelerator
 from gpulayer.testing.distribution import install_distribution
 
 PROBE = """
@@ -624,3 +625,22 @@ def test_a_host_that_could_not_be_made_leaves_nothing_behind(site, plugin):
     with pytest.raises(ZeroDivisionError):
         load_plugins(Where.CHECK, settings, clock=ManualClock(), version="0")
     assert [list(handler.filters) for handler in logging.getLogger().handlers] == filters
+
+
+def test_what_a_thing_says_of_itself_is_kept_beside_it(load, plugin):
+    plugin(
+        "says",
+        "from gpulayer.plugins import Accelerator, EventKind\n"
+        "class Scores:\n    name, lifetime_s = 's', 7\n    def score(self, batch): return []\n"
+        "class Tells:\n    name, kinds = 't', frozenset({EventKind.JOB_ENDED})\n    def tell(self, event): pass\n"
+        "class Check:\n    name, accelerators = 'c', (Accelerator.CPU,)\n    def script(self): return None\n"
+        + registers("gpulayer_register_scorers", "[Scores()]")
+        + registers("gpulayer_register_event_sinks", "[Tells()]")
+        + registers("gpulayer_register_framework_checks", "[Check()]"),
+    )
+    registry = load(Where.PLANE).registry
+    (scorer,), (sink,) = registry.scorers, [one for one in registry.event_sinks if one.plugin == "says"]
+    assert (scorer.name, scorer.lifetime_s) == ("s", 7.0)
+    assert (sink.name, sink.kinds) == ("t", frozenset({EventKind.JOB_ENDED}))
+    (check,) = load(Where.WORKER).registry.framework_checks
+    assert (check.name, check.accelerators) == ("c", (Accelerator.CPU,))
