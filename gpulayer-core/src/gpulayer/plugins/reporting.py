@@ -16,24 +16,29 @@ _FAULTS: Final = 8
 
 
 def plugin_to_wire(record: PluginRecord) -> PluginFields:
-    """What is longer than the wire takes is cut: one plugin's long story must not cost its worker a report."""
+    """What the wire does not take is cut and mended: one plugin's long story, or an odd name that may be what is wrong
+    with it, must not cost its worker a report."""
     return {
-        "name": _cut(record.name, _WORD),
-        "distribution": _cut(record.distribution, _LINE),
-        "version": _cut(record.version, _WORD),
-        "api": _cut(record.api, _WORD),
+        "name": _shown(record.name, _WORD) or "?",
+        "distribution": _shown(record.distribution, _LINE),
+        "version": _shown(record.version, _WORD),
+        "api": _shown(record.api, _WORD),
         "is_builtin": record.is_builtin,
         "status": record.status.value,
         "error": _cut(record.error, _LINE),
         "hint": _cut(record.hint, _LINE),
-        "hooks": [_cut(hook, _WORD) for hook in record.hooks[:_HOOKS]],
-        "provides": [_cut(provided, _LINE) for provided in record.provides[:_PROVIDED]],
+        "hooks": [_shown(hook, _WORD) for hook in record.hooks[:_HOOKS]],
+        "provides": [_shown(provided, _LINE) for provided in record.provides[:_PROVIDED]],
         "faults": record.faults,
         "last_faults": [
-            {"at": iso_utc(fault.wall_ms), "hook": _cut(fault.hook, _WORD), "message": _cut(fault.message, _LINE)}
+            {"at": iso_utc(fault.wall_ms), "hook": _shown(fault.hook, _WORD), "message": _cut(fault.message, _LINE)}
             for fault in record.last_faults[-_FAULTS:]
         ],
     }
+
+
+def _shown(text: str, limit: int) -> str:
+    return _cut("".join(character if character.isprintable() else "?" for character in text), limit)
 
 
 def _cut(text: str, limit: int) -> str:
