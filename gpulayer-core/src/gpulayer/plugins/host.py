@@ -4,15 +4,15 @@ What is wrong with one is in its record, and everything else works on. With ``st
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpulayer.clock import Clock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.guard import Guard, Life
-from gpulayer.plugins.hooks import REGISTER_DEADLINE_S
+from gpulayer.plugins.hooks import DEPRECATED, REGISTER_DEADLINE_S
 from gpulayer.plugins.loading import Loader
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.plugins.registry import Registered, Registry
@@ -55,12 +55,14 @@ class Host:
     ) -> R:
         """Ask something registered; see ``Guard.call``. ``method``: for people: ``Probe.look``.
 
-        ``ask`` calls it and checks what it gives (``plugins.results``). Raises PluginFault, and what ``passes``.
+        ``ask`` calls it and checks what it gives (``plugins.results``). Raises PluginFault, PluginResting where it was
+        not asked, and what ``passes``.
         """
         return self._guard.call(
             registered.plugin,
             method,
             lambda: ask(registered.thing),
+            thing=registered.key,
             deadline_s=deadline_s,
             passes=passes,
             life=life,
@@ -81,10 +83,15 @@ class Host:
             registered.plugin,
             method,
             lambda: ask(registered.thing),
+            thing=registered.key,
             deadline_s=deadline_s,
             passes=passes,
             life=life,
         )
+
+    def is_resting(self, registered: Registered[Any]) -> bool:  # Any: of any kind
+        """Whether a call of any of its methods would be refused now with PluginResting, because others failed."""
+        return self._guard.is_resting(registered.plugin, registered.key)
 
     def note(self, plugin: str, method: str, message: str) -> None:
         """Put into a plugin's record what showed elsewhere than in a call of it."""
@@ -107,12 +114,18 @@ def load_plugins(
     marks: Path | None = None,
     discover: Callable[[], tuple[Found, ...]] = discover,
     register_deadline_s: float = REGISTER_DEADLINE_S,
+    deprecated: Mapping[str, str] = DEPRECATED,
+    begun: Callable[[Callable[[], None]], None] = lambda close: None,
+    trying: Callable[[tuple[str, ...]], None] = lambda names: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
     python: runs the child that tries imports first. marks: the file, of this process alone, that says at the next start
-    which plugin's call ended the process, see ``plugins.marks``. With ``settings.strict`` nothing is tried first, so
-    that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one.
+    which plugin's call ended the process, see ``plugins.marks``. deprecated: see ``hooks.DEPRECATED``. With
+    ``settings.strict`` nothing is tried first, so that what a plugin raises is raised here; raises PluginFault for all
+    else that is wrong with one. begun: told how to let go of it all where this does not return, before anything of a
+    plugin runs; from any thread, more than once. trying: told which plugins are being imported whenever that changes,
+    for whoever waits for them; none in the end.
     """
     loader = Loader(
         where,
@@ -123,8 +136,11 @@ def load_plugins(
         marks=marks,
         discover=discover,
         register_deadline_s=register_deadline_s,
+        deprecated=deprecated,
+        trying=trying,
     )
     try:
+        begun(loader.close)
         registry = loader.load()
     except BaseException:
         loader.close()

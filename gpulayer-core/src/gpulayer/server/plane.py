@@ -57,6 +57,8 @@ _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
 _TREES_KEPT: Final = 4096
 _LOADING_ENDS_S: Final = 1.0
+_SLOW_S: Final = 3.0
+_NAMED: Final = 8
 _STILL_LOADING: Final = "(plugins still load)"  # stands for all scorers until they are known: who waits, waits for them
 
 
@@ -111,6 +113,7 @@ class Plane:
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
         self._has_outside = False
+        self._trying: tuple[str, ...] = ()
         self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
         self.shutdown_asked = asyncio.Event()
@@ -201,10 +204,8 @@ class Plane:
     def starting(self) -> str:
         """What submissions wait for since the start, for people; empty where for nothing."""
         if not self._are_plugins_loaded:
-            return (
-                f"it tries its plugins, which may take {self.settings.plugins.import_s:g} s each to be imported; "
-                "gpulayer plugins says which one takes long"
-            )
+            tried = f"it tries {_some(self._trying)}" if self._trying else "it loads its plugins"
+            return f"{tried}; each may take {self.settings.plugins.import_s:g} s to be imported"
         if self._has_outside and self.settings.has_local_worker and not self.local_worker_reported.is_set():
             return "its worker starts, and may be trying plugins; gpulayer plugins says which one takes long"
         return ""
@@ -217,21 +218,37 @@ class Plane:
                 if self.is_closing
                 else "the control plane still loads its plugins",
                 hint="try again in a moment; its log, plane.log in the state folder, names those that take long",
+                details={} if self.is_closing else {"starting": True},
             )
         return self.plugins
 
     async def _load_plugins(self) -> None:
+        telling = asyncio.create_task(self._tell_of_slow_ones(), name="slow plugins")
         try:
-            self.plugins = await load_for_plane(self.settings, clock=self.clock)
+            self.plugins = await load_for_plane(self.settings, clock=self.clock, trying=self._are_tried)
         except GpulayerError as error:
             if self.settings.plugins.strict:
                 raise
             _log.error("%s; the control plane goes on without any", error.message)
+        finally:
+            telling.cancel()
         await self._use_scorers()
         await self._announce()  # before anybody submits: a new event sink begins with what happens from here on
         self._has_outside = any(not record.is_builtin for record in self.plugins.records())
         self._are_plugins_loaded = True
         self._plugins_settled.set()
+
+    def _are_tried(self, names: tuple[str, ...]) -> None:
+        self._trying = names
+
+    async def _tell_of_slow_ones(self) -> None:
+        """Of imports that are still tried nobody else can tell: whoever waits may look here."""
+        told: tuple[str, ...] = ()
+        while True:
+            await asyncio.sleep(_SLOW_S)
+            if self._trying not in ((), told):
+                told = self._trying
+                _log.warning("still trying %s", _some(told))
 
     async def _announce(self) -> None:
         if not self.is_closing:
@@ -302,6 +319,11 @@ class Plane:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:
                 self._outputs.popitem(last=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"plugin{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}{more}"
 
 
 class _Attempts:

@@ -24,6 +24,7 @@ from gpulayer.plugins.results import instance_of
 from gpulayer.server.driver import Make
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Mark, Opinion, Refusal
+from gpulayer.spec.plain import plain_line
 from gpulayer.spec.request import Request
 
 __all__ = ["Scorers", "lacking_opinions"]
@@ -217,6 +218,4 @@ def _checked(answer: Sequence[Mark | Refusal | None], count: int) -> list[Opinio
 
 def _line(reason: str) -> str:
     """One, of a length that fits into others, without what a terminal would act on."""
-    plain = "".join(character if character.isprintable() else " " for character in reason[: 4 * _REASON])
-    line = " ".join(plain.split()) or "it gives no reason"
-    return line if len(line) <= _REASON else line[: _REASON - 1] + "…"
+    return plain_line(reason, _REASON) or "it gives no reason"

@@ -4,6 +4,7 @@ For reports and enrolments alone: what is in the store was judged when it came. 
 here is no fault, since a worker may be newer than its control plane.
 """
 
+import unicodedata
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -18,6 +19,8 @@ from gpulayer.wire.workers import WorkerFactsFields
 __all__ = ["check_told_plugins", "told_facts"]
 
 _CORE: Final = "gpulayer-core"
+# Not all that can't be printed: the worker's Python may know characters that this one does not.
+_NOT_SHOWN: Final = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def told_facts(facts: WorkerFactsFields) -> WorkerFacts:
@@ -45,7 +48,7 @@ def check_told_plugins(plugins: Iterable[PluginFields]) -> None:
         words = [plugin["name"], plugin["distribution"], plugin["version"], plugin["api"]]
         words += [*plugin["hooks"], *plugin["provides"], *(fault["hook"] for fault in plugin["last_faults"])]
         for word in words:
-            if not word.isprintable():
+            if any(unicodedata.category(character) in _NOT_SHOWN for character in word):
                 raise BadRequest(f"plugins: {word[:60]!a} holds what can't be shown")
         if not plugin["name"]:
             raise BadRequest("plugins: one has no name")
