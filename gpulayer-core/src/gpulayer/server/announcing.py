@@ -120,7 +120,7 @@ class Announcer:
         self._news = asyncio.Event()
         self._saving = asyncio.Lock()
         self._reading = asyncio.Lock()
-        self._page = LogPage(())  # the last one that was read
+        self._page = LogPage(())  # the last one with rows
         self._page_after = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -220,12 +220,14 @@ class Announcer:
     async def _read(self, told: _Told) -> LogPage:
         async with self._reading:
             rows = self._page.rows
-            if not rows or not self._page_after <= told.cursor < rows[-1].seq:
-                self._page = await self._plane.query(
+            if rows and self._page_after <= told.cursor < rows[-1].seq:
+                page = replace(self._page, rows=[row for row in rows if row.seq > told.cursor])
+            else:
+                page = await self._plane.query(
                     log.read_log, after=told.cursor, limit=self._pace.rows, kinds=TOLD, leaving=LEAVING
                 )
-                self._page_after = told.cursor
-            page = replace(self._page, rows=[row for row in self._page.rows if row.seq > told.cursor])
+                if page.rows:
+                    self._page, self._page_after = page, told.cursor
         if page.rows and page.rows[0].seq > told.cursor + 1:  # rows are numbered without gaps
             first, last = told.cursor + 1, page.rows[0].seq - 1
             self._note(told, f"it has missed events {first} to {last}: they are no longer kept")
