@@ -25,6 +25,7 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "PluginFault",
+    "PluginResting",
     "ProtocolError",
     "StaleAttempt",
     "StorageUnavailable",
@@ -223,6 +224,11 @@ class PluginFault(GpulayerError):
 
     code = "plugin_fault"
     blame = Blame.PLUGIN
+
+
+class PluginResting(PluginFault):
+    """A plugin was not asked at all, so nothing of it has begun: it rests after failures, or was not free in time. That
+    says nothing of what it was to be asked; the same may well work later."""
 
 
 class JobRefused(GpulayerError):

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
@@ -117,3 +119,38 @@ def test_a_working_directory_that_is_gone_is_no_error(tmp_path, monkeypatch):
     assert before.put_back() == ()
     os.chdir(tmp_path)
     assert before.put_back() == ("the working directory",)
+
+
+def test_beside_other_threads_it_does_not_look_at_what_gpulayer_sets_while_it_starts():
+    """A control plane switches the collector off, imports, and switches it on: an import of a plugin may span that."""
+    gc.disable()
+    try:
+        before = Ambient(is_shared=True)
+        gc.enable()
+        assert before.put_back() == ()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_module_that_another_thread_imports_just_now_becomes_what_it_will_be(monkeypatch):
+    """For a while its names may be others than in the end."""
+    module = ModuleType("gpulayer.half")
+    module.__spec__ = ModuleSpec("gpulayer.half", None)
+    module.__spec__._initializing = True
+    module.act = print
+    monkeypatch.setitem(sys.modules, "gpulayer.half", module)
+    before = Ambient()
+    module.act = sorted
+    assert before.put_back() == ()
+    assert module.act is sorted
+
+
+@pytest.mark.parametrize("name", [5, None, b"x\xff", "text"])
+def test_variables_that_no_system_knows_are_taken_out_and_nothing_raises(name):
+    before = Place.now()
+    os.environ._data[name] = b"secret"
+    [said] = before.put_back()
+    assert said.startswith("os.environ (")
+    assert "secret" not in said
+    assert before.put_back() == ()

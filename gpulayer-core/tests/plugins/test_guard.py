@@ -1,16 +1,22 @@
 """Every way in which a call of a plugin goes wrong, and that nothing else does."""
 
 import asyncio
+import gc
 import os
 import threading
+import time
+import weakref
+from contextlib import contextmanager
 
 import pytest
 
 from gpulayer.clock import ManualClock
-from gpulayer.errors import Blame, PluginFault
+from gpulayer.errors import Blame, PluginFault, PluginResting
+from gpulayer.plugins.ambient import Place
 from gpulayer.plugins.contracts.environment import BuildFailed
 from gpulayer.plugins.guard import Guard, Life
 from gpulayer.plugins.hiding import SecretsHider
+from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.results import instance_of, list_of
 
 
@@ -49,8 +55,52 @@ def fault(guard, work, **more):
     return caught.value.message
 
 
-def ok(guard, hook="Probe.look"):
-    return guard.call("p", hook, lambda: 42, deadline_s=10.0)
+def ok(guard, hook="Probe.look", thing=""):
+    return guard.call("p", hook, lambda: 42, deadline_s=10.0, thing=thing)
+
+
+def fails(guard, **more):
+    """Three times, so that it rests."""
+    for _ in range(3):
+        fault(guard, raises(ValueError("x")), **more)
+
+
+def resting(guard, **more):
+    with pytest.raises(PluginResting) as caught:
+        ok(guard, **more)
+    return caught.value
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def all_slots_taken(guard, *, count=8, **more):
+    """By calls that nobody blames: they may take as long as they do."""
+    gate, began = threading.Event(), threading.Semaphore(0)
+
+    def work():
+        began.release()
+        gate.wait(10)
+
+    calls = [
+        threading.Thread(target=lambda: guard.call("p", "Probe.look", work, deadline_s=60.0, **more))
+        for _ in range(count)
+    ]
+    for one in calls:
+        one.start()
+    for _ in range(min(count, 8)):
+        assert began.acquire(timeout=10)
+    try:
+        yield gate
+    finally:
+        gate.set()
+        for one in calls:
+            one.join(10)
 
 
 class Unspeakable(Exception):
@@ -126,13 +176,73 @@ def test_a_call_that_hangs_is_late_and_keeps_its_slot_until_it_returns(guard, cl
     for one in waiting:
         one.join(10)
     clock.advance(30_000)
-    assert "it has no thread left" in fault(guard, lambda: 1, deadline_s=0.05)
+    assert guard.is_resting("p")
+    with pytest.raises(PluginResting, match="is not asked") as caught:
+        ok(guard)
+    assert "when one of 8 calls returns that hang" in caught.value.hint
     assert ok(guard, "Other.hook") == 42, "each hook has slots of its own"
-    clock.advance(600_000)
-    threading.Timer(0.05, gates[3].set).start()
+    gates[3].set()
+    wait_until(lambda: not guard.is_resting("p"))
     assert ok(guard) == 42, "the slot came back from the thread that has really ended"
     for gate in gates:
         gate.set()
+
+
+def test_a_call_that_never_began_says_nothing_of_the_plugin(guard, gate):
+    asked = []
+    with all_slots_taken(guard):
+        for _ in range(9):
+            with pytest.raises(PluginResting, match="8 other calls were in its way") as caught:
+                guard.call("p", "Probe.look", lambda: asked.append(1), deadline_s=0.01, life=Life(0.01))
+        assert caught.value.blame is Blame.PLUGIN
+    assert not guard.is_resting("p")
+    assert guard.faults_of("p") == (0, ())
+    assert ok(guard) == 42
+    assert asked == [], "nobody waits for it, so it is not run later on either"
+
+
+def test_a_call_that_lost_its_time_in_the_queue_says_nothing_of_the_plugin(guard):
+    for _ in range(4):
+        with all_slots_taken(guard) as taken:
+            began, ends = threading.Event(), threading.Event()
+
+            def late(began=began, ends=ends):
+                began.set()
+                ends.wait(10)
+
+            def waits(late=late):
+                with pytest.raises(PluginFault, match="no answer: 8 other calls were in its way") as caught:
+                    guard.call("p", "Probe.look", late, deadline_s=0.5)
+                assert not isinstance(caught.value, PluginResting), "something has begun"
+
+            asking = threading.Thread(target=waits)
+            asking.start()
+            time.sleep(0.2)  # of its half second
+            taken.set()
+            assert began.wait(10)
+            asking.join(10)
+            ends.set()
+    assert not guard.is_resting("p")
+    assert guard.faults_of("p") == (0, ())
+
+
+def test_one_that_rests_and_one_that_failed_are_told_apart(guard, clock):
+    for _ in range(3):
+        with pytest.raises(PluginFault) as caught:
+            guard.call("p", "h", raises(ValueError("x")), deadline_s=10.0)
+        assert not isinstance(caught.value, PluginResting)
+    with pytest.raises(PluginResting, match="is not asked"):
+        ok(guard, "h")
+
+
+def test_slots_and_rests_are_of_one_thing_of_a_plugin(guard):
+    fails(guard, thing="stager s3")
+    assert ok(guard, thing="stager gs") == 42
+    assert guard.is_resting("p", "stager s3")
+    assert not guard.is_resting("p", "stager gs")
+    assert guard.is_resting("p")
+    with all_slots_taken(guard, thing="stager gs"):
+        assert ok(guard, thing="stager file") == 42
 
 
 def test_late_answers_are_dropped(guard, gate):
@@ -238,6 +348,138 @@ def test_after_the_rest_one_call_alone_is_the_trial(guard, clock, gate):
     assert ok(guard) == 42
 
 
+@contextmanager
+def trial_runs(guard, clock, *, life=None):
+    """After a rest: a call that goes on until the block ends, and ends well."""
+    fails(guard)
+    clock.advance(30_000)
+    began, go = threading.Event(), threading.Event()
+
+    def trial():
+        began.set()
+        go.wait(10)
+        return 42
+
+    results = []
+    asking = threading.Thread(
+        target=lambda: results.append(guard.call("p", "Probe.look", trial, deadline_s=60.0, life=life))
+    )
+    asking.start()
+    assert began.wait(10)
+    try:
+        yield
+    finally:
+        go.set()
+        asking.join(10)
+    assert results == [42]
+
+
+def test_a_trial_that_shows_a_sign_of_life_has_passed_and_one_that_only_began_has_not(guard, clock):
+    """A fetch goes on for hours, and all others need not wait for it."""
+    life = Life(60.0)
+    with trial_runs(guard, clock, life=life):
+        assert guard.is_suspended("p")
+        assert "it is being tried just now" in resting(guard).hint
+        life.sign()
+        assert not guard.is_resting("p")
+        assert not guard.is_suspended("p")
+        assert ok(guard) == 42
+
+
+def test_beside_a_trial_that_takes_long_and_says_nothing_another_is_made(guard, clock):
+    with trial_runs(guard, clock):
+        clock.advance(29_999)
+        resting(guard)
+        clock.advance(1)
+        assert guard.is_suspended("p")
+        fault(guard, raises(ValueError("x")))
+        assert "in 60 s" in resting(guard).hint
+        clock.advance(60_000)
+        assert ok(guard) == 42
+        assert not guard.is_suspended("p")
+        assert ok(guard) == 42
+
+
+def test_it_is_suspended_until_it_has_worked_again_and_not_only_until_it_may_be_asked(guard, clock):
+    fails(guard)
+    clock.advance(30_000)
+    assert not guard.is_resting("p")
+    assert guard.is_suspended("p")
+    assert ok(guard) == 42
+    assert not guard.is_suspended("p")
+
+
+def test_a_trial_that_never_began_leaves_its_place_to_the_next(guard, clock, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    fails(guard)
+    guard.close()  # no idle thread is left
+    clock.advance(30_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        resting(guard)
+    assert ok(guard) == 42
+
+
+def test_calls_that_wait_when_it_is_closed_are_told_at_once(guard):
+    said = []
+
+    def waits():
+        with pytest.raises(PluginResting) as caught:
+            guard.call("p", "Probe.look", lambda: 1, deadline_s=3600.0, life=Life(3600.0))
+        said.append(caught.value.hint)
+
+    async def waits_too():
+        with pytest.raises(PluginResting) as caught:
+            await guard.acall("p", "Probe.look", lambda: 1, deadline_s=3600.0)
+        said.append(caught.value.hint)
+
+    def queued():
+        [seat] = guard._seats.values()
+        return len(seat.lane._waiting)
+
+    with all_slots_taken(guard):
+        threads = [threading.Thread(target=waits), threading.Thread(target=lambda: asyncio.run(waits_too()))]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: queued() == 2)
+        guard.close()
+        for thread in threads:
+            thread.join(10)
+        waits()
+    assert said == ["the process is about to end"] * 3
+
+
+def test_what_was_cancelled_while_it_waited_is_not_kept(guard):
+    async def scenario():
+        before = len(guard._seats["p", "", "Probe.look"].lane._waiting)
+        asking = asyncio.create_task(guard.acall("p", "Probe.look", lambda: 1, deadline_s=3600.0))
+        await asyncio.sleep(0)
+        assert len(guard._seats["p", "", "Probe.look"].lane._waiting) == before + 1
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert len(guard._seats["p", "", "Probe.look"].lane._waiting) == before
+
+    with all_slots_taken(guard):
+        asyncio.run(scenario())
+
+
+def test_nothing_is_kept_of_a_call_that_is_over(guard):
+    class Big:
+        pass
+
+    given = Big()
+    seen = [weakref.ref(given), weakref.ref(guard.call("p", "Probe.look", lambda given=given: Big(), deadline_s=10.0))]
+    del given
+
+    def are_gone():
+        gc.collect()
+        return [ref() for ref in seen] == [None, None]
+
+    wait_until(are_gone)
+
+
 def test_what_passes_is_an_answer_and_no_fault(guard):
     for _ in range(4):
         with pytest.raises(BuildFailed) as caught:
@@ -316,6 +558,63 @@ def test_process_wide_state_is_put_back_and_noted_and_the_answer_counts(guard, m
     assert count == 2
     assert "os.environ (KEPT, NEW)" in notes[0].message
     assert "the working directory" in notes[1].message
+
+
+def overlapping(guard, first, second):
+    """Two calls of two plugins; ``first`` is done, and its call over, while the second runs."""
+    second_runs, first_ended = threading.Event(), threading.Event()
+
+    def one():
+        first()
+        assert second_runs.wait(10)
+
+    def two():
+        second_runs.set()
+        assert first_ended.wait(10)
+        second()
+
+    def ask_first():
+        guard.call("p", "h", one, deadline_s=10.0)
+        first_ended.set()
+
+    threads = [
+        threading.Thread(target=ask_first),
+        threading.Thread(target=lambda: guard.call("q", "h", two, deadline_s=10.0)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+
+@pytest.mark.parametrize("is_seconds", [False, True])
+def test_of_calls_that_overlap_none_is_blamed_and_nothing_is_taken_from_the_other(guard, monkeypatch, is_seconds):
+    monkeypatch.delenv("NEW", raising=False)
+
+    def change():
+        monkeypatch.setenv("NEW", "1")
+
+    def nothing():
+        pass
+
+    overlapping(guard, *((nothing, change) if is_seconds else (change, nothing)))
+    assert os.environ["NEW"] == "1"
+    assert (guard.faults_of("p")[0], guard.faults_of("q")[0]) == (0, 0)
+    assert guard.call("p", "h", lambda: os.environ.pop("NEW"), deadline_s=10.0) == "1"
+    assert guard.faults_of("p")[0] == 1, "the next one is alone again"
+
+
+def test_whatever_fails_around_a_call_its_mark_is_removed_and_its_answer_counts(clock, tmp_path, monkeypatch, caplog):
+    def fails(self):
+        raise ValueError("odd")
+
+    marks = Marks(tmp_path / "marks", {"p": "1.0"}, wall_ms=0)
+    guard = Guard(clock=clock, marks=marks)
+    monkeypatch.setattr(Place, "put_back", fails)
+    assert ok(guard) == 42
+    wait_until(lambda: "must not raise" in caplog.text)
+    assert (tmp_path / "marks").read_bytes()[256:].strip(b"\0") == b""
+    guard.close()
 
 
 def test_only_the_newest_faults_are_kept_and_all_are_counted(guard, clock):

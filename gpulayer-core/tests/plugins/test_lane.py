@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -61,13 +63,58 @@ def test_a_thread_that_was_busy_when_it_was_closed_ends_afterwards_and_what_wait
         gate.wait(10)
 
     done = run(lane, work)
-    lane.run(lambda: ran.append(1))
+    dropped = []
+    lane.run(lambda: ran.append(1), dropped=lambda: dropped.append(1))
     lane.close()
+    assert dropped == [1], "whoever waits for it is told"
+    lane.run(lambda: ran.append(2), dropped=lambda: dropped.append(2))
+    assert dropped == [1, 2]
     gate.set()
     assert done.wait(10)
     threads[0].join(10)
     assert not threads[0].is_alive()
     assert ran == []
+
+
+def test_what_is_forgotten_while_it_waits_is_not_done_and_keeps_nobody_else():
+    lane, gate, ran = Lane(1, "t"), threading.Event(), []
+    first = run(lane, lambda: gate.wait(10))
+
+    def unwanted():
+        ran.append("unwanted")
+
+    lane.run(unwanted)
+    last = run(lane, lambda: ran.append("last"))
+    lane.forget(unwanted)
+    lane.forget(unwanted)
+    gate.set()
+    assert first.wait(10)
+    assert last.wait(10)
+    assert ran == ["last"]
+    lane.close()
+
+
+def test_an_idle_thread_keeps_nothing_of_what_it_has_done():
+    """Neither of the first, which it was started with, nor of the last."""
+    lane, refs = Lane(1, "t"), []
+    for _ in range(2):
+
+        class Work:
+            done = threading.Event()
+
+            def __call__(self):
+                self.done.set()
+
+        work = Work()
+        lane.run(work)
+        assert work.done.wait(10)
+        refs.append(weakref.ref(work))
+        del work
+        deadline = time.monotonic() + 10
+        while any(ref() is not None for ref in refs):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    lane.close()
 
 
 def test_work_that_raises_after_all_costs_no_slot(caplog):

@@ -1,7 +1,7 @@
 """The state that a whole process shares and a plugin must not change: seen, named and put back.
 
 ``Ambient`` is all of it, for an import, which happens once; ``Place`` is what a call of a few microseconds can afford
-to look at. Both belong to the process, so this module reads and writes what others are given as parameters. Adding is
+to look at, and ``Visits`` compares it around calls. They belong to the process, so this module reads and writes what others are given as parameters. Adding is
 fine (a variable in a module, an entry of ``sys.path``); what was there has to stay what it was. Signal handlers are not
 looked at: only the main thread can set them, plugins never run there, and a control plane sets its own meanwhile.
 """
@@ -14,11 +14,12 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Ambient", "Place"]
+__all__ = ["Ambient", "Place", "Stay", "Visits"]
 
 # Others' modules that get monkey-patched whole; of ours, all that are loaded.
 _PATCHED: Final = ("asyncio", "json", "logging", "os", "select", "socket", "ssl", "subprocess", "threading", "time")
@@ -39,16 +40,13 @@ class Place:
     def put_back(self) -> tuple[str, ...]:
         """Restores what is different now, and says what that was; names of variables, not their values."""
         said = []
-        if self.environ != _environ():
-            was = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
-            now = os.environ.copy()
-            changed = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+        now = dict(_environ())
+        if self.environ != now:
+            both = self.environ.keys() | now.keys()
+            changed = [name for name in both if self.environ.get(name) != now.get(name)]
             for name in changed:
-                if name in was:
-                    os.environ[name] = was[name]
-                else:
-                    os.environ.pop(name, None)
-            said.append(f"os.environ ({_list(changed)})")
+                _quietly(_write_variable, name, self.environ.get(name))
+            said.append(f"os.environ ({_list(sorted(map(_variable, changed)))})")
         if self.cwd != _cwd():
             said.append("the working directory")
             if self.cwd:
@@ -56,15 +54,51 @@ class Place:
         return tuple(said)
 
 
-class Ambient:
-    """A snapshot; some milliseconds. What other threads of the process change meanwhile is not told apart."""
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """One call, from its beginning on. number: of the calls that have begun. was_empty: no other call ran then."""
+
+    place: Place
+    number: int
+    was_empty: bool
+
+
+class Visits:
+    """The calls of one process, which share a place. Of calls that overlap nobody can tell which has changed it, and
+    what one puts back may be what another needs; so only one that had the place to itself is looked at."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._running = 0
+
+    def begin(self) -> Stay:
+        with self._lock:
+            self._begun += 1
+            self._running += 1
+            return Stay(Place.now(), self._begun, self._running == 1)
+
+    def end(self, stay: Stay, *, is_awaited: bool) -> tuple[str, ...]:
+        """What it has changed, which was put back. is_awaited: of a call that nobody waits for any more what the place
+        was like is too old."""
+        with self._lock:
+            self._running -= 1
+            was_alone = stay.was_empty and stay.number == self._begun
+            return stay.place.put_back() if was_alone and is_awaited else ()
+
+
+class Ambient:
+    """A snapshot; some milliseconds. is_shared: other threads of the process go on meanwhile, so what gpulayer itself
+    sets while it starts is not looked at."""
+
+    def __init__(self, *, is_shared: bool = False) -> None:
         self._builtins = dict(builtins.__dict__)
         self._place = Place.now()
         self._umask = _umask()
         self._path = list(sys.path)
-        self._settings = {what: read() for what, (read, _) in _SETTINGS.items()}
+        self._settings = {
+            what: read() for what, (read, _) in _SETTINGS.items() if not (is_shared and what in _OURS_TO_SET)
+        }
         root = logging.getLogger()
         self._handlers = list(root.handlers)
         self._names = {owner: dict(_kept(owner)) for owner in _owners()}
@@ -81,9 +115,10 @@ class Ambient:
         if gone:
             sys.path[:] = self._path + [entry for entry in sys.path if entry not in self._path]
             said.append(f"sys.path ({_list(gone)} removed)")
-        for what, (read, write) in _SETTINGS.items():
-            if self._settings[what] != read():
-                _quietly(write, self._settings[what])
+        for what, was in self._settings.items():
+            read, write = _SETTINGS[what]
+            if was != read():
+                _quietly(write, was)
                 said.append(what)
         root = logging.getLogger()
         if root.handlers != self._handlers:
@@ -115,6 +150,20 @@ class Ambient:
 def _environ() -> Mapping[Any, Any]:  # Any: see Place
     # The private dictionary where there is one: a copy by the public way takes longer than many a call.
     return getattr(os.environ, "_data", os.environ)
+
+
+def _variable(name: object) -> str:
+    return os.fsdecode(name) if isinstance(name, str | bytes) else f"a {type(name).__name__}"
+
+
+def _write_variable(name: Any, value: Any) -> None:  # Any: see Place
+    if value is None:
+        if isinstance(name, str | bytes):
+            os.environ.pop(os.fsdecode(name), None)
+        environ: Any = _environ()
+        environ.pop(name, None)  # what somebody has put in beside the system
+    else:
+        os.environ[os.fsdecode(name)] = os.fsdecode(value)
 
 
 def _umask() -> int:
@@ -170,11 +219,16 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]] = {
     ),
 }
 
+# A control plane switches the collector off while it starts; the first event loop makes the policy.
+_OURS_TO_SET: Final = ("the garbage collector", "the event loop policy")
+
 
 def _owners() -> Iterator[Any]:  # Any: modules and classes, whose names are looked at
     for name, module in list(sys.modules.items()):
         if not hasattr(module, "__dict__"):
             continue  # None, or whatever somebody has put there
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            continue  # another thread imports it just now, and its names become what they will be
         if name in _PATCHED:
             yield module
         elif name.partition(".")[0] == "gpulayer":
@@ -206,5 +260,5 @@ def _list(names: list[str]) -> str:
 def _quietly(act: Callable[..., object], *values: object) -> None:
     try:
         act(*values)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, locale.Error):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, locale.Error):
         pass  # what can't be put back was named all the same

@@ -1,8 +1,13 @@
 """The only way into a plugin: a deadline, a slot and a breaker around each call, and a note of what went wrong.
 
-Nothing is retried here. A call that does not return keeps its slot until it does; when all slots of a hook are taken
-by such calls, further ones wait, and fail at their own deadline. After some failures in a row a hook is not asked for
-a while, which grows with every trial that fails; the first call after that is the trial, and decides.
+Nothing is retried here. A call that does not return keeps its slot until it does; when all slots are taken, further
+calls wait, until their own deadline at most. After some failures in a row nothing is asked for a while, which grows
+with every trial that fails; the first call after that is the trial, and decides: by its end, or by its first sign of
+life. What never began says nothing of the
+plugin: it raises PluginResting, and is no failure.
+
+Slots and the breaker belong to one method of one registered thing: what is wrong with one launcher or with one way of
+asking it keeps no other from being asked.
 """
 
 import asyncio
@@ -16,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from gpulayer.clock import Clock
-from gpulayer.errors import PluginFault
-from gpulayer.plugins.ambient import Place
+from gpulayer.errors import PluginFault, PluginResting
+from gpulayer.plugins.ambient import Visits
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
@@ -31,10 +36,13 @@ _FAULTS_KEPT: Final = 5
 _BREAKS_AT: Final = 3
 _REST_FIRST_MS: Final = 30_000
 _REST_LAST_MS: Final = 600_000
+_TRIED_ALONE_MS: Final = 30_000
+_QUEUED_AT_MOST: Final = 0.1  # of its time, for a call that is blamed for being late
 _LINE: Final = 400
 _STORY: Final = 8000
 
 T = TypeVar("T")
+_Key = tuple[str, str, str]  # plugin, thing, hook
 
 
 class Life:
@@ -44,10 +52,16 @@ class Life:
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
         self._last_s = time.monotonic()
+        self.is_shown = False
+
+    def begin(self) -> None:
+        """From now on silence counts."""
+        self._last_s = time.monotonic()
 
     def sign(self) -> None:
         """To be called by the call itself, from any thread."""
         self._last_s = time.monotonic()
+        self.is_shown = True
 
     def left_s(self) -> float:
         """How long it may still be silent."""
@@ -55,15 +69,39 @@ class Life:
 
 
 @dataclass(slots=True)
-class _Hook:
-    """One hook of one plugin. failures: in a row. rests: how often in a row it was not asked for a while, the last time
-    until ``rests_until_ms``. trial: the call that decides then."""
+class _Seat:
+    """One method of one thing. failures: in a row. rests: how often in a row it was not asked for a while, the last
+    time until ``rests_until_ms``. trial: the call that decides then, which began at ``tried_ms``."""
 
     lane: Lane
     failures: int = 0
     rests: int = 0
     rests_until_ms: int = 0
     trial: "_Call[Any] | None" = None  # Any: whatever it returns
+    tried_ms: int = 0
+
+    def works(self) -> None:
+        self.failures = self.rests = self.rests_until_ms = 0
+        self.trial = None
+
+    def why_not(self, now_ms: int) -> str:
+        """When one that rests is tried again; empty: it may be asked."""
+        if self.trial is not None and self.trial.is_lively():
+            self.works()
+        if not self.rests:
+            return ""
+        rest_ms = self.rests_until_ms - now_ms
+        if rest_ms > 0:
+            return f"it is tried again in {-(-rest_ms // 1000)} s"
+        # A trial may take its time: an environment is built for half an hour, and does not say how it gets on.
+        if self.trial is not None and now_ms - self.tried_ms < _TRIED_ALONE_MS:
+            return "it is being tried just now"
+        return "" if self.lane.is_free else f"it is tried again when one of {_SLOTS} calls returns that hang"
+
+    def rest(self, now_ms: int) -> None:
+        self.trial = None
+        self.rests_until_ms = now_ms + min(_REST_FIRST_MS << min(self.rests, 10), _REST_LAST_MS)
+        self.rests += 1
 
 
 @dataclass(slots=True)
@@ -91,7 +129,8 @@ class Guard:
         self._marks = marks
         self._level = level
         self._lock = threading.Lock()
-        self._hooks: dict[tuple[str, str], _Hook] = {}
+        self._visits = Visits()
+        self._seats: dict[_Key, _Seat] = {}
         self._notes: dict[str, _Notes] = {}
 
     def call(
@@ -103,14 +142,16 @@ class Guard:
         deadline_s: float,
         passes: tuple[type[Exception], ...] = (),
         life: Life | None = None,
+        thing: str = "",
     ) -> T:
         """What ``work`` returns, in a thread of its own. Blocks for ``deadline_s`` at most.
 
         ``work`` has to check what it returns: iterating over it is the plugin's doing, too. passes: exceptions that are
-        answers, not faults; what they say is cut to a bearable length, and holds no secrets of the plugin. Raises
-        those, and PluginFault; with ``strict``, whatever the plugin raised.
+        answers, not faults; what they say is cut to a bearable length, and holds no secrets of the plugin. thing: which
+        of those that the plugin has registered. Raises what passes, PluginFault, and PluginResting where nothing has
+        begun; with ``strict``, whatever the plugin raised.
         """
-        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life)
+        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life, thing=thing)
         ends = threading.Event()
         self._begin(call, ends.set)
         try:
@@ -130,9 +171,10 @@ class Guard:
         deadline_s: float,
         passes: tuple[type[Exception], ...] = (),
         life: Life | None = None,
+        thing: str = "",
     ) -> T:
         """Like ``call``, for an event loop. When it is cancelled nobody waits for the thread any more."""
-        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life)
+        call = _Call(plugin, hook, work, deadline_s=deadline_s, passes=passes, life=life, thing=thing)
         loop = asyncio.get_running_loop()
         ends = asyncio.Event()
 
@@ -155,11 +197,25 @@ class Guard:
             raise
         return self._finish(call)
 
-    def is_resting(self, plugin: str) -> bool:
-        """Whether any of its hooks is not asked now."""
+    def is_resting(self, plugin: str, thing: str | None = None) -> bool:
+        """Whether there is a method that is not asked now: of this thing, or of any."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
-            return any(name == plugin and now_ms < hook.rests_until_ms for (name, _), hook in self._hooks.items())
+            return any(
+                seat.why_not(now_ms) != ""
+                for (owner, its, _), seat in self._seats.items()
+                if owner == plugin and thing in (None, its)
+            )
+
+    def is_suspended(self, plugin: str) -> bool:
+        """Whether a method of any of its things has failed several times in a row, and has not worked since."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            return any(
+                seat.why_not(now_ms) != "" or seat.rests > 0
+                for (owner, _, _), seat in self._seats.items()
+                if owner == plugin
+            )
 
     def faults_of(self, plugin: str) -> tuple[int, tuple[Fault, ...]]:
         """How many there were, and the newest."""
@@ -178,81 +234,93 @@ class Guard:
         return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
 
     def close(self) -> None:
-        """Let the threads end that are idle, and leave no marks. May be repeated."""
+        """Let the threads end that are idle, and leave no marks; calls that wait for a slot are told that it never
+        comes. May be repeated."""
         with self._lock:
-            for hook in self._hooks.values():
-                hook.lane.close()
+            seats = tuple(self._seats.values())
+        for seat in seats:
+            seat.lane.close()
         if self._marks is not None:
             self._marks.close()
 
     def _begin(self, call: "_Call[T]", then: Callable[[], None]) -> None:
         with self._lock:
-            state = self._hooks.get((call.plugin, call.hook))
-            if state is None:
-                state = self._hooks[call.plugin, call.hook] = _Hook(Lane(_SLOTS, f"plugin-{call.plugin}"))
-            if state.rests:
-                rest_ms = state.rests_until_ms - self._clock.monotonic_ms()
-                if rest_ms > 0 or state.trial is not None:
-                    again = f"in {-(-rest_ms // 1000)} s" if rest_ms > 0 else "now"
-                    raise PluginFault(
-                        f"plugin {call.plugin} is not asked ({call.hook}): it failed {state.failures} times in a row",
-                        hint=f"it is tried again {again}; gpulayer plugins says what went wrong",
-                        details={"plugin": call.plugin, "hook": call.hook},
-                    )
-                state.trial = call
+            seat = self._seats.get(call.key)
+            if seat is None:
+                seat = self._seats[call.key] = _Seat(Lane(_SLOTS, f"plugin-{call.plugin}"))
+            now_ms = self._clock.monotonic_ms()
+            if again := seat.why_not(now_ms):
+                why = f"it failed {seat.failures} times in a row"
+                raise call.not_asked(why, hint=f"{again}; gpulayer plugins says what went wrong")
+            if seat.rests:
+                seat.trial, seat.tried_ms = call, now_ms
+        call.job = lambda: self._run(call, then)
         try:
-            state.lane.run(lambda: self._run(call, then))
+            seat.lane.run(call.job, dropped=lambda: self._drop(call, then))
         except RuntimeError as error:
             self._abandon(call)
-            raise PluginFault(
-                f"plugin {call.plugin} can't be asked ({call.hook}): {error}",
-                hint="the system's limit of threads is reached (ulimit -u)",
-                details={"plugin": call.plugin, "hook": call.hook},
-            ) from None
+            raise call.not_asked(str(error), hint="the system's limit of threads is reached (ulimit -u)") from None
 
     def _run(self, call: "_Call[T]", then: Callable[[], None]) -> None:
         """In the plugin's thread."""
-        if not call.is_awaited():
-            return
+        with self._lock:  # whoever gives up knows for sure whether it has begun
+            if call.is_abandoned:
+                return
+            call.begin()
+        mark = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
+        stay = self._visits.begin()
         try:
-            place = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-            before = Place.now()
             call.run(self._hide)
-            # Of a call that nobody waits for any more this is too old: others may have changed something since.
-            changed = before.put_back() if call.is_awaited() else ()
-            if self._marks is not None:
-                self._marks.end(place, call.plugin, call.hook)
-            for what in changed:
+            for what in self._visits.end(stay, is_awaited=call.is_awaited()):
                 message = f"it changed {what}, which all of the process share; that was put back"
                 self.note(call.plugin, call.hook, message)
         finally:
+            if self._marks is not None:
+                self._marks.end(mark, call.plugin, call.hook)
             call.is_ended = True
             if call.is_awaited():
                 then()
 
+    def _drop(self, call: "_Call[T]", then: Callable[[], None]) -> None:
+        call.is_dropped = True
+        then()
+
     def _finish(self, call: "_Call[T]") -> T:
+        if call.is_dropped:
+            self._abandon(call)
+            raise call.not_asked("no plugin is any more", hint="the process is about to end")
         if not call.is_ended:
-            call.is_abandoned = True
-            return self._fail(call, call.why_late())
+            return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
             _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, self._hide(call.plugin, call.story))
             return self._fail(call, call.said)
-        state = self._hooks[call.plugin, call.hook]
+        seat = self._seats[call.key]
         with self._lock:
-            state.failures = state.rests = state.rests_until_ms = 0
-            state.trial = None
+            seat.works()
         if error is not None:
             raise error
         return call.result()
 
+    def _late(self, call: "_Call[T]") -> T:
+        message = call.why_late()
+        if message is not None:
+            call.is_abandoned = True
+            return self._fail(call, message)
+        self._abandon(call)
+        waited = f"{_SLOTS} other calls were in its way, and it waited for {call.queued_s():.3g} s"
+        if not call.is_begun:
+            raise call.not_asked(waited, hint="gpulayer plugins has what is known of it")
+        raise call.fault(f"no answer: {waited}")
+
     def _abandon(self, call: "_Call[T]") -> None:
         """Nobody waits any more: that says nothing of the plugin."""
-        call.is_abandoned = True
         with self._lock:
-            state = self._hooks[call.plugin, call.hook]
-            if state.trial is call:
-                state.trial = None
+            call.is_abandoned = True
+            seat = self._seats[call.key]
+            if seat.trial is call:
+                seat.trial = None
+        seat.lane.forget(call.job)
 
     def _keep(self, plugin: str, hook: str, message: str) -> None:
         line = self.line(plugin, message)
@@ -264,21 +332,14 @@ class Guard:
     def _fail(self, call: "_Call[T]", message: str) -> T:
         self._keep(call.plugin, call.hook, message)  # whoever asked says it
         with self._lock:
-            state = self._hooks[call.plugin, call.hook]
-            state.failures += 1
+            seat = self._seats[call.key]
+            seat.failures += 1
             # Calls that were on their way when it broke say nothing new.
-            if state.trial is call or (not state.rests and state.failures >= _BREAKS_AT):
-                state.trial = None
-                rest_ms = min(_REST_FIRST_MS << min(state.rests, 10), _REST_LAST_MS)
-                state.rests += 1
-                state.rests_until_ms = self._clock.monotonic_ms() + rest_ms
+            if seat.trial is call or (not seat.rests and seat.failures >= _BREAKS_AT):
+                seat.rest(self._clock.monotonic_ms())
         if self._strict and call.error is not None:
             raise call.error
-        raise PluginFault(
-            f"plugin {call.plugin} failed ({call.hook}): {self.line(call.plugin, message)}",
-            hint="gpulayer plugins has its record",
-            details={"plugin": call.plugin, "hook": call.hook},
-        )
+        raise call.fault(self.line(call.plugin, message))
 
 
 class _Call(Generic[T]):
@@ -293,26 +354,33 @@ class _Call(Generic[T]):
         deadline_s: float,
         passes: tuple[type[Exception], ...],
         life: Life | None,
+        thing: str,
     ) -> None:
         self.plugin = plugin
         self.hook = hook
+        self.key: _Key = (plugin, thing, hook)
         self.error: BaseException | None = None
         self.said = self.story = ""
-        self.is_begun = self.is_answer = self.is_ended = self.is_abandoned = False
+        self.is_begun = self.is_answer = self.is_ended = self.is_abandoned = self.is_dropped = False
+        self.job: Callable[[], None] = _nothing
         self._work: Callable[[], T] | None = work
         self._result: T | None = None
         self._passes = passes
         self._life = life
         self._deadline_s = deadline_s
-        self._ends_s = time.monotonic() + deadline_s
+        self._asked_s = self._begun_s = time.monotonic()
+
+    def begin(self) -> None:
+        """To be followed by ``run``."""
+        if self._life is not None:
+            self._life.begin()
+        self._begun_s = time.monotonic()
+        self.is_begun = True
 
     def run(self, hide: SecretsHider) -> None:
         """In the plugin's thread, all of it: what an exception says of itself is the plugin's code, too."""
         work, self._work = self._work, None
         assert work is not None, "a call runs once"
-        if self._life is not None:
-            self._life.sign()
-        self.is_begun = True
         try:
             self._result = work()
         except BaseException as error:
@@ -326,25 +394,52 @@ class _Call(Generic[T]):
         """Whether somebody still is there for the answer; another thread may change that at any time."""
         return not self.is_abandoned
 
+    def is_lively(self) -> bool:
+        """Whether it has shown a sign of life."""
+        return self.is_begun and self._life is not None and self._life.is_shown
+
     def wait_s(self) -> float:
         """How long to wait before asking again; 0: it is late."""
-        if self.is_ended:
+        if self.is_ended or self.is_dropped:
             return 0.0
-        left_s = self._ends_s - time.monotonic()
+        left_s = self._asked_s + self._deadline_s - time.monotonic()
         if self._life is not None:
             # Whoever waits does not hear of the beginning.
             left_s = min(left_s, self._life.left_s() if self.is_begun else self._life.silence_s)
         return max(0.0, left_s)
 
-    def why_late(self) -> str:
-        if not self.is_begun:
-            return f"it has no thread left: {_SLOTS} calls have not returned, and none did for {self._deadline_s:g} s"
-        if self._life is not None and self._life.left_s() <= 0:
+    def queued_s(self) -> float:
+        """How long it waited for a slot."""
+        return (self._begun_s if self.is_begun else time.monotonic()) - self._asked_s
+
+    def why_late(self) -> str | None:
+        """None where it did not have (almost) all of its time: then others are to blame, who were in its way."""
+        if self.is_begun and self._life is not None and self._life.left_s() <= 0:
             return f"no sign of life for {self._life.silence_s:g} s"
+        if not self.is_begun or self.queued_s() > self._deadline_s * _QUEUED_AT_MOST:
+            return None
         return f"no answer within {self._deadline_s:g} s"
+
+    def fault(self, why: str) -> PluginFault:
+        return PluginFault(
+            f"plugin {self.plugin} failed ({self.hook}): {why}",
+            hint="gpulayer plugins has its record",
+            details={"plugin": self.plugin, "hook": self.hook},
+        )
+
+    def not_asked(self, why: str, *, hint: str) -> PluginResting:
+        return PluginResting(
+            f"plugin {self.plugin} is not asked ({self.hook}): {why}",
+            hint=hint,
+            details={"plugin": self.plugin, "hook": self.hook},
+        )
 
     def result(self) -> T:
         return self._result  # type: ignore[return-value] # it has ended without an error, so this is what it returned
+
+
+def _nothing() -> None:
+    """The job of a call that no lane has."""
 
 
 def _tidied(error: BaseException, hide: Callable[[str], str]) -> tuple[bool, str]:

@@ -6,7 +6,7 @@ What is wrong with one is in its record, and everything else works on. With ``st
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpulayer.clock import Clock
 from gpulayer.plugins.contracts.context import Where
@@ -55,12 +55,14 @@ class Host:
     ) -> R:
         """Ask something registered; see ``Guard.call``. ``method``: for people: ``Probe.look``.
 
-        ``ask`` calls it and checks what it gives (``plugins.results``). Raises PluginFault, and what ``passes``.
+        ``ask`` calls it and checks what it gives (``plugins.results``). Raises PluginFault, PluginResting where it was
+        not asked, and what ``passes``.
         """
         return self._guard.call(
             registered.plugin,
             method,
             lambda: ask(registered.thing),
+            thing=registered.key,
             deadline_s=deadline_s,
             passes=passes,
             life=life,
@@ -81,10 +83,15 @@ class Host:
             registered.plugin,
             method,
             lambda: ask(registered.thing),
+            thing=registered.key,
             deadline_s=deadline_s,
             passes=passes,
             life=life,
         )
+
+    def is_resting(self, registered: Registered[Any]) -> bool:  # Any: of any kind
+        """Whether a call of any of its methods would be refused now with PluginResting, because others failed."""
+        return self._guard.is_resting(registered.plugin, registered.key)
 
     def note(self, plugin: str, method: str, message: str) -> None:
         """Put into a plugin's record what showed elsewhere than in a call of it."""

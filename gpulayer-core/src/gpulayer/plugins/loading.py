@@ -222,7 +222,7 @@ class Loader:
     def _import(self, plugin: _Plugin) -> None:
         found = plugin.found
         assert found is not None, "only core's own have none"
-        before = Ambient()
+        before = Ambient(is_shared=True)
         try:
             module, inspected = self.guard.call(
                 plugin.name, _IMPORT, lambda: self._module(found), deadline_s=self._import_deadline_s
@@ -356,7 +356,7 @@ class Loader:
         record = replace(record, faults=faults, last_faults=last)
         if record.status is not PluginStatus.OK:
             return record
-        if self.guard.is_resting(plugin.name):
+        if self.guard.is_suspended(plugin.name):
             record = replace(
                 record,
                 status=PluginStatus.SUSPENDED,

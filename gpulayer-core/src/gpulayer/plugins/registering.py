@@ -147,7 +147,7 @@ def registry_of(
                         f"{kind.word} {name} is registered by {' and '.join(sorted(others))}, too"
                     )
                 else:
-                    kept.append(Registered(one.plugin, thing, name))
+                    kept.append(Registered(one.plugin, thing, name, kind.word))
     registry = Registry(
         probes=tuple(found["gpulayer_register_probes"]),
         framework_checks=tuple(found["gpulayer_register_framework_checks"]),
@@ -198,7 +198,7 @@ def _check_figures(kind: Kind, thing: Any, what: str) -> None:  # Any: whatever 
 
 def _hook_sinks(implementations: Sequence[Implementation]) -> tuple[Registered[EventSink], ...]:
     sinks = ((one.plugin, HookSink(one.thing)) for one in _bound(implementations))
-    return tuple(Registered(plugin, sink, sink.name) for plugin, sink in sinks)
+    return tuple(Registered(plugin, sink, sink.name, "event sink") for plugin, sink in sinks)
 
 
 def _by_name(found: Sequence[Registered[Any]]) -> Mapping[str, Registered[Any]]:  # Any: by kind

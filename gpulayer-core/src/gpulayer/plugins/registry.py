@@ -35,12 +35,19 @@ class HookSink:
 class Registered(Generic[T]):
     """``thing``, of the plugin of that name; it is asked through the host alone (``Host.call``).
 
-    name: what it calls itself, as read once, behind the guard: its own ``name`` may be code of the plugin.
+    name: what it calls itself, as read once, behind the guard: its own ``name`` may be code of the plugin. kind:
+    ``launcher``, ``stager``, …; one plugin may give things of one name and several kinds.
     """
 
     plugin: str
     thing: T
     name: str = ""
+    kind: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names it among all that its plugin has registered."""
+        return f"{self.kind} {self.name}".strip()
 
 
 @dataclass(frozen=True, slots=True)
