@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
@@ -32,7 +33,7 @@ class Says:
 @pytest.fixture
 def probing(host_of, tmp_path):
     def make(*probes, labels=()):
-        return Probing(host_of(probes=probes), ProbeSite(tmp_path, {}), version="1", labels=labels)
+        return Probing(host_of(probes=probes), ProbeSite(tmp_path, {}), version="1", labels=labels, clock=SystemClock())
 
     return make
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.clock import SystemClock
 from gpulayer.errors import Blame, Unreachable
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins import Launched, LaunchRefused, LaunchSite, Machine, NotLaunched
@@ -18,7 +19,9 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.request import Accelerator
 from gpulayer.worker import launching
 from gpulayer.worker.devices import device_variables
-from gpulayer.worker.launching import checked_plan, checked_variables, launch, plan_launch
+from gpulayer.worker.launching import launch, plan_launch
+from gpulayer.worker.patience import Patience
+from gpulayer.worker.plans import checked_plan, checked_variables
 from gpulayer.worker.unready import Unready
 
 SITE = LaunchSite(Path("/w/work"), Path("/w/out"), Path("/w/log"), Path("/w/exit.json"))
@@ -155,8 +158,9 @@ def launched(host_of):
         async def main():
             host = host_of(launchers=[launcher])
             attempt = replace(job, launcher=job.launcher or "mine")
-            planned = await plan_launch(host, attempt, SITE, MACHINE)
-            return await launch(host, attempt, planned, starter or Starts(), site=SITE, machine=MACHINE)
+            patience = Patience(host, SystemClock(), pauses_ms=(0,))
+            planned = await plan_launch(host, patience, attempt, SITE, MACHINE)
+            return await launch(host, patience, attempt, planned, starter or Starts(), site=SITE, machine=MACHINE)
 
         return asyncio.run(main())
 

@@ -34,11 +34,13 @@ from gpulayer.wire.convert import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.agent import Agent
 from gpulayer.worker.disk import Reserve, is_full, is_full_error
+from gpulayer.worker.environments import Builds
 from gpulayer.worker.facts import KnownFacts, Probing
 from gpulayer.worker.frameworks import FrameworkChecks
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.session import Endpoints, NotKnown, Plane, Superseded, is_passing
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import SpawnerLink
@@ -89,10 +91,12 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     identities.next_boot()  # this is a start, too: its session is the newest
     host = await _plugins(settings)
+    probing = _probing(settings, host)
     try:
-        facts = (await _look(_probing(settings, host), _checks(settings, host))).facts
+        facts = (await _look(probing, _checks(settings, host))).facts
         return await _introduced(settings, identities, facts)
     finally:
+        await probing.close()
         host.close()
 
 
@@ -138,7 +142,7 @@ async def _plugins(settings: WorkerSettings) -> Host:
 
 def _probing(settings: WorkerSettings, host: Host) -> Probing:
     site = ProbeSite(settings.work_dir, MappingProxyType(dict(settings.environment)))
-    return Probing(host, site, version=settings.version, labels=settings.labels)
+    return Probing(host, site, version=settings.version, labels=settings.labels, clock=SystemClock())
 
 
 def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
@@ -148,7 +152,7 @@ def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
 async def _look(probing: Probing, checks: FrameworkChecks) -> KnownFacts:
     """At the start. The first of all waits for the checks: the control plane refuses a job at once where none of the
     workers that it knows has what it wants."""
-    facts = await probing.look()
+    facts = await probing.start()
     if not checks.is_known:
         await checks.run(facts)
     return KnownFacts(facts, probing, checks.found)
@@ -192,17 +196,20 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     boot = identities.next_boot()
     host = await _plugins(settings)
+    probing = _probing(settings, host)
     try:
-        await _live_with(settings, reserve, identities, boot, host)
+        await _live_with(settings, reserve, identities, boot, host, probing)
     finally:
+        await probing.close()
         host.close()
 
 
 async def _live_with(
-    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host
+    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host, probing: Probing
 ) -> None:
-    clock, probing, checks = SystemClock(), _probing(settings, host), _checks(settings, host)
+    clock, checks = SystemClock(), _checks(settings, host)
     facts = (await _look(probing, checks)).facts
+    patience, builds = Patience(host, clock), Builds()
     present = _Present()
 
     def on_session(session: SessionReply) -> None:
@@ -253,6 +260,8 @@ async def _live_with(
                     reserve=reserve,
                     stager=Stager(plane, cache),
                     host=host,
+                    patience=patience,
+                    builds=builds,
                     probing=probing,
                     checks=checks,
                     facts=facts,
