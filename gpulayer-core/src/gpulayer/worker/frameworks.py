@@ -50,6 +50,7 @@ _REASON_LIMIT: Final = 2_000
 _VERSION_LIMIT: Final = 100
 _AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
 _PIPE_S: Final = 1.0  # for what a process outside the session still holds open
+_LOOK_S: Final = 0.1
 _TOLD_BYTES: Final = 2_000
 _PRELUDE: Final = """
 import sys
@@ -94,7 +95,8 @@ class FrameworkChecks:
         deadline_s: float = CHECK_DEADLINE_S,
         again_s: Sequence[float] = _AGAIN_S,
     ) -> None:
-        """environment: the worker's. again_s: until what could not be asked is asked again, by tries. python: that of the jobs; empty: what they find on their ``PATH``."""
+        """environment: the worker's. python: that of the jobs; empty: what they find on their ``PATH``. again_s: until
+        what could not be asked is asked again, by tries in a row."""
         self._host = host
         self._work_dir = work_dir
         self._environment = MappingProxyType(dict(environment))
@@ -268,21 +270,23 @@ async def run_script(
     try:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + deadline_s
-        while not ended.done() and not failure:
+        # ``wait`` of asyncio waits for the pipes, too, which somebody outside the session may hold open.
+        while process.returncode is None and not failure:
             waiting = [one for one in (ended, *readers) if not one.done()]
-            await asyncio.wait(waiting, timeout=max(0.0, ends_s - loop.time()), return_when=asyncio.FIRST_COMPLETED)
+            left_s = max(0.0, ends_s - loop.time())
+            await asyncio.wait(waiting, timeout=min(left_s, _LOOK_S), return_when=asyncio.FIRST_COMPLETED)
             if out.is_too_much or err.is_too_much:
                 failure = f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB"
-            elif not ended.done() and loop.time() >= ends_s:
+            elif process.returncode is None and loop.time() >= ends_s:
                 failure = f"its check did not end within {deadline_s:g} s"
     finally:
         _kill_session(process.pid)
-        code = await ended  # killed: it has ended, or is about to
         await asyncio.wait(readers, timeout=_PIPE_S)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
         _close(process)
+        code = await ended  # killed: it has ended, or is about to
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     if not failure and code:
         failure = _said_at_the_end(err.content) or "it said nothing"
@@ -304,7 +308,8 @@ class _Tail:
         return self._count > _OUTPUT_LIMIT
 
     async def read(self) -> None:
-        while not self.is_too_much and (piece := await self._stream.read(_KEPT_BYTES)):
+        # What is too much is read all the same: the end of a pipe that is not read is never seen.
+        while piece := await self._stream.read(_KEPT_BYTES):
             self._count += len(piece)
             self.content = (self.content + piece)[-_KEPT_BYTES:]
 

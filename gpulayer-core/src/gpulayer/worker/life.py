@@ -198,14 +198,14 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
     host = await _plugins(settings)
     probing = _probing(settings, host)
     try:
-        await _live_with(settings, reserve, identities, boot, host, probing)
+        await _live_with(settings, reserve, identities, boot, host, probing=probing)
     finally:
         await probing.close()
         host.close()
 
 
 async def _live_with(
-    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host, probing: Probing
+    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host, *, probing: Probing
 ) -> None:
     clock, checks = SystemClock(), _checks(settings, host)
     facts = (await _look(probing, checks)).facts
