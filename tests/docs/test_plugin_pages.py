@@ -86,7 +86,7 @@ def test_every_deadline_is_named_with_its_value_and_no_other() -> None:
         f"an entry point of the group `{GROUP}`",
         "fails three times in a row" * (guard._BREAKS_AT == 3),
         f"{guard._REST_FIRST_MS // 1000} s first, up to {guard._REST_LAST_MS // 60_000} min",
-        "one of eight that the hook has" * (guard._SLOTS == 8),
+        "one of eight that this method of this object has" * (guard._SLOTS == 8),
         "After three starts in a row" * (marks.STRIKES == 3),
     ],
 )

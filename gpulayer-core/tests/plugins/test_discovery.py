@@ -1,8 +1,11 @@
 """What is found of the distributions that are installed, however odd some of them are."""
 
+import os
+import sys
+
 import pytest
 
-from gpulayer.plugins.discovery import Found, discover
+from gpulayer.plugins.discovery import Found, Installed, discover
 from gpulayer.testing.distribution import install_distribution, install_plugin
 
 
@@ -89,3 +92,63 @@ def test_uninstalled_it_is_not_found_any_more(tmp_path):
     assert len(found(tmp_path)) == 1
     one.uninstall()
     assert found(tmp_path) == ()
+
+
+class Broken:
+    """A finder of somebody's."""
+
+    def find_spec(self, *_):
+        return None
+
+    def find_distributions(self, context):
+        yield from ()
+        raise ValueError("the index is gone")
+
+
+def test_a_finder_that_fails_hides_no_plugin_of_others_and_is_told_of_once(tmp_path, monkeypatch, caplog):
+    for name in ("a", "b", "c"):
+        install_plugin(tmp_path, name, "")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert [one.name for one in found(tmp_path)] == ["a", "b", "c"]
+    [record] = caplog.records
+    assert "test_discovery.Broken fails" in record.getMessage()
+
+
+def test_nothing_is_looked_up_again_until_something_was_installed_or_removed(tmp_path, monkeypatch):
+    looks = []
+
+    def look():
+        looks.append(1)
+        return discover()
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/nowhere", ""])
+    installed = Installed(look)
+    assert installed.now() == ()
+    one = install_plugin(tmp_path, "a", "", version="1.0")
+    changed(tmp_path)
+    assert [(found.name, found.version) for found in installed.now()] == [("a", "1.0")]
+    before = len(looks)
+    for _ in range(5):
+        installed.now()
+    assert len(looks) == before
+    one.uninstall()
+    install_plugin(tmp_path, "a", "", version="2.0")
+    changed(tmp_path)
+    assert [found.version for found in installed.now()] == ["2.0"]
+    monkeypatch.setattr(sys, "path", ["/nowhere"])
+    assert installed.now() == ()
+
+
+def changed(folder):
+    """As a file system tells that has fine times; within a tick of its clock it may say nothing."""
+    now = os.stat(folder)
+    os.utime(folder, ns=(now.st_atime_ns, now.st_mtime_ns + 1_000_000))
+
+
+def test_a_finder_that_fails_is_not_told_of_with_every_look(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    installed = Installed()
+    for _ in range(5):
+        installed.now()
+    assert len(caplog.records) == 1

@@ -2,6 +2,9 @@
 
 import io
 import logging
+import re
+
+import pytest
 
 from gpulayer.plugins.hiding import Printed, SecretsHider, hide_logged
 
@@ -36,6 +39,47 @@ def test_what_a_plugin_logs_itself_is_hidden_in_whatever_the_root_logger_writes(
     assert "ValueError: no ***" in written.getvalue()
     assert "hunter2" not in written.getvalue()
     assert handler.filters == []
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "hidden"),
+    [
+        ({"key": "-----BEGIN KEY-----\nMIIEline1\nline2x\n-----END KEY-----"}, "MIIEline1\nline2x", "*** ***"),
+        ({"key": "a b\nc d"}, "x a b\nc d y; a  b c\td", "x *** y; ***"),
+        ({"url": "https://a/T/A https://b/T/B"}, "POST https://b/T/B: 500", "POST ***: 500"),
+        ({"secret": "whsec_old1,whsec_new2"}, "whsec_new2 or whsec_old1", "*** or ***"),
+        ({"n": "on", "s": "  "}, "on and  off", "on and  off"),
+        ({"x": ".*(+"}, "a.*(+b abc", "a***b abc"),
+    ],
+)
+def test_values_of_several_words_are_hidden_whole_and_word_by_word(options, text, hidden):
+    assert re.sub(r"\s+", " ", SecretsHider({"p": options})("p", text)) == re.sub(r"\s+", " ", hidden)
+
+
+def test_in_what_everybody_logs_only_secrets_are_hidden():
+    """A word that an option happens to be is in lines of the whole process."""
+    options = {
+        "mode": "plugin",
+        "who": "worker",
+        "scheme": "https",
+        "is_on": "true",
+        "monkey": "donkey",
+        "author": "correct",
+        "token_file": "abcdef",
+        "api_key": "abcd",
+        "token": "hunter2",
+        "DB_PASSWORD": "correct donkey",
+        "url": "https://u:p@db/x https://other.example/y",
+        "marker": "Zm9vYmFyYmF6cXV4",
+    }
+    hider = SecretsHider({"p": options, "q": {"passphrase": "swordfish"}})
+    plain = "plugin worker https true, a donkey is correct"
+    assert hider("", plain) == plain
+    for secret in ("abcd", "abcdef", "hunter2", "correct donkey", "https://u:p@db/x", "Zm9vYmFyYmF6cXV4", "swordfish"):
+        assert hider("", f"<{secret}>") == "<***>"
+    assert hider("", "GET https://other.example/y") == "GET ***"
+    assert hider("p", "worker") == "***", "in what is told of the plugin itself"
+    assert hider("q", "worker") == "worker"
 
 
 def test_what_a_plugin_prints_is_hidden_where_that_is_a_log():

@@ -1,6 +1,7 @@
 """Plugins of every kind of badness, one by one and all at once, beside a good one and core's own."""
 
 import asyncio
+import io
 import logging
 import os
 import socket
@@ -332,6 +333,47 @@ def test_secrets_of_its_options_are_in_no_record_and_no_log(load, plugin, caplog
     assert "ValueError: ***" in record.error
     assert "key ***" in caplog.text
     assert "hunter2" not in caplog.text + repr(host.records()) + repr(host.registry)
+
+
+@pytest.mark.parametrize("is_tried_first", [True, False])
+@pytest.mark.parametrize(
+    ("secret", "pieces"),
+    [
+        ("-----BEGIN KEY-----\nMIIEline1\nline2xyz\n-----END KEY-----", ("MIIE", "line2")),
+        ("s1s2s3s4s5s6s7s8s9", ("s1s2", "s8s9")),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 270, 290, 380, 395])
+def test_no_import_tells_a_secret_wherever_its_words_are_cut(
+    load, plugin, monkeypatch, caplog, before, secret, pieces, is_tried_first
+):
+    """In the child that tries, which knows no secrets, and in this process."""
+    monkeypatch.setenv("GPULAYER_PLUGIN_LEAKS_KEY", secret)
+    here = os.getpid()
+    when = "" if is_tried_first else f"if os.getpid() == {here}: "
+    text = f"'x' * {before} + ' ' + os.environ['GPULAYER_PLUGIN_LEAKS_KEY']"
+    plugin(
+        "leaks", f"import os\n{when}raise RuntimeError({text})\n@hookimpl\ndef gpulayer_check_job(spec): return []\n"
+    )
+    with caplog.at_level("DEBUG"):
+        host = load(settings=PluginSettings.of(dict(os.environ)))
+    record = records(host)["leaks"]
+    assert record.error.startswith("RuntimeError")
+    assert "gpulayer_leaks.py, line 4" in record.error
+    told = caplog.text + repr(host.records())
+    assert [piece for piece in pieces if piece in told] == []
+
+
+def test_options_of_core_s_own_plugins_are_hidden_although_nobody_else_s_is_installed(load, site):
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    logging.getLogger().addHandler(handler)
+    try:
+        load(settings=PluginSettings.of({"GPULAYER_PLUGIN_HOST_TOKEN": "hunter2hunter2"}), discover=lambda: ())
+        logging.getLogger("somebody").warning("with hunter2hunter2")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert written.getvalue() == "with ***\n"
 
 
 def test_one_that_fails_again_and_again_is_suspended_and_comes_back(load, plugin, tmp_path):

@@ -64,6 +64,18 @@ def test_a_priority_is_a_whole_number(priority):
             "no hook gpulayer_register_probe",
             "mean gpulayer_register_probes",
         ),
+        (
+            "@hookimpl(specname='gpulayer_check_job')\ndef quota(spec): pass\n"
+            "@hookimpl(specname='gpulayer_check_job')\ndef policy(spec): pass",
+            "policy and quota are all for the hook gpulayer_check_job",
+            "one function",
+        ),
+        (
+            "@hookimpl\ndef gpulayer_register_probes(ctx): pass\n"
+            "@hookimpl(specname='gpulayer_register_probes')\ndef more(ctx): pass",
+            "gpulayer_register_probes and more are all for the hook",
+            "one function",
+        ),
         ("@hookimpl\ndef something(ctx): pass", "there is no hook something", "gpulayer_on_event"),
         ("@hookimpl(specname='gpulayer_x')\ndef gpulayer_register_probes(ctx): pass", "no hook gpulayer_x", ""),
         ("@hookimpl\nasync def gpulayer_register_probes(ctx): pass", "is async", "with def"),

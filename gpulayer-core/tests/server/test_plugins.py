@@ -157,6 +157,21 @@ def test_a_strict_control_plane_does_not_start_with_a_plugin_that_fails(make_pla
     live.bare = live.http = type("Closed", (), {"close": lambda self: None})()  # it never got that far
 
 
+def test_a_strict_control_plane_tells_what_was_raised_without_secrets(loading, caplog):
+    """What is wrong with a plugin is raised by itself, and nothing else hides what it says."""
+    held = loading(RuntimeError("denied for hunter2hunter2 and two words"))
+    held.may_end.set()
+    settings = PluginSettings(
+        strict=True, variables={"ST_PASSWORD": "hunter2hunter2"}, options={"st": {"pair": "two\nwords"}}
+    )
+    plane = PlaneSettings(state_dir=Path(), plugins=settings)
+    with pytest.raises(PluginFault) as caught:
+        asyncio.run(server_plugins.load_for_plane(plane, clock=SystemClock()))
+    assert "RuntimeError: denied for *** and ***" in caught.value.message
+    assert "RuntimeError: denied for *** and ***" in caplog.text
+    assert "hunter2" not in caught.value.message + caplog.text
+
+
 def test_a_control_plane_ends_although_its_plugins_never_finish_loading(make_plane, loading, monkeypatch):
     monkeypatch.setattr("gpulayer.server.plane._LOADING_ENDS_S", 0.05)
     held = loading(host())

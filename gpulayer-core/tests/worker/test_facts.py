@@ -230,7 +230,7 @@ def test_a_probe_that_was_late_at_a_start_is_waited_for_a_moment_at_the_next_and
         assert await known.catch_up()
         assert known.facts.resources == (("licence", 3),)
         assert not await known.catch_up()
-        await again.close()
+        await again.aclose()
         # It has answered: nothing is held against it any more.
         last = Probing(host[2], site, version="1", labels=(), clock=clock, deadline_s=0.1, moment_s=0.0)
         await last.start()
@@ -253,7 +253,7 @@ def test_a_probe_that_is_late_is_waited_for_again_after_an_hour(host_of, tmp_pat
             await probing.start()
             return await probing.catch_up() is None
         finally:
-            await probing.close()
+            await probing.aclose()
 
     assert asyncio.run(start())
     clock.advance(1_800_000)

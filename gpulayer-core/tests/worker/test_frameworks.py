@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -113,6 +115,19 @@ time.sleep(600)
         while is_alive(pid):
             assert time.monotonic() < ends, f"{pid} still runs"
             time.sleep(0.01)
+
+
+def test_what_has_left_the_session_and_holds_its_output_is_not_waited_for(checks, tmp_path):
+    source = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+{GOOD}
+"""
+    try:
+        assert [one.version for one in found(checks(Check(source)))] == ["2.4.0"] * 2
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_one_bad_check_costs_no_other(checks):

@@ -1,9 +1,10 @@
 """The state that a whole process shares and a plugin must not change: seen, named and put back.
 
 ``Ambient`` is all of it, for an import, which happens once; ``Place`` is what a call of a few microseconds can afford
-to look at, and ``Visits`` compares it around calls. They belong to the process, so this module reads and writes what others are given as parameters. Adding is
-fine (a variable in a module, an entry of ``sys.path``); what was there has to stay what it was. Signal handlers are not
-looked at: only the main thread can set them, plugins never run there, and a control plane sets its own meanwhile.
+to look at, and ``Visits`` compares it around calls. They belong to the process, so this module reads and writes what
+others are given as parameters. Adding is fine (a variable in a module, an entry of ``sys.path``); what was there has to
+stay what it was. Signal handlers are not looked at: only the main thread can set them, plugins never run there, and a
+control plane sets its own meanwhile.
 """
 
 import asyncio
@@ -74,9 +75,10 @@ class Visits:
 
     def begin(self) -> Stay:
         with self._lock:
+            place = Place.now()
             self._begun += 1
             self._running += 1
-            return Stay(Place.now(), self._begun, self._running == 1)
+            return Stay(place, self._begun, self._running == 1)
 
     def end(self, stay: Stay, *, is_awaited: bool) -> tuple[str, ...]:
         """What it has changed, which was put back. is_awaited: of a call that nobody waits for any more what the place

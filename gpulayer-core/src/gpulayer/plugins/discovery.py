@@ -5,16 +5,17 @@ is there twice (editable and installed, two folders), only the first counts. Wha
 """
 
 import logging
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
 from gpulayer.spec.capabilities import is_plain_name
 
-__all__ = ["GROUP", "Found", "discover"]
+__all__ = ["GROUP", "Found", "Installed", "discover"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -46,11 +47,45 @@ def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
 
 
-def _all(where: list[str], name: str | None = None) -> Iterator[metadata.Distribution]:
+class Installed:
+    """What is installed now, looked up anew only when a folder of ``sys.path`` has changed: a look reads a file a
+    distribution, which takes a while where there are hundreds and the folder is somewhere in the network."""
+
+    def __init__(self, look: Callable[[], tuple[Found, ...]] = discover) -> None:
+        self._look = look
+        self._seen: tuple[tuple[str, int], ...] | None = None
+        self._found: tuple[Found, ...] = ()
+
+    def now(self) -> tuple[Found, ...]:
+        """A distribution that comes, goes or has another version changes its folder's time."""
+        # Taken before the look: what changes meanwhile is found the next time.
+        seen = tuple((entry, _changed_ns(entry)) for entry in sys.path)
+        if seen != self._seen:
+            self._found = self._look()
+            self._seen = seen
+        return self._found
+
+
+def _changed_ns(entry: str) -> int:
     try:
-        yield from metadata.distributions(name=name, path=where)
-    except Exception:  # a finder of somebody's, in the middle of it
-        _log.warning("not all installed distributions can be listed", exc_info=True)
+        return os.stat(entry or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _all(where: list[str], name: str | None = None) -> Iterator[metadata.Distribution]:
+    context = metadata.DistributionFinder.Context(path=where, name=name)
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_distributions", None)
+        if find is None:
+            continue
+        try:
+            yield from find(context)
+        except Exception:  # a finder of somebody's, in the middle of it; the others go on
+            if name is None:  # it is asked once for all, and then for each by name
+                kind = finder if isinstance(finder, type) else type(finder)
+                what = f"{kind.__module__}.{kind.__qualname__}"
+                _log.warning("not all installed distributions can be listed: %s fails", what, exc_info=True)
 
 
 def _points(name: str, where: list[str]) -> Iterator[Found]:

@@ -272,8 +272,8 @@ class Guard:
                 return
             call.begin()
         mark = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
-        stay = self._visits.begin()
         try:
+            stay = self._visits.begin()
             call.run(self._hide)
             for what in self._visits.end(stay, is_awaited=call.is_awaited()):
                 message = f"it changed {what}, which all of the process share; that was put back"
@@ -297,7 +297,7 @@ class Guard:
             return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
-            _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, self._hide(call.plugin, call.story))
+            _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
             return self._fail(call, call.said)
         seat = self._seats[call.key]
         with self._lock:
@@ -325,6 +325,7 @@ class Guard:
             if seat.trial is call:
                 seat.trial = None
         seat.lane.forget(call.job)
+        call.job = _nothing
 
     def _keep(self, plugin: str, hook: str, message: str) -> None:
         line = self.line(plugin, message)
@@ -376,6 +377,7 @@ class _Call(Generic[T]):
 
     def begin(self) -> None:
         """To be followed by ``run``."""
+        self.job = _nothing  # it holds this call: what the call gave would stay until the collector comes by
         if self._life is not None:
             self._life.begin()
         self._begun_s = time.monotonic()
@@ -389,10 +391,14 @@ class _Call(Generic[T]):
             self._result = work()
         except BaseException as error:
             self.error = error
+
+            def hidden(text: str) -> str:
+                return hide(self.plugin, text)
+
             if issubclass(type(error), self._passes):
-                self.is_answer, self.said = _tidied(error, lambda text: hide(self.plugin, text))
+                self.is_answer, self.said = _tidied(error, hidden)
             if not self.is_answer:
-                self.said, self.story = _told(error, self.said)
+                self.said, self.story = _told(error, self.said, hidden)
 
     def is_awaited(self) -> bool:
         """Whether somebody still is there for the answer; another thread may change that at any time."""
@@ -454,24 +460,24 @@ def _tidied(error: BaseException, hide: Callable[[str], str]) -> tuple[bool, str
             if type(said) is not str:
                 return False, f"its {type(error).__name__} has a {name} that is {type(said).__name__}, not text"
             if said:
-                setattr(error, name, hide(said[:_STORY]))
+                setattr(error, name, hide(said)[:_STORY])
         if type(getattr(error, "is_users", True)) is not bool:
             return False, f"its {type(error).__name__} has an is_users that is neither True nor False"
-        error.args = (hide(str(error)[:_STORY]),)
+        error.args = (hide(str(error))[:_STORY],)
         error.__cause__ = error.__context__ = None
     except BaseException:
         return False, "it raised an answer that fails to say what it is"
     return True, ""
 
 
-def _told(error: BaseException, said: str) -> tuple[str, str]:
-    """A line and the whole story; what can't even say what it is, is told by that."""
+def _told(error: BaseException, said: str, hide: Callable[[str], str]) -> tuple[str, str]:
+    """A line and the whole story; what can't even say what it is, is told by that. Hidden first, then cut."""
     try:
         kind = type(error).__name__
-        story = traceback.format_exc()[-_STORY:]
+        story = hide(traceback.format_exc())[-_STORY:]
         if isinstance(error, SystemExit):
-            return f"it tried to end the process (exit {error.code!r})"[:_STORY], story
-        text = f"{error}"[:_STORY]
+            return hide(f"it tried to end the process (exit {error.code!r})")[:_STORY], story
+        text = hide(f"{error}")[:_STORY]
         return said or (f"{kind}: {text}" if text else f"{kind}"), story
     except BaseException:
         return said or "an exception that fails to say what it is", ""

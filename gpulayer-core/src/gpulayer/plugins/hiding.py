@@ -1,12 +1,14 @@
 """What must not be read in a fault, a record, a log line or what a plugin prints: the values of options of plugins, and
 tokens of GPUlayer's.
 
-Exact text only: a secret that a plugin has encoded passes.
+In what is told of a plugin, all values of its options are hidden. In what everybody logs, only those that are secrets:
+an option may well be called ``worker``. Exact text only, but for its white space: a secret that a plugin has encoded
+passes. Whoever cuts a text hides first, or half a secret stays.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TextIO
 
 __all__ = ["MASK", "Printed", "SecretsHider", "hide_logged"]
@@ -15,17 +17,27 @@ MASK: Final = "***"
 
 # Shorter values are words and numbers that are in any text.
 _SHORTEST: Final = 4
+# In what everybody logs: of several words that make up a secret, and of what no name tells to be one.
+_SHORTEST_WORD: Final = 8
+_LONG: Final = 16
+_SECRET: Final = re.compile(
+    r"(?:.*[^a-z])?(?:(?:api|access|secret|private|signing)?keys?|auth|cookies?|credentials?|dsn|pass(?:wd|phrase)?|pwd"
+    r"|salt|signature|ur[il]s?|[a-z]*(?:password|secret|token)s?)(?:[^a-z].*)?",
+    re.IGNORECASE,
+)
+_BETWEEN: Final = re.compile(r"[\s,]+")
 _TOKEN: Final = re.compile(r"gl[a-z]_[A-Za-z0-9_-]{8,}")
 
 
 class SecretsHider:
     """``options``: by plugin, then by option. Called with a plugin's name and a text, it gives the text without them;
-    the name empty: without those of all plugins."""
+    the name empty: without the secrets of all plugins. A value of several words (URLs, two keys) is hidden as a whole
+    and word by word."""
 
     def __init__(self, options: Mapping[str, Mapping[str, str]] | None = None) -> None:
-        by_plugin = {plugin: set(values.values()) for plugin, values in (options or {}).items()}
-        everything: set[str] = set().union(*by_plugin.values())
-        self._patterns = {plugin: _pattern(values) for plugin, values in {**by_plugin, "": everything}.items()}
+        known = options or {}
+        self._patterns = {plugin: _pattern(_values(values)) for plugin, values in known.items()}
+        self._patterns[""] = _pattern(text for values in known.values() for text in _secrets(values))
 
     def __call__(self, plugin: str, text: str) -> str:
         """Pure; linear in the text."""
@@ -90,7 +102,20 @@ class _Filter(logging.Filter):
         return True
 
 
-def _pattern(values: set[str]) -> re.Pattern[str] | None:
+def _values(options: Mapping[str, str]) -> Iterator[str]:
+    for value in options.values():
+        yield from (text for text in (value, *_BETWEEN.split(value)) if len(text) >= _SHORTEST)
+
+
+def _secrets(options: Mapping[str, str]) -> Iterator[str]:
+    for option, value in options.items():
+        is_secret = _SECRET.fullmatch(option) is not None
+        if len(value) >= (_SHORTEST if is_secret else _LONG):
+            yield value
+        yield from (word for word in _BETWEEN.split(value) if len(word) >= (_SHORTEST_WORD if is_secret else _LONG))
+
+
+def _pattern(texts: Iterator[str]) -> re.Pattern[str] | None:
     # The longest first: one may be the beginning of another.
-    found = sorted((value for value in values if len(value) >= _SHORTEST), key=lambda value: (-len(value), value))
-    return re.compile("|".join(map(re.escape, found))) if found else None
+    found = sorted({" ".join(text.split()) for text in texts} - {""}, key=lambda text: (-len(text), text))
+    return re.compile("|".join(r"\s+".join(map(re.escape, text.split())) for text in found)) if found else None

@@ -118,12 +118,14 @@ def load_plugins(
     marks: Path | None = None,
     discover: Callable[[], tuple[Found, ...]] = discover,
     register_deadline_s: float = REGISTER_DEADLINE_S,
+    begun: Callable[[Callable[[], None]], None] = lambda close: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
     python: runs the child that tries imports first. marks: the file, of this process alone, that says at the next start
     which plugin's call ended the process, see ``plugins.marks``. With ``settings.strict`` nothing is tried first, so
-    that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one.
+    that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one. begun: told how to
+    let go of it all where this does not return, before anything of a plugin runs; from any thread, more than once.
     """
     loader = Loader(
         where,
@@ -136,6 +138,7 @@ def load_plugins(
         register_deadline_s=register_deadline_s,
     )
     try:
+        begun(loader.close)
         registry = loader.load()
     except BaseException:
         loader.close()

@@ -15,6 +15,7 @@ __all__ = ["IMPORT_HINT", "import_plugin", "inspected_of", "why_not_imported"]
 IMPORT_HINT: Final = "a module of a plugin only defines things; what takes time or may fail belongs into its methods"
 
 _SHOWN: Final = 300
+_TOLD: Final = 8000
 
 
 def import_plugin(module: str) -> tuple[object, Inspected]:
@@ -24,18 +25,22 @@ def import_plugin(module: str) -> tuple[object, Inspected]:
 
 
 def why_not_imported(found: Found, error: BaseException) -> Inspected:
-    """To be called where the import was: what an exception says of itself is the plugin's code."""
+    """To be called where the import was: what an exception says of itself is the plugin's code. Whoever shows it hides
+    the plugin's secrets first, and cuts it then: nothing is cut here that would be seen."""
     hint = f"{found.distribution} {found.version} may be broken: reinstall it, or look for another version"
     try:
         where = _where(error, found.module)
         kind = type(error).__name__
         if isinstance(error, SystemExit):
-            return _broken(f"its import tried to end the process (exit {error.code!r}{where})"[:_SHOWN], IMPORT_HINT)
+            return _broken(f"its import tried to end the process (exit {error.code!r}{where})"[:_TOLD], IMPORT_HINT)
         if isinstance(error, ModuleNotFoundError) and error.name:
             if found.module == error.name or found.module.startswith(f"{error.name}."):
                 return _broken(f"its entry point names the module {found.module}, which is not there", hint)
             hint = f"{found.distribution} needs {error.name}, which is not installed in this Python"
-        return _broken(f"{kind}: {' '.join(str(error).split())[:_SHOWN]}{where}", hint)
+        said = " ".join(str(error).split())
+        # The place is to be seen even where the end of a long story is not.
+        is_short = len(said) <= _SHOWN
+        return _broken(f"{kind}: {said}{where}" if is_short else f"{kind}{where}: {said}"[:_TOLD], hint)
     except BaseException:
         return _broken("its import raised an exception that fails to say what it is", hint)
 

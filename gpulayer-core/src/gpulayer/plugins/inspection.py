@@ -65,6 +65,7 @@ def inspect_plugin(plugin: object) -> Inspected:
         for name, value in vars(plugin).items()
         if name in HOOKS and name not in marked and callable(value)
     ]
+    problems += _twice(marked)
     used = tuple(sorted({_hook(name, options) for name, (_, options) in marked.items()} & set(HOOKS)))
     if problems:
         error, hint = problems[0]
@@ -115,6 +116,16 @@ def _marked(plugin: ModuleType) -> Iterator[tuple[str, tuple[Any, dict[str, Any]
         options = manager.parse_hookimpl_opts(plugin, name)
         if options is not None:
             yield name, (getattr(plugin, name), dict(options))
+
+
+def _twice(marked: dict[str, tuple[Any, dict[str, Any]]]) -> Iterator[tuple[str, str]]:  # Any: see _marked
+    by_hook: dict[str, list[str]] = {}
+    for name, (_, options) in marked.items():
+        by_hook.setdefault(_hook(name, options), []).append(name)
+    for hook, names in by_hook.items():
+        if hook in HOOKS and len(names) > 1:
+            hint = "write one function that gives what all of them give"
+            yield f"{' and '.join(names)} are all for the hook {hook}, which a plugin has once", hint
 
 
 def _hook(name: str, options: dict[str, Any]) -> str:  # Any: by option

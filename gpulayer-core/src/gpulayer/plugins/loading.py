@@ -23,7 +23,7 @@ from gpulayer.plugins import hooks
 from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
 from gpulayer.plugins.contracts.context import Context, Where
-from gpulayer.plugins.discovery import Found
+from gpulayer.plugins.discovery import Found, Installed
 from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.hiding import SecretsHider, hide_logged
 from gpulayer.plugins.importing import import_plugin, why_not_imported
@@ -84,10 +84,10 @@ class Loader:
         self._clock = clock
         self._version = version
         self._python = python
-        self._discover = discover
+        self._installed = Installed(discover)
         self._import_deadline_s = settings.import_s
         self._register_deadline_s = register_deadline_s
-        found = discover()
+        found = self._installed.now()
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
         hider = SecretsHider(self._options)
@@ -95,7 +95,7 @@ class Loader:
         self._level = logging.DEBUG if where is Where.CHECK else logging.WARNING
         self._marks = _marks(marks, found, clock)
         self.guard = Guard(clock=clock, strict=settings.strict, hide=hider, marks=self._marks, level=self._level)
-        self._undo = hide_logged(hider) if found else lambda: None
+        self._undo = hide_logged(hider) if found or any(self._options.values()) else lambda: None
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._plugins = [_Plugin(_of(one), one) for one in found]
@@ -375,7 +375,7 @@ class Loader:
             if self._looked_ms is not None and now_ms - self._looked_ms < _LOOKED_FOR_MS:
                 return self._gone
             self._looked_ms = now_ms
-            installed = {(one.name, one.distribution): one.version for one in self._discover()}
+            installed = {(one.name, one.distribution): one.version for one in self._installed.now()}
             self._gone = {}
             for plugin in self._plugins:
                 record = plugin.record

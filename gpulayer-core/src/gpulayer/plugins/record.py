@@ -7,7 +7,8 @@ __all__ = ["Fault", "PluginRecord", "PluginStatus"]
 
 
 class PluginStatus(StrEnum):
-    """``suspended``: it failed several times in a row and is not asked for a while; then it is tried again."""
+    """``suspended``: it failed several times in a row and is not asked for a while; then it is tried again, and stays
+    suspended until that has worked."""
 
     OK = "ok"
     DISABLED = "disabled"  # by GPULAYER_PLUGINS

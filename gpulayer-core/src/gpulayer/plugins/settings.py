@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gpulayer.errors import UsageError
+from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.spec.capabilities import is_plain_name
 
 __all__ = ["IMPORT_S", "IMPORT_VARIABLE", "OPTION_PREFIX", "PLUGINS_VARIABLE", "STRICT_VARIABLE", "PluginSettings"]
@@ -65,6 +66,11 @@ class PluginSettings:
             if name.startswith(prefix) and len(name) > len(prefix) and not name.startswith(longer)
         }
         return MappingProxyType(found | dict(self.options.get(plugin, {})))
+
+    def hide(self, text: str) -> str:
+        """Without the values of all options, whosever they are: for what nobody can put down to one plugin."""
+        options = {f"{plugin}.{option}": value for plugin, its in self.options.items() for option, value in its.items()}
+        return SecretsHider({"any": {**self.variables, **options}})("any", text)
 
 
 def _prefix(plugin: str) -> str:

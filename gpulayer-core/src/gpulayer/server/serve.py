@@ -88,6 +88,7 @@ class _Served:
     worker: LocalWorker | None
     join_token: str | None = field(repr=False)
     token: str = field(default="", repr=False)
+    server: "uvicorn.Server | None" = None
 
 
 def _start_worker(
@@ -138,10 +139,13 @@ async def _serve(served: _Served) -> None:
         ),
         policy=policy,
     )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):  # first of all: a plugin may be running from here on
+        loop.add_signal_handler(number, _on_signal, plane, served)
     try:
         await plane.start()
         served.token = await _own_tokens(plane, served)
-        server = http_server(
+        server = served.server = http_server(
             create_app(plane),
             served.listeners,
             tls=reach.tls,
@@ -151,9 +155,6 @@ async def _serve(served: _Served) -> None:
         gc.freeze()
         gc.set_threshold(*_COLLECT)
         gc.enable()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _on_signal, plane, server)
         here("plane.before_endpoint")
         served.endpoint.write(_document(served))
         async with asyncio.TaskGroup() as group:
@@ -260,11 +261,12 @@ async def _until_first(waiting: Coroutine[object, object, object], serving: "asy
         await asked
 
 
-def _on_signal(plane: "Plane", server: "uvicorn.Server") -> None:
+def _on_signal(plane: "Plane", served: _Served) -> None:
     if plane.shutdown_asked.is_set():
         plane.keep_worker = True  # asked twice: end now, whatever the worker does
         plane.stop_holding()
-        server.should_exit = server.force_exit = True
+        if served.server is not None:
+            served.server.should_exit = served.server.force_exit = True
     plane.ask_shutdown(keep_worker=plane.keep_worker)
 
 

@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -106,7 +107,8 @@ class LivePlane:
             self._client.close()
             self._client = None
         if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(end)
+            with suppress(RuntimeError):  # it ends at this very moment
+                self.loop.call_soon_threadsafe(end)
         self.thread.join(_PATIENCE_S)
         assert not self.thread.is_alive(), "the control plane did not end"
         self.bare.close()

@@ -141,8 +141,8 @@ def request_from_wire(fields: RequestFields) -> Request:
     try:
         for name in fields.get("resources", {}):
             check_resource(name)
-        for capability in fields.get("capabilities", ()):
-            check_capability(capability)
+        for needed in fields.get("capabilities", ()):
+            check_capability(needed)
     except UsageError as error:
         raise BadRequest(f"request.{error.message}", hint=error.hint) from None
     return Request(

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Probing:
-    """The probes of this machine, and what each of them found last. ``close`` it in the end.
+    """The probes of this machine, and what each of them found last. ``aclose`` it in the end.
 
     moment_s: how long one is waited for at the start that was late at the last one.
     """
@@ -89,7 +89,7 @@ class Probing:
             if soon:
                 await asyncio.wait(soon)
         except BaseException:
-            await self.close()
+            await self.aclose()
             raise
         await asyncio.to_thread(self._late.write)
         self._has_more_to_come = bool(self._going_on)
@@ -105,7 +105,7 @@ class Probing:
         await asyncio.to_thread(self._late.write)
         return self._facts()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Nobody waits any more."""
         for task in tuple(self._going_on):
             task.cancel()

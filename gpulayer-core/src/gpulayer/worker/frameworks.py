@@ -14,10 +14,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import IO, Final
 
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.contracts.environment import (
@@ -49,8 +49,7 @@ _KEPT_BYTES: Final = 64 << 10
 _REASON_LIMIT: Final = 2_000
 _VERSION_LIMIT: Final = 100
 _AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
-_PIPE_S: Final = 1.0  # for what a process outside the session still holds open
-_LOOK_S: Final = 0.1
+_LOOK_S: Final = 0.1  # how often its output is measured
 _TOLD_BYTES: Final = 2_000
 _PRELUDE: Final = """
 import sys
@@ -243,81 +242,65 @@ def read_answer(name: str, accelerators: Sequence[Accelerator], out: bytes) -> t
 async def run_script(
     source: str, folder: Path, *, python: str, variables: Mapping[str, str], deadline_s: float = CHECK_DEADLINE_S
 ) -> _Ran:
-    """Run it in ``folder``, which is made for it and goes with it. Never raises but when it is cancelled."""
-    script = folder / "check.py"
-    try:
-        await asyncio.to_thread(_prepare, script, source)
-        process = await asyncio.create_subprocess_exec(
-            python,
-            "-c",
-            _PRELUDE,
-            str(script),
-            cwd=folder,
-            env=dict(variables),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return _Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    out, err = _Tail(process.stdout), _Tail(process.stderr)
-    readers = [asyncio.ensure_future(out.read()), asyncio.ensure_future(err.read())]
-    ended = asyncio.ensure_future(process.wait())
+    """Run it in an empty folder below ``folder``, which goes with it. Never raises but when it is cancelled."""
     failure = ""
     try:
-        loop = asyncio.get_running_loop()
-        ends_s = loop.time() + deadline_s
-        # ``wait`` of asyncio waits for the pipes, too, which somebody outside the session may hold open.
-        while process.returncode is None and not failure:
-            waiting = [one for one in (ended, *readers) if not one.done()]
-            left_s = max(0.0, ends_s - loop.time())
-            await asyncio.wait(waiting, timeout=min(left_s, _LOOK_S), return_when=asyncio.FIRST_COMPLETED)
-            if out.is_too_much or err.is_too_much:
-                failure = f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB"
-            elif process.returncode is None and loop.time() >= ends_s:
-                failure = f"its check did not end within {deadline_s:g} s"
+        # Files, not pipes: whoever keeps a pipe open would be waited for, also when all of the session is dead.
+        with await asyncio.to_thread(_prepared, folder, source) as out, open(folder / "err", "w+b") as err:  # noqa: ASYNC230
+            process = await asyncio.create_subprocess_exec(
+                python,
+                "-c",
+                _PRELUDE,
+                str(folder / "run" / "check.py"),
+                cwd=folder / "run",
+                env=dict(variables),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            ran = asyncio.ensure_future(process.wait())
+            try:
+                failure = await _watch(ran, (out, err), deadline_s)
+            finally:
+                _kill_session(process.pid)
+                code = await ran
+            ended = _Ran(_tail(out), _tail(err), failure)
+    except OSError as error:
+        return _Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
     finally:
-        _kill_session(process.pid)
-        await asyncio.wait(readers, timeout=_PIPE_S)
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-        _close(process)
-        code = await ended  # killed: it has ended, or is about to
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     if not failure and code:
-        failure = _said_at_the_end(err.content) or "it said nothing"
         ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-        failure = f"its check failed ({ending}): {failure}"
-    return _Ran(out.content, err.content, failure)
+        said = _said_at_the_end(ended.err) or "it said nothing"
+        return replace(ended, failure=f"its check failed ({ending}): {said}")
+    return ended
 
 
-class _Tail:
-    """The end of what comes through a pipe."""
-
-    def __init__(self, stream: asyncio.StreamReader) -> None:
-        self._stream = stream
-        self._count = 0
-        self.content = b""
-
-    @property
-    def is_too_much(self) -> bool:
-        return self._count > _OUTPUT_LIMIT
-
-    async def read(self) -> None:
-        # What is too much is read all the same: the end of a pipe that is not read is never seen.
-        while piece := await self._stream.read(_KEPT_BYTES):
-            self._count += len(piece)
-            self.content = (self.content + piece)[-_KEPT_BYTES:]
+async def _watch(ran: "asyncio.Future[int]", files: Sequence[IO[bytes]], deadline_s: float) -> str:
+    """Until it has ended, or has to be: then, why."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + deadline_s
+    while not ran.done():
+        await asyncio.wait((ran,), timeout=max(0.0, min(_LOOK_S, ends_s - loop.time())))
+        if any(os.fstat(file.fileno()).st_size > _OUTPUT_LIMIT for file in files):
+            return f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB"
+        if not ran.done() and loop.time() >= ends_s:
+            return f"its check did not end within {deadline_s:g} s"
+    return ""
 
 
-def _prepare(script: Path, source: str) -> None:
-    shutil.rmtree(script.parent, ignore_errors=True)
-    script.parent.mkdir(mode=0o700, parents=True)
-    script.write_text(source, encoding="utf-8")
+def _tail(file: IO[bytes]) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _KEPT_BYTES, max(0, size - _KEPT_BYTES))
+
+
+def _prepared(folder: Path, source: str) -> IO[bytes]:
+    """The file for what it prints."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "run").mkdir(mode=0o700, parents=True)
+    (folder / "run" / "check.py").write_text(source, encoding="utf-8")
+    return open(folder / "out", "w+b")
 
 
 def _kill_session(pid: int) -> None:
@@ -325,12 +308,6 @@ def _kill_session(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass  # it has gone, and nobody stayed behind
-
-
-def _close(process: asyncio.subprocess.Process) -> None:
-    """A pipe that somebody outside the session holds open is not waited for."""
-    transport: Any = process._transport  # type: ignore[attr-defined] # noqa: SLF001 - Process has no close
-    transport.close()
 
 
 def _checked_check(check: FrameworkCheck) -> _Check:

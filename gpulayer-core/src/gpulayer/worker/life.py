@@ -7,10 +7,10 @@ import os
 import random
 import signal
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gpulayer.clock import SystemClock
 from gpulayer.errors import (
@@ -27,6 +27,7 @@ from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.contracts.probe import ProbeSite
 from gpulayer.plugins.host import Host, load_plugins
 from gpulayer.plugins.record import PluginStatus
+from gpulayer.plugins.starting import Abandoned, load_beside
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.staging.blobs import BlobFolder, storage_error
@@ -48,6 +49,8 @@ from gpulayer.worker.stage import Stager
 from gpulayer.worker.story import machine_text
 
 __all__ = ["introduce", "live"]
+
+T = TypeVar("T")
 
 _log: Final = logging.getLogger(__name__)
 _SPAWNER_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "LANG")  # what a Python may need to start at all
@@ -81,6 +84,8 @@ def introduce(settings: WorkerSettings) -> str:
     try:
         with _alone(settings.work_dir, reserve):
             return asyncio.run(_introduce(settings, reserve))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # SIGTERM is Ctrl-C here
     except OSError as error:
         if is_full_error(error):
             raise storage_error(error, settings.work_dir) from error
@@ -88,15 +93,17 @@ def introduce(settings: WorkerSettings) -> str:
 
 
 async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
+    me = asyncio.current_task()
+    assert me is not None, "it runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     identities.next_boot()  # this is a start, too: its session is the newest
     host = await _plugins(settings)
-    probing = _probing(settings, host)
     try:
-        facts = (await _look(probing, _checks(settings, host))).facts
-        return await _introduced(settings, identities, facts)
+        async with aclosing(_probing(settings, host)) as probing:
+            facts = (await _look(probing, _checks(settings, host))).facts
+            return await _introduced(settings, identities, facts)
     finally:
-        await probing.close()
         host.close()
 
 
@@ -125,15 +132,19 @@ async def _introduced(settings: WorkerSettings, identities: IdentityStore, facts
 
 async def _plugins(settings: WorkerSettings) -> Host:
     """What is wrong with one is told, a line each, and everything else works on."""
-    host = await asyncio.to_thread(
-        load_plugins,
-        Where.WORKER,
-        settings.plugins,
-        clock=SystemClock(),
-        version=settings.version,
-        python=settings.python,
-        marks=settings.work_dir / "plugin-marks",
-    )
+
+    def load(abandoned: Abandoned) -> Host:
+        return load_plugins(
+            Where.WORKER,
+            settings.plugins,
+            clock=SystemClock(),
+            version=settings.version,
+            python=settings.python,
+            marks=settings.work_dir / "plugin-marks",
+            begun=abandoned.then,
+        )
+
+    host = await load_beside(load)
     for record in host.records():
         if record.status not in (PluginStatus.OK, PluginStatus.DISABLED):
             _log.warning("plugin %s is %s: %s", record.name, record.status, record.error)
@@ -195,35 +206,43 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
         reserve.release()  # made for an end, and a start needs no less; it comes back when there is room
     identities = IdentityStore(settings.work_dir, reserve=reserve)
     boot = identities.next_boot()
-    host = await _plugins(settings)
-    probing = _probing(settings, host)
-    try:
-        await _live_with(settings, reserve, identities, boot, host, probing=probing)
-    finally:
-        await probing.close()
-        host.close()
-
-
-async def _live_with(
-    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, boot: int, host: Host, *, probing: Probing
-) -> None:
-    clock, checks = SystemClock(), _checks(settings, host)
-    facts = (await _look(probing, checks)).facts
-    patience, builds = Patience(host, clock), Builds()
     present = _Present()
-
-    def on_session(session: SessionReply) -> None:
-        if present.session is None:
-            _log.info("joined %s as %s (%s)", plane.where, identities.identity.name, machine_text(facts))
-        present.session_opened(session)
 
     def on_signal(number: signal.Signals) -> None:
         name = identities.identity.name or settings.name or settings.default_name
         present.told_to_stop(f"worker {name} was stopped ({number.name})")
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # before any plugin runs: it is not to blame for this end
         loop.add_signal_handler(number, on_signal, number)
+    with suppress(_Stopped):
+        host = await _or_stop(present.stop, _plugins(settings))
+        try:
+            async with aclosing(_probing(settings, host)) as probing:
+                await _live_with(settings, reserve, identities, boot=boot, host=host, probing=probing, present=present)
+        finally:
+            host.close()
+
+
+async def _live_with(
+    settings: WorkerSettings,
+    reserve: Reserve,
+    identities: IdentityStore,
+    *,
+    boot: int,
+    host: Host,
+    probing: Probing,
+    present: _Present,
+) -> None:
+    clock, checks = SystemClock(), _checks(settings, host)
+    facts = (await _or_stop(present.stop, _look(probing, checks))).facts
+    patience, builds = Patience(host, clock), Builds()
+
+    def on_session(session: SessionReply) -> None:
+        if present.session is None:
+            _log.info("joined %s as %s (%s)", plane.where, identities.identity.name, machine_text(facts))
+        present.session_opened(session)
+
     async with HttpClient(pins=settings.pins, proxy=settings.proxy) as http:
         plane = Plane(
             http,
@@ -364,15 +383,27 @@ async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
             _log.warning("%s", error.hint)
 
 
+class _Stopped(Exception):
+    """Told to stop before it had even begun to work."""
+
+
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Run ``work`` to its end, or give it up when told to stop; True when it ended."""
+    try:
+        await _or_stop(stop, work)
+    except _Stopped:
+        return False
+    return True
+
+
+async def _or_stop(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` gives; _Stopped when told to stop, and then it is given up."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
-            task.result()
-            return True
-        return False
+            return task.result()
+        raise _Stopped
     finally:
         task.cancel()
         stopped.cancel()
