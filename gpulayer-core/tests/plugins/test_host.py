@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from traceback import format_exception_only
 
 import pytest
 
@@ -23,6 +24,7 @@ from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.request import Accelerator
 from gpulayer.testing.distribution import install_distribution
 
 PROBE = """
@@ -516,12 +518,25 @@ def test_what_an_option_may_have_done_is_told_with_the_options_names(load, plugi
         ("GPULAYER_API = '7.0'", PluginFault),
         (registers("gpulayer_register_probes", "1 / 0"), ZeroDivisionError),
         (registers("gpulayer_register_probes", "None"), TypeError),
+        (registers("gpulayer_register_probes", "__import__('time').sleep(1)"), PluginFault),
+        ("class Sealed(Exception):\n    __slots__ = ()\n    add_note = None\nraise Sealed", Exception),
     ],
 )
-def test_strict_raises_what_went_wrong_instead(load, plugin, source, error):
+def test_strict_raises_what_went_wrong_instead_and_says_whose_it_was(load, plugin, source, error):
     plugin("bad", source)
-    with pytest.raises(error):
-        load(settings=PluginSettings(strict=True))
+    with pytest.raises(error) as caught:
+        load(settings=PluginSettings(strict=True), register_deadline_s=0.2)
+    told = "".join(format_exception_only(caught.value))
+    assert "plugin bad" in told
+    assert told.count("of gpulayer-bad 1.0)") == 1
+
+
+def test_who_waits_is_told_which_plugins_are_imported_and_when_none_is_any_more(load, plugin):
+    plugin("good", probe("good"))
+    plugin("odd", "raise KeyError('mine')")
+    told = []
+    load(trying=told.append)
+    assert told == [("good", "odd"), ("good",), ()]
 
 
 def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
@@ -532,6 +547,7 @@ def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
 CRASH = """
 import sys
 from pathlib import Path
+from traceback import format_exception_only
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.host import load_plugins
@@ -609,3 +625,22 @@ def test_a_host_that_could_not_be_made_leaves_nothing_behind(site, plugin):
     with pytest.raises(ZeroDivisionError):
         load_plugins(Where.CHECK, settings, clock=ManualClock(), version="0")
     assert [list(handler.filters) for handler in logging.getLogger().handlers] == filters
+
+
+def test_what_a_thing_says_of_itself_is_kept_beside_it(load, plugin):
+    plugin(
+        "says",
+        "from gpulayer.plugins import Accelerator, EventKind\n"
+        "class Scores:\n    name, lifetime_s = 's', 7\n    def score(self, batch): return []\n"
+        "class Tells:\n    name, kinds = 't', frozenset({EventKind.JOB_ENDED})\n    def tell(self, event): pass\n"
+        "class Check:\n    name, accelerators = 'c', (Accelerator.CPU,)\n    def script(self): return None\n"
+        + registers("gpulayer_register_scorers", "[Scores()]")
+        + registers("gpulayer_register_event_sinks", "[Tells()]")
+        + registers("gpulayer_register_framework_checks", "[Check()]"),
+    )
+    registry = load(Where.PLANE).registry
+    (scorer,), (sink,) = registry.scorers, [one for one in registry.event_sinks if one.plugin == "says"]
+    assert (scorer.name, scorer.lifetime_s) == ("s", 7.0)
+    assert (sink.name, sink.kinds) == ("t", frozenset({EventKind.JOB_ENDED}))
+    (check,) = load(Where.WORKER).registry.framework_checks
+    assert (check.name, check.accelerators) == ("c", (Accelerator.CPU,))

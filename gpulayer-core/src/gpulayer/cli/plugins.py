@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app,
 from gpulayer.cli.plugin_commands import PluginCommand, find_commands
 from gpulayer.cli.records import age
 from gpulayer.client import calls
-from gpulayer.client.connect import open_transport
+from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.embedded import find_plane
 from gpulayer.client.location import Configured, Local
 from gpulayer.errors import GpulayerError, UsageError
@@ -47,6 +48,7 @@ _RED: Final = "31"
 _INDENT: Final = 4
 _LONGEST: Final = 2000
 _BAD: Final = 1
+_ANSWER_S: Final = 5.0
 
 
 @app.callback(invoke_without_command=True)
@@ -123,32 +125,57 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
         print_line(line)
 
 
+def _elsewhere(target: str, state: str, *, tell: Callable[[str], None] = say) -> "list[PluginRecord]":
+    """Of the control plane and its workers, if it can be asked and answers soon; why not is told."""
+    settings = settings_for(target, state=state)
+    found: list[list[PluginRecord] | None] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            found.append(_ask(settings))
+        except BaseException as error:
+            failed.append(error)
+
+    # In a thread: to look for it, a connection and an answer each have a limit of their own, and together too much.
+    asking = threading.Thread(target=ask, name="gpulayer-plugins-asked", daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    match found, failed:
+        case [[None], _]:
+            tell("note: no control plane runs here; these are the plugins of this environment")
+        case [[list() as records], _]:
+            return records
+        case [_, [GpulayerError() as error]] if not isinstance(error, UsageError):
+            tell(f"note: the control plane's plugins are unknown: {error.message}")
+            if error.hint:
+                tell(f" hint: {error.hint}")
+        case [_, [BaseException() as error]]:
+            raise error
+        case _:
+            tell(
+                f"note: the control plane's plugins are unknown: it gave no answer within {_ANSWER_S:g} s; perhaps it "
+                "still tries them, or one of them holds it up"
+            )
+    return []
+
+
+def _ask(settings: Settings) -> "list[PluginRecord] | None":
+    """None where it is this machine's own, and does not run."""
+    where = settings.where
+    if isinstance(where, Local):
+        endpoint = find_plane(where.state_dir)
+        if endpoint is None:
+            return None
+        where = Configured(endpoint.location)
+    with open_transport(replace(settings, where=where)) as transport:
+        return transport.send(calls.list_plugins())["plugins"]
+
+
 def _stray_options(names: list[str]) -> Iterator[str]:
     for variable, near in PluginSettings.of(os.environ).strangers(names).items():
         meant = f"; did you mean an option of {near}?" if near else ""
         yield f"note: {variable} is set, and no plugin has such a name{meant}"
-
-
-def _elsewhere(target: str, state: str, *, tell: Callable[[str], None] = say) -> "list[PluginRecord]":
-    """Of the control plane and its workers, if it can be asked; why not is told."""
-    try:
-        settings = settings_for(target, state=state)
-        where = settings.where
-        if isinstance(where, Local):
-            endpoint = find_plane(where.state_dir)
-            if endpoint is None:
-                tell("note: no control plane runs here; these are the plugins of this environment")
-                return []
-            where = Configured(endpoint.location)
-        with open_transport(replace(settings, where=where)) as transport:
-            return transport.send(calls.list_plugins())["plugins"]
-    except UsageError:
-        raise
-    except GpulayerError as error:
-        tell(f"note: the control plane's plugins are unknown: {error.message}")
-        if error.hint:
-            tell(f" hint: {error.hint}")
-        return []
 
 
 def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and those of this environment

@@ -262,7 +262,11 @@ class Guard:
             now_ms = self._clock.monotonic_ms()
             if again := seat.why_not(now_ms):
                 why = f"it failed {seat.failures} times in a row"
-                raise call.not_asked(why, hint=f"{again}; gpulayer plugins says what went wrong")
+                raise call.not_asked(
+                    why,
+                    hint=f"{again}; gpulayer plugins says what went wrong",
+                    rest_ms=max(0, seat.rests_until_ms - now_ms),
+                )
             if seat.rests:
                 seat.trial, seat.tried_ms = call, now_ms
         call.job = lambda: self._run(call, then)
@@ -445,11 +449,11 @@ class _Call(Generic[T]):
             details={"plugin": self.plugin, "hook": self.hook},
         )
 
-    def not_asked(self, why: str, *, hint: str) -> PluginResting:
+    def not_asked(self, why: str, *, hint: str, rest_ms: int = 0) -> PluginResting:
         return PluginResting(
             f"plugin {self.plugin} is not asked ({self.hook}): {why}",
             hint=hint,
-            details={"plugin": self.plugin, "hook": self.hook},
+            details={"plugin": self.plugin, "hook": self.hook, "rest_ms": rest_ms},
         )
 
     def result(self) -> T:

@@ -93,6 +93,11 @@ class Host:
         """Whether a call of any of its methods would be refused now with PluginResting, because others failed."""
         return self._guard.is_resting(registered.plugin, registered.key)
 
+    def line(self, text: str) -> str:
+        """What a plugin says to others, as a line: of a bearable length, and without the secrets of all plugins. Of its
+        options it may tell the others."""
+        return self._guard.line("", text)
+
     def note(self, plugin: str, method: str, message: str) -> None:
         """Put into a plugin's record what showed elsewhere than in a call of it."""
         self._guard.note(plugin, method, message)
@@ -116,6 +121,7 @@ def load_plugins(
     register_deadline_s: float = REGISTER_DEADLINE_S,
     deprecated: Mapping[str, str] = DEPRECATED,
     begun: Callable[[Callable[[], None]], None] = lambda close: None,
+    trying: Callable[[tuple[str, ...]], None] = lambda names: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
@@ -123,7 +129,8 @@ def load_plugins(
     which plugin's call ended the process, see ``plugins.marks``. deprecated: see ``hooks.DEPRECATED``. With
     ``settings.strict`` nothing is tried first, so that what a plugin raises is raised here; raises PluginFault for all
     else that is wrong with one. begun: told how to let go of it all where this does not return, before anything of a
-    plugin runs; from any thread, more than once.
+    plugin runs; from any thread, more than once. trying: told which plugins are being imported whenever that changes,
+    for whoever waits for them; none in the end.
     """
     loader = Loader(
         where,
@@ -135,6 +142,7 @@ def load_plugins(
         discover=discover,
         register_deadline_s=register_deadline_s,
         deprecated=deprecated,
+        trying=trying,
     )
     try:
         begun(loader.close)

@@ -7,7 +7,8 @@ what is left, behind the guard, and asks the hooks that belong here.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -91,6 +92,7 @@ class Loader:
         discover: Callable[[], tuple[Found, ...]],
         register_deadline_s: float,
         deprecated: Mapping[str, str],
+        trying: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._where = where
         self._settings = settings
@@ -101,6 +103,7 @@ class Loader:
         self._import_deadline_s = settings.import_s
         self._register_deadline_s = register_deadline_s
         self._deprecated = deprecated
+        self._trying = trying
         found = self._installed.now()
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
@@ -127,7 +130,10 @@ class Loader:
         self._try()
         for plugin in self._plugins:
             if plugin.is_ok:
-                self._import(plugin)
+                self._trying((plugin.name,))
+                with self._blamed(plugin):
+                    self._import(plugin)
+        self._trying(())
         self._plugins = builtins + self._plugins
         return self._register()
 
@@ -225,6 +231,7 @@ class Loader:
             return
         wanted = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         founds = [plugin.found for plugin in wanted.values() if plugin.found is not None]
+        self._trying(tuple(wanted))
         for name, tried in try_imports(founds, python=self._python, deadline_s=self._import_deadline_s).items():
             self._keep(wanted[name], tried.inspected)
             if tried.is_late and self._marks is not None:
@@ -277,12 +284,13 @@ class Loader:
 
     def _register(self) -> Registry:
         """All or nothing: of a plugin that registers one thing badly, none is used."""
+        by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         offered: list[Offered] = []
         for kind in KINDS:
             if self._where in (*kind.wheres, Where.CHECK):
                 for one in self._implementations(kind.hook):
-                    offered += self._ask(kind, one)
-        by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
+                    with self._blamed(by_name[one.plugin]):
+                        offered += self._ask(kind, one)
         for name, reasons in clashes(self._used(offered), builtins=frozenset(BUILTINS)).items():
             hint = f"uninstall one of the two, or have {PLUGINS_VARIABLE} name one; what has one name must be one thing"
             self._refuse(by_name[name], PluginStatus.DUPLICATE, "; ".join(reasons), hint)
@@ -358,7 +366,24 @@ class Loader:
 
     def _raise(self, plugin: _Plugin) -> NoReturn:
         record = plugin.record
-        raise PluginFault(f"plugin {record.name}: {record.error}", hint=record.hint, details={"plugin": record.name})
+        raise PluginFault(
+            f"plugin {record.name}: {record.error}{_by(record)}", hint=record.hint, details={"plugin": record.name}
+        )
+
+    @contextmanager
+    def _blamed(self, plugin: _Plugin) -> Iterator[None]:
+        """With ``strict`` what a plugin raised is raised as it is; this says whose it was."""
+        try:
+            yield
+        except PluginFault as fault:
+            if fault.message.endswith(_by(plugin.record)):
+                raise
+            message = f"{fault.message}{_by(plugin.record)}"
+            raise PluginFault(message, hint=fault.hint, details=fault.details) from fault
+        except BaseException as error:
+            with suppress(Exception):  # it is the plugin's, and may refuse that, too
+                BaseException.add_note(error, f"(raised by plugin {plugin.name} of {_whose(plugin.record)})")
+            raise
 
     def _line(self, plugin: _Plugin, text: str) -> str:
         return self.guard.line(plugin.name, text)
@@ -419,6 +444,10 @@ class Loader:
 
 def _of(found: Found) -> PluginRecord:
     return PluginRecord(found.name, found.distribution, found.version)
+
+
+def _by(record: PluginRecord) -> str:
+    return f" (of {_whose(record)})" if record.distribution else ""
 
 
 def _installed_since(found: Found) -> PluginRecord:

@@ -38,8 +38,7 @@ from gpulayer.spec.capabilities import DEFAULT_LAUNCHER, input_variable
 from gpulayer.spec.limits import Limits
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
-from gpulayer.variables import DEVICE_VARIABLES
-from gpulayer.worker.devices import device_variables
+from gpulayer.worker.devices import DEVICE_VARIABLES, device_variables
 from gpulayer.worker.limiting import judge_end, spawn_limits
 from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.unready import Unready, plain_text, unready_by_fault
