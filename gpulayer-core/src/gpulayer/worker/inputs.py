@@ -28,11 +28,12 @@ from gpulayer.plugins.results import instance_of
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.disk import is_full_error
+from gpulayer.worker.folders import emptied
 from gpulayer.worker.identity import write_whole
 from gpulayer.worker.journal import Journal
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.story import attempt_text
-from gpulayer.worker.unready import Unready, emptied, plain_text, unready_by_fault
+from gpulayer.worker.unready import Unready, plain_text, unready_by_fault
 
 __all__ = ["Inputs"]
 

@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.staging.workfolder import Baseline
 from gpulayer.wire.convert import assignment_from_wire, assignment_to_wire, outcome_from_wire, outcome_to_wire
+from gpulayer.worker.folders import emptied, remove
 from gpulayer.worker.identity import write_whole
 from gpulayer.worker.spares import Spares
 
@@ -124,18 +124,14 @@ class Journal:
     def renew_work_folder(self, key: NodeKey) -> None:
         """Staging begins (again): into an empty folder. From now on this folder serves no other job."""
         self._staged.add(key)
-        site = self.site(key)
-        shutil.rmtree(site.work_dir, ignore_errors=True)
-        site.work_dir.mkdir(mode=0o700, exist_ok=True)
+        emptied(self.site(key).work_dir)
 
     def renew_inputs(self, key: NodeKey) -> Path:
         """The empty folder for its inputs; where earlier ones lay is forgotten. This folder serves no other job."""
         self._staged.add(key)
         files = self._files(key)
         files.inputs_list.unlink(missing_ok=True)
-        shutil.rmtree(files.inputs, ignore_errors=True)
-        files.inputs.mkdir(mode=0o700, exist_ok=True)
-        return files.inputs
+        return emptied(files.inputs)
 
     def inputs_file(self, key: NodeKey) -> Path:
         """Where to keep where its inputs lie."""
@@ -211,7 +207,7 @@ class Journal:
     def sweep(self) -> None:
         """Delete what an earlier agent was deleting."""
         for folder in self._root.glob(f"{_TRASH}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     def save_contact(self, contact_ms: int) -> None:
         """Good for this boot of the machine only: the clock starts anew with the next."""
@@ -238,10 +234,17 @@ class Journal:
 
     def _discard(self, folder: Path) -> None:
         trash = folder.with_name(_TRASH + folder.name)
-        shutil.rmtree(trash, ignore_errors=True)
+        _remove(trash)
         folder.rename(trash)
         here("agent.in_delete")
-        shutil.rmtree(trash, ignore_errors=True)
+        _remove(trash)
+
+
+def _remove(folder: Path) -> None:
+    try:
+        remove(folder)
+    except OSError as error:  # nothing counts in it, and the next start tries again
+        _log.debug("%s stays: %s", folder, error)
 
 
 def _last_progress(content: bytes) -> Progress:

@@ -5,7 +5,6 @@ transfers side by side over all attempts. Whatever comes is verified by its dige
 """
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -17,6 +16,7 @@ from gpulayer.staging.blobs import BlobFolder
 from gpulayer.staging.limits import DEFAULT_LIMITS, TreeLimits
 from gpulayer.staging.workfolder import Baseline, materialise
 from gpulayer.wire.packs import MAX_PACKED_BLOB, PACK_TARGET, read_frames
+from gpulayer.worker.folders import emptied
 from gpulayer.worker.session import Plane
 
 __all__ = ["Stager"]
@@ -48,7 +48,7 @@ class Stager:
             except (DigestMismatch, NotFound):
                 if not left:
                     raise
-                await asyncio.to_thread(_empty, work_dir)
+                await asyncio.to_thread(emptied, work_dir)
         raise AssertionError("unreachable")
 
     async def _fetch_all(self, source: Digest) -> None:
@@ -155,8 +155,3 @@ def _batches(digests: list[Digest], sizes: dict[Digest, int]) -> Iterator[list[D
         size += sizes[digest]
     if batch:
         yield batch
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir(mode=0o700)
