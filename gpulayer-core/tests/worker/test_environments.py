@@ -370,6 +370,84 @@ def test_what_still_writes_into_the_folder_of_a_build_that_failed_is_not_in_the_
     world(main, Builder(build))
 
 
+def test_a_build_that_failed_leaves_nothing_and_its_place_is_not_used_again(world, folder):
+    places = []
+
+    def fails(plan, site):
+        places.append(site.folder)
+        (site.folder / "half").touch()
+        raise BuildFailed("no")
+
+    async def main(life):
+        one = life()
+        for _ in range(3):
+            with pytest.raises(Unready):
+                await one.of(job(), folder, FACTS)
+        assert len(set(places)) == 3
+        assert not any(place.exists() for place in places)
+
+    world(main, Builder(fails))
+
+
+def test_what_an_earlier_life_left_unfinished_is_swept_and_what_is_finished_or_at_work_is_not(world, folder):
+    begun, go = threading.Event(), threading.Event()
+
+    def build(plan, site):
+        (site.folder / "made").touch()
+        if plan.key == "k2":
+            begun.set()
+            assert go.wait(WAIT_S)
+        return {"AT": str(site.folder)}
+
+    builder = Builder(build)
+
+    async def main(life):
+        one = life()
+        at = Path((await one.of(job(), folder, FACTS)).variables["AT"])
+        (folder / "key").write_text("k2")
+        waiting = asyncio.create_task(one.of(job(2), folder, FACTS))
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        left, alone = at.parent / "17", at.parent.parent / "0" / "1"
+        for half in (left, alone):
+            half.mkdir(parents=True)
+            (half / "half").touch()
+        await asyncio.to_thread(life().sweep)
+        assert not left.exists()
+        assert not alone.exists()
+        go.set()
+        for place in (at, Path((await waiting).variables["AT"])):
+            assert (place / "made").exists()
+        (folder / "key").write_text("k1")
+        assert (await life().of(job(3), folder, FACTS)).variables["AT"] == str(at)
+
+    world(main, builder)
+
+
+def test_what_is_built_is_on_the_disk_before_it_counts(world, folder, monkeypatch):
+    seen = []
+
+    def write_out(place):
+        seen.append((place, sorted(path.name for path in place.iterdir()), (place.parent / "ready").exists()))
+        if len(seen) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "write_out", write_out)
+
+    def build(plan, site):
+        (site.folder / "made").touch()
+        return {}
+
+    async def main(life):
+        one = life()
+        with pytest.raises(OSError, match="Input/output error"):
+            await one.of(job(), folder, FACTS)
+        await one.of(job(), folder, FACTS)
+        assert [(names, is_ready) for _, names, is_ready in seen] == [(["made"], False)] * 2
+        assert (seen[1][0].parent / "ready").exists()
+
+    world(main, Builder(build))
+
+
 def test_what_is_wrong_with_our_own_disk_is_not_the_builders(world, folder, monkeypatch):
     def fails(*_):
         raise OSError(5, "Input/output error")

@@ -215,6 +215,7 @@ class Agent:
                     group.create_task(self._watch_network(), name="network"),
                     group.create_task(self._keeper.watch(), name="room"),
                     group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
+                    group.create_task(asyncio.to_thread(self._environments.sweep), name="sweep of environments"),
                 ]
                 await self._finished.wait()
                 self._environments.close()

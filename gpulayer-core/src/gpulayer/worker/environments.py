@@ -2,8 +2,9 @@
 
 A key has a folder, ``environments/<builder>/<hash>``: of the key, and of the worker's variables that jobs get, which
 what is built may contain. Each build has a fresh one in it, where it also stays: what is built may hold its own path,
-so it can't be moved. ``ready`` names the one that is finished, and is written last; the others go when the next build
-begins. So whatever a build left behind that did not end well, and whatever still writes there, is in nobody's way.
+so it can't be moved. ``ready`` names the one that is finished, and is written last, when the disk has all of it: it
+is believed after a loss of power, too. The others go: when their build has failed, at the start of an agent, and when
+the next build begins. So whatever still writes there is in nobody's way. What is finished stays.
 
 Attempts that want the same wait for one build. It belongs to none of them: it is told that it is not wanted any more
 when the last of them has gone, and who comes then waits for its end first, in whichever agent's life it was begun.
@@ -13,10 +14,10 @@ import asyncio
 import hashlib
 import json
 import logging
-import shutil
+import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, ParamSpec, TypeVar
@@ -41,6 +42,7 @@ from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.variables import is_handed_on
 from gpulayer.worker.disk import is_full_error
+from gpulayer.worker.folders import remove, write_out
 from gpulayer.worker.identity import write_whole
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.plans import checked_variables
@@ -194,6 +196,16 @@ class Environments:
         """What it was for has ended; what was built stays."""
         self._of.pop(key, None)
 
+    def sweep(self) -> None:
+        """Remove what builds of earlier lives left unfinished. Blocks for as long as that takes."""
+        for folder in self._root.glob("*/*"):
+            claim = self._going_on.claim(folder) if _unfinished(folder) else None
+            if claim is not None and claim.begin():
+                try:
+                    _remove_all(_unfinished(folder))
+                finally:
+                    claim.end()
+
     def close(self) -> None:
         """Nothing is wanted any more."""
         for build in self._builds.values():
@@ -337,8 +349,12 @@ class Environments:
                 if kept is not None:
                     return kept
                 fresh = _on_our_disk(_fresh, folder)
-                made = made_in(thing, fresh)
-                _on_our_disk(_keep, folder, fresh, made)
+                try:
+                    made = made_in(thing, fresh)
+                    _on_our_disk(_keep, folder, fresh, made)
+                except BaseException:
+                    _remove_all([fresh])
+                    raise
                 return made
             finally:
                 claim.end()
@@ -402,29 +418,58 @@ def _own(text: object) -> str:
 
 
 def _fresh(folder: Path) -> Path:
-    """A folder for one build, whose name was none's before; what builds left behind that did not end well goes. Its
-    path is not used again at once: what they started may still write there."""
+    """A folder for one build, whose name was none's before, and will be none's again: what an earlier build started
+    may still write into its own. All others go, for nothing that is finished is there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    left = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-    fresh = folder / str(max(left, default=0) + 1)
+    _remove_all([path for path in folder.iterdir() if path.is_dir()])
+    fresh = folder / secrets.token_hex(8)
     fresh.mkdir(mode=0o700)
-    for number in left:
-        shutil.rmtree(folder / str(number), ignore_errors=True)
     return fresh
 
 
+def _unfinished(folder: Path) -> list[Path]:
+    """What lies in the folder of a key beside what is finished there. Of a disk that can't be read, nothing."""
+    try:
+        place = _place(folder)
+        return [path for path in folder.iterdir() if path != place and path.is_dir()]
+    except OSError:
+        return []
+
+
+def _remove_all(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        try:
+            remove(folder)
+        except OSError as error:  # it is in nobody's way but the disk's, and the next start tries again
+            _log.warning("what a build left behind stays: %s", error)
+
+
 def _keep(folder: Path, place: Path, made: Environment) -> None:
-    write_whole(folder / _READY, json.dumps({"place": place.name, "variables": dict(made.variables)}).encode())
+    write_out(place)  # first: the line may reach the disk before what it speaks of
+    said = {"place": place.name, "variables": dict(made.variables)}
+    write_whole(folder / _READY, json.dumps(said).encode(), is_synced=True)
 
 
 def _kept(folder: Path) -> Environment | None:
     """What was built there, in this start or an earlier one; None where it is to be built."""
     try:
-        said = json.loads((folder / _READY).read_bytes())
-        made = Environment(checked_variables(said["variables"]))
-        return made if (folder / str(int(said["place"]))).is_dir() else None
+        place, variables = _ready(folder)
+        return Environment(checked_variables(variables)) if place.is_dir() else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _place(folder: Path) -> Path | None:
+    """Where what is finished lies; None where nothing is. Of a file that can't be read just now, OSError."""
+    try:
+        return _ready(folder)[0]
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _ready(folder: Path) -> tuple[Path, object]:
+    said = json.loads((folder / _READY).read_bytes())
+    return folder / Path(instance_of(str, said["place"])).name, said["variables"]
 
 
 def _on_our_disk(work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs) -> _Result:
