@@ -210,6 +210,36 @@ def test_what_could_not_be_asked_at_first_is_asked_again_and_known_then(host_of,
     assert host.registry.framework_checks[0].thing.tries == 2
 
 
+def test_a_check_that_can_not_be_asked_for_once_takes_nothing_away_that_is_known(host_of, tmp_path):
+    class Falters(Check):
+        def script(self):
+            if is_away:
+                raise OSError("not now")
+            return super().script()
+
+    is_away = False
+    known = (Framework("torch", "1", CPU, usable=True), Framework("jax", "1", CPU, usable=True))
+    script = 'print(\'{"version": "1", "devices": {"cpu": ""}}\')'
+    registered = [Falters(script, "torch", (CPU,)), Check(script, "jax", (CPU,))]
+
+    def life():
+        host = host_of(environments=[SystemEnvironment()], framework_checks=registered)
+        return FrameworkChecks(host, tmp_path, environment={}, python=sys.executable)
+
+    first = life()
+    assert found(first) == known
+    is_away = True
+    assert set(found(first)) == set(known)
+    assert not first.is_fresh
+    for _ in range(2):  # what was kept is kept again
+        assert set(found(life())) == set(known)
+
+
+def test_a_first_start_that_could_not_ask_is_no_knowledge_of_the_next(checks):
+    assert found(checks(Check(RuntimeError("not now")))) == ()
+    assert not checks(Check(GOOD)).is_known
+
+
 def test_a_pipe_that_somebody_outside_the_session_holds_open_is_not_waited_for(checks, tmp_path):
     source = f"""
 import os, subprocess, sys

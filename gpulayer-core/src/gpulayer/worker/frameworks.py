@@ -167,7 +167,8 @@ class FrameworkChecks:
             for number, registered in enumerate(self._host.registry.framework_checks):
                 group.create_task(run(number, registered))
         self.is_fresh = not unasked
-        await asyncio.to_thread(self._remember)
+        if self.is_fresh or self.found:  # that nothing could be asked is no knowledge of the next start
+            await asyncio.to_thread(self._remember)
 
     async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
         """Those of a job in the environment that all have who ask for none."""
