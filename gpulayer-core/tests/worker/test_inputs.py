@@ -198,15 +198,29 @@ def test_a_scheme_that_is_not_here_any_more_is_this_workers_lack(world):
     assert failure(world, copies, job).blame is Blame.INFRASTRUCTURE
 
 
-def test_a_full_disk_is_told_as_one(world):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_as_one(world, monkeypatch, number):
+    if number == errno.ENOSPC:  # of a quota, what is free says nothing
+        monkeypatch.setattr(module, "room_text", lambda folder: "")
+
     def full(uri, site):
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     async def main(life):
         with pytest.raises(DiskFull):
             await life().fetch(JOB)
 
     world(main, Mine(full))
+
+
+def test_no_room_where_the_workers_disk_has_plenty_is_told_as_what_it_is(world):
+    def full(uri, site):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/it")
+
+    failed = failure(world, full)
+    assert failed.blame is Blame.INFRASTRUCTURE
+    assert "its stager found no room ([Errno 28] No space left on device: '/cache/it')" in failed.evidence
+    assert "while the worker's own disk has " in failed.evidence
 
 
 def test_silence_ends_a_fetch_and_signs_of_life_keep_it(world):

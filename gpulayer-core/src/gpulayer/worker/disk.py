@@ -14,7 +14,16 @@ from typing import Final, TypeVar
 
 from gpulayer.spec.units import format_bytes
 
-__all__ = ["FULL_BELOW_BYTES", "RESERVE_BYTES", "Reserve", "full_text", "is_full", "is_full_error", "used_bytes"]
+__all__ = [
+    "FULL_BELOW_BYTES",
+    "RESERVE_BYTES",
+    "Reserve",
+    "full_text",
+    "is_full",
+    "is_full_error",
+    "room_text",
+    "used_bytes",
+]
 
 RESERVE_BYTES: Final = 1 << 20
 FULL_BELOW_BYTES: Final = 1 << 20
@@ -80,6 +89,15 @@ def is_full(folder: Path) -> bool:
     except OSError:
         return False
     return free_bytes < FULL_BELOW_BYTES or not has_files
+
+
+def room_text(folder: Path) -> str:
+    """For people: how much this user may still write there; empty where it is full, or can't be asked."""
+    try:
+        free_bytes, has_files = _free(folder)
+    except OSError:
+        return ""
+    return format_bytes(free_bytes) if has_files and free_bytes >= FULL_BELOW_BYTES else ""
 
 
 def full_text(worker: str, folder: Path, *, number: int = errno.ENOSPC) -> str:

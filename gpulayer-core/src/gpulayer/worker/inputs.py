@@ -5,6 +5,7 @@ disk once all are there: an agent that is started again either finds that, or br
 """
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from gpulayer.plugins.registry import Registered
 from gpulayer.plugins.results import instance_of
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
-from gpulayer.worker.disk import is_full_error
+from gpulayer.worker.disk import is_full_error, room_text
 from gpulayer.worker.folders import emptied
 from gpulayer.worker.identity import write_whole
 from gpulayer.worker.journal import Journal
@@ -132,9 +133,16 @@ class Inputs:
             try:
                 return _checked_place(thing.fetch(uri, site))
             except OSError as error:
-                if is_full_error(error):
-                    raise DiskFull(str(error)) from error
-                raise
+                if not is_full_error(error):
+                    raise
+                free_text = room_text(folder) if error.errno == errno.ENOSPC else ""
+                if free_text:  # then it is not known whose disk that was: only what was said of it
+                    raise StageFailed(
+                        f"its stager found no room ({error}), while the worker's own disk has {free_text} free",
+                        hint="another disk is full, or it is larger than what is free here",
+                        is_users=False,
+                    ) from error
+                raise DiskFull(str(error)) from error
 
         await asyncio.to_thread(emptied, folder)  # what goes wrong with our own disk is not the stager's
         try:
