@@ -256,6 +256,7 @@ def test_a_program_whose_launcher_hangs_after_its_start_runs_is_heard_and_can_be
         worker.start()
         plane.assign(1, "sh", "-c", "echo up; sleep 600", launcher="hangs")
         await plane.until(lambda: bytes(plane.logs.get(1, b"")) == b"up\n")
+        await plane.until((folder / "hanging").exists)
         worker.kill()  # what is known to run is not started again by the next
         (folder / "hanging").unlink()
         worker.start()

@@ -100,7 +100,7 @@ async def launch(
 ) -> SpawnFailed | None:
     """Carry the plan out; None where it runs, or ran (see ``starter.ended``). Raises Unready, and PluginResting
     where nothing has been begun. begun: called as soon as it runs, or ran, which its launcher's act may outlast; what
-    becomes of that is then in the launcher's record alone."""
+    becomes of that is then in the launcher's record alone; it must not raise."""
     key = assignment.key
     present = {device.uuid for device in machine.facts.devices}
     gone = [uuid for uuid in assignment.devices if uuid not in present]
@@ -134,19 +134,14 @@ async def _act(host: Host, patience: Patience, planned: Planned, bridge: "_Bridg
         return said
 
     failure: Unready | GpulayerError
-    acting = asyncio.ensure_future(
-        patience.acall(
+    try:
+        said = await patience.acall(
             planned.launcher,
             "ActingLauncher.act",
             ask,
             deadline_s=ACT_DEADLINE_S,
             passes=(LaunchRefused, _StarterFailed),
         )
-    )
-    try:
-        await asyncio.wait((acting, bridge.launched), return_when=asyncio.FIRST_COMPLETED)
-        bridge.tell()
-        said = await acting
     except LaunchRefused as refused:
         failure = _refusal(planned.name, refused)
     except PluginResting:
@@ -160,7 +155,6 @@ async def _act(host: Host, patience: Patience, planned: Planned, bridge: "_Bridg
         return found if isinstance(found, Launched) else said
     finally:
         bridge.is_closed = True
-        acting.cancel()
     found = await bridge.close()
     if isinstance(found, Launched) or (isinstance(found, NotLaunched) and not isinstance(failure, GpulayerError)):
         return found
@@ -180,7 +174,6 @@ class _Bridge:
         self._loop = asyncio.get_running_loop()
         self._going_on: set[asyncio.Task[Launched | NotLaunched]] = set()
         self.is_closed = False
-        self.launched: asyncio.Future[None] = self._loop.create_future()
         self.found: Launched | NotLaunched | None = None
 
     def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
@@ -193,17 +186,10 @@ class _Bridge:
             raise
         return future.result()
 
-    def tell(self) -> None:
-        """Say once that the program runs, where it does. Not in the launcher's call: whoever hears it is not its."""
-        if self._begun is not None and self.launched.done():
-            begun, self._begun = self._begun, None
-            begun()
-
     async def close(self) -> Launched | NotLaunched | None:
         """Nothing is started from now on; what is on its way is waited for."""
         self.is_closed = True
         await asyncio.gather(*self._going_on, return_exceptions=True)
-        self.tell()
         return self.found
 
     async def _start(self, plan: LaunchPlan) -> Launched | NotLaunched:
@@ -221,8 +207,9 @@ class _Bridge:
             raise _StarterFailed(error) from error
         if not isinstance(self.found, Launched):
             self.found = found
-        if isinstance(found, Launched) and not self.launched.done():
-            self.launched.set_result(None)
+        if isinstance(found, Launched) and self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun()  # in this very turn: what the program writes is told in the next
         return found
 
 

@@ -229,11 +229,16 @@ class NodeWork:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
             return failed
 
+        broken: list[Exception] = []
+
         def begun(starter: SpawnerStarter) -> None:
             here("agent.after_spawn")
-            self._feed(Spawned(key))
-            if starter.ended is not None:
-                self._feed(self.end_of(assignment, starter.ended))
+            try:
+                self._feed(Spawned(key))
+                if starter.ended is not None:
+                    self._feed(self.end_of(assignment, starter.ended))
+            except Exception as error:  # the worker's own, and neither this node's nor its launcher's
+                broken.append(error)
 
         def failed(error: Exception) -> Input:
             if isinstance(error, Unready):
@@ -243,6 +248,8 @@ class NodeWork:
             return SpawnFailed(key, None, _told(error))
 
         await self._guarded(key, spawn, failed)
+        if broken:
+            raise broken[0]
 
     def masks_for(self, assignment: Assignment) -> Callable[[], Awaitable[Masks]] | None:
         """What the log of this node must not show; None where it holds no secret. To be asked before any of it is
