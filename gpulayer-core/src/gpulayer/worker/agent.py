@@ -26,7 +26,6 @@ from gpulayer.errors import (
 from gpulayer.faults import here
 from gpulayer.ids import Epoch
 from gpulayer.plugins.host import Host
-from gpulayer.plugins.record import PluginRecord
 from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
@@ -82,6 +81,7 @@ from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
 from gpulayer.worker.node_work import NodeWork
 from gpulayer.worker.patience import Patience
+from gpulayer.worker.plugin_records import PluginRecords
 from gpulayer.worker.session import NotKnown, Plane, Superseded
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
@@ -95,7 +95,6 @@ _log: Final = logging.getLogger(__name__)
 _HOLD_S: Final = 25
 _HOLD_LIMIT_S: Final = _HOLD_S + 5.0  # its answer is empty then: a later one is none
 _LOOK_EVERY_S: Final = 60.0
-_RECORDS_EVERY_S: Final = 1.0
 _LOST: Final = (Unreachable, TimedOut, UntrustedServer)
 _LEAVE_AGAIN_MS: Final = 50
 _Result = TypeVar("_Result")
@@ -128,9 +127,7 @@ class Agent:
         self._folders = folders
         self._reserve = reserve
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
-        self._host = host
-        self._plugins: tuple[PluginRecord, ...] = ()
-        self._told_plugins: tuple[PluginRecord, ...] | None = None
+        self._plugins = PluginRecords(host)
         self._checks = checks
         self._known = KnownFacts(facts, probing, checks.found)
         self._environments = Environments(
@@ -175,7 +172,7 @@ class Agent:
 
     def session_opened(self, session: SessionReply) -> None:
         """The control plane's terms hold from now on; it may be one that knows nothing of this worker's plugins."""
-        self._told_plugins = None
+        self._plugins.tell_anew()
         self._feed(SessionOpened(session["heartbeat_ms"], session["lease_ttl_ms"]))
 
     def stop(self, why: str = "") -> None:
@@ -199,7 +196,7 @@ class Agent:
         # Before the first report, which carries the facts.
         self._known.set_enforced(attached.enforces)
         self._known.set_addresses(self._network.addresses, own=self._plane.local_address)
-        self._plugins = await asyncio.to_thread(self._host.records)
+        await self._plugins.look()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -211,7 +208,7 @@ class Agent:
                     group.create_task(self._watch_commands(), name="commands"),
                     group.create_task(self._watch_machine(), name="facts"),
                     group.create_task(self._watch_frameworks(), name="framework checks"),
-                    group.create_task(self._watch_plugins(), name="plugin records"),
+                    group.create_task(self._plugins.watch(lambda: self._feed(FactsChanged())), name="plugin records"),
                     group.create_task(self._watch_network(), name="network"),
                     group.create_task(self._keeper.watch(), name="room"),
                     group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
@@ -493,15 +490,6 @@ class Agent:
 
         await self._checks.watch(lambda: self._known.facts, tell=tell)
 
-    async def _watch_plugins(self) -> None:
-        """Their records come from the disk, too, which may be a slow one: nothing else waits for them."""
-        while True:
-            await asyncio.sleep(_RECORDS_EVERY_S)
-            records = await asyncio.to_thread(self._host.records)
-            if records != self._plugins:
-                self._plugins = records
-                self._feed(FactsChanged())
-
     async def _watch_network(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -516,7 +504,7 @@ class Agent:
     # Actions that wait ------------------------------------------------------------------------------------------------
 
     async def _report(self, plan: ReportPlan) -> None:
-        told = None if self._plugins == self._told_plugins else self._plugins
+        told = self._plugins.untold
         body = report_to_wire(plan, self._known.facts, told)
         path = f"{self._plane.worker_path}/reports"
         limit_s = answer_limit_ms(self._state, tries=self._report_tries) / 1000
@@ -535,7 +523,7 @@ class Agent:
             self._feed(ReportFailed(plan.seq, retry_in_ms))
         else:
             self._report_tries = 0
-            self._told_plugins = told or self._told_plugins
+            self._plugins.was_told(told)
             self._story.back()
             self._feed(ReportAnswered(plan.seq, tuple(Epoch(epoch) for epoch in reply["void"])))
 
