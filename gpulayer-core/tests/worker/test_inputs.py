@@ -291,7 +291,6 @@ def test_good_jobs_behind_a_stager_that_rests_wait_for_it_and_all_are_fetched(ho
     finally:
         folders.close()
     assert caplog.text.count("input a waits: plugin mine is not asked (Stager.fetch): it has just failed") == 3
-    assert "it is asked again in 30 s" in caplog.text
 
 
 def test_an_input_that_waits_for_its_stager_is_given_up_when_it_is_not_wanted(world):

@@ -127,13 +127,12 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
 
 def _elsewhere(target: str, state: str, *, tell: Callable[[str], None] = say) -> "list[PluginRecord]":
     """Of the control plane and its workers, if it can be asked and answers soon; why not is told."""
-    settings = settings_for(target, state=state)
     found: list[list[PluginRecord] | None] = []
     failed: list[BaseException] = []
 
     def ask() -> None:
         try:
-            found.append(_ask(settings))
+            found.append(_ask(settings_for(target, state=state)))
         except BaseException as error:
             failed.append(error)
 

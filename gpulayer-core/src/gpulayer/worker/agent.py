@@ -496,7 +496,10 @@ class Agent:
         """Their records come from the disk, too, which may be a slow one: nothing else waits for them."""
         while True:
             await asyncio.sleep(_RECORDS_EVERY_S)
-            self._plugins = await asyncio.to_thread(self._host.records)
+            records = await asyncio.to_thread(self._host.records)
+            if records != self._plugins:
+                self._plugins = records
+                self._feed(FactsChanged())
 
     async def _watch_network(self) -> None:
         while True:

@@ -20,9 +20,8 @@ __all__ = ["Patience"]
 
 _log: Final = logging.getLogger(__name__)
 _PAUSES_MS: Final = (1_000, 5_000, 30_000)  # by failures in a row
-_REFUSED_MS: Final = 1_000  # the least until what was not asked is asked again
 _AT_MOST_MS: Final = 3_600_000
-_LOOK_S: Final = 0.25
+_LOOK_S: Final = 0.5
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -67,7 +66,6 @@ class Patience:
         try:
             result = await self._host.acall(registered, method, ask, deadline_s=deadline_s, passes=passes, life=life)
         except PluginResting:
-            pause.until_ms = max(pause.until_ms, self._clock.monotonic_ms() + _REFUSED_MS)
             raise
         except PluginFault:
             self._failed(pause, began_ms)
@@ -92,6 +90,8 @@ class Patience:
         again = why.hint.partition(";")[0]
         _log.info("%s waits: %s%s", who, why.message, f"; {again}" if again else "")
         end_ms = self._clock.monotonic_ms() + _AT_MOST_MS
+        # Once at least: what was not asked for want of a thread is not asked again at once.
+        await asyncio.sleep(_LOOK_S)
         while self._is_paused(registered) or self._host.is_resting(registered) or is_busy():
             if self._clock.monotonic_ms() >= end_ms:
                 raise PluginFault(f"{why.message}, and was not for an hour", hint=why.hint, details=why.details)
