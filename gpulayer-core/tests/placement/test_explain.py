@@ -120,6 +120,7 @@ def test_the_smallest_change_makes_the_machine_fit(request_, facts, change):
 def test_a_change_is_told_as_the_flag_to_type():
     assert FieldChange("device_memory", "24GB").flag == "--device-memory 24GB"
     assert FieldChange("device_model", "").flag == "without --device-model"
+    assert FieldChange("resources", "licence=1").flag == "--resource licence=1"
 
 
 def view(name, facts, *, state=WorkerState.READY, free=None, **more):

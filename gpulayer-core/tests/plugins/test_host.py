@@ -1,6 +1,7 @@
 """Plugins of every kind of badness, one by one and all at once, beside a good one and core's own."""
 
 import asyncio
+import dataclasses
 import io
 import logging
 import os
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from traceback import format_exception_only
 
 import pytest
 
@@ -53,6 +55,12 @@ def look(host, registered, tmp_path, deadline_s=5.0):
 
 def records(host):
     return {record.name: record for record in host.records()}
+
+
+def plugins_in(registry):
+    """Of which plugins anything could be asked."""
+    found = [getattr(registry, field.name) for field in dataclasses.fields(registry)]
+    return {one.plugin for things in found for one in (things.values() if isinstance(things, dict) else things)}
 
 
 def names(things):
@@ -177,13 +185,41 @@ def test_what_registers_badly_is_refused_with_the_reason_and_nothing_else_is(loa
     assert look(host, host.registry.probes[1], tmp_path).cpus == 3
 
 
-def test_what_a_plugin_registers_well_stays_when_another_hook_of_it_fails(load, plugin):
-    plugin("half", probe("half") + registers("gpulayer_register_stagers", "1 / 0"))
-    host = load()
-    assert names(host.registry.probes) == ["host", "half"]
+ALL_HOOKS = (
+    probe("half")
+    + registers("gpulayer_check_job", "[]")
+    + registers("gpulayer_on_event", "None")
+    + """
+class Scorer:
+    name, lifetime_s = "half", 60
+    def score(self, batch): return []
+@hookimpl
+def gpulayer_register_scorers(ctx): return [Scorer()]
+"""
+)
+
+
+@pytest.mark.parametrize("where", list(Where))
+@pytest.mark.parametrize("hook", ["stagers", "launchers", "providers", "event_sinks"])
+def test_a_plugin_is_in_or_out_as_a_whole_whichever_hook_of_it_fails(load, plugin, where, hook):
+    plugin("half", ALL_HOOKS + registers(f"gpulayer_register_{hook}", "1 / 0"))
+    plugin("whole", ALL_HOOKS.replace("half", "whole"))
+    host = load(where)
     record = records(host)["half"]
-    assert (record.status, record.provides) == (PluginStatus.BROKEN, ("probe half",))
-    assert "gpulayer_register_stagers" in record.error
+    fails_here = where is Where.CHECK or (where is Where.PLANE) is (hook in ("providers", "event_sinks"))
+    assert record.status is (PluginStatus.BROKEN if fails_here else PluginStatus.OK)
+    assert ("half" in plugins_in(host.registry)) is bool(record.provides) is not fails_here
+    assert records(host)["whole"].status is PluginStatus.OK
+    assert "whole" in plugins_in(host.registry)
+    if fails_here:
+        assert f"gpulayer_register_{hook}" in record.error
+
+
+def test_after_one_hook_failed_no_other_of_that_plugin_is_asked(load, plugin):
+    plugin("half", "asked = []\n" + registers("gpulayer_register_probes", "1 / 0")
+           + registers("gpulayer_register_stagers", "asked.append(1)"))  # fmt: skip
+    assert records(load())["half"].faults == 1
+    assert sys.modules["gpulayer_half"].asked == []
 
 
 def test_two_of_one_name_are_both_refused_and_both_are_named(load, plugin, site):
@@ -212,18 +248,43 @@ def test_the_names_of_cores_own_are_taken(load, plugin):
     assert [(one.plugin, one.name) for one in host.registry.probes] == [("host", "host")]
 
 
-def test_what_two_register_by_one_name_neither_has_and_their_other_things_stay(load, plugin):
+def test_of_two_that_register_one_name_neither_is_loaded(load, plugin):
     two = "class Other(Probe): name = {other!r}\n@hookimpl\ndef gpulayer_check_job(): return []\n"
     for name in ("one", "two"):
         source = probe("shared") + two.format(other=f"of-{name}")
         plugin(name, source.replace("[Probe()]", "[Probe(), Other()]"))
     host = load()
-    assert names(host.registry.probes) == ["host", "of-one", "of-two"]
+    assert names(host.registry.probes) == ["host"]
+    assert host.registry.job_checks == ()
     told = records(host)
     assert told["one"].status is told["two"].status is PluginStatus.DUPLICATE
     assert told["one"].error == "probe shared is registered by two, too"
     assert told["two"].error == "probe shared is registered by one, too"
-    assert told["one"].provides == ("probe of-one", "job check")
+    assert told["one"].provides == told["two"].provides == ()
+    sole = load(settings=PluginSettings(allowed=frozenset({"two"})))
+    assert records(sole)["two"].provides == ("probe shared", "probe of-two", "job check")
+
+
+def test_who_is_out_for_another_reason_takes_no_name(load, plugin):
+    plugin("broken", probe("shared") + registers("gpulayer_register_stagers", "None"))
+    plugin("good", probe("shared"))
+    host = load()
+    assert records(host)["good"].status is PluginStatus.OK
+    assert [(one.plugin, one.name) for one in host.registry.probes] == [("host", "host"), ("good", "shared")]
+
+
+def test_a_deprecated_hook_works_and_leaves_a_note_in_the_record(load, plugin, tmp_path):
+    plugin("old", probe("old"))
+    plugin("new", registers("gpulayer_check_job", "[]"))
+    host = load(deprecated={"gpulayer_register_probes": "implement gpulayer_see"})
+    told = records(host)
+    assert told["old"].hint == (
+        "gpulayer_register_probes is deprecated: implement gpulayer_see (the plugin API 2.0 ends it)"
+    )
+    assert (told["old"].status, told["old"].error, told["old"].faults) == (PluginStatus.OK, "", 0)
+    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert {told[name].hint for name in ("new", "host")} == {""}
+    assert records(load())["old"].hint == ""
 
 
 def test_several_may_check_one_framework(load, plugin):
@@ -424,12 +485,25 @@ def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tm
         ("GPULAYER_API = '7.0'", PluginFault),
         (registers("gpulayer_register_probes", "1 / 0"), ZeroDivisionError),
         (registers("gpulayer_register_probes", "None"), TypeError),
+        (registers("gpulayer_register_probes", "__import__('time').sleep(1)"), PluginFault),
+        ("class Sealed(Exception):\n    __slots__ = ()\n    add_note = None\nraise Sealed", Exception),
     ],
 )
-def test_strict_raises_what_went_wrong_instead(load, plugin, source, error):
+def test_strict_raises_what_went_wrong_instead_and_says_whose_it_was(load, plugin, source, error):
     plugin("bad", source)
-    with pytest.raises(error):
-        load(settings=PluginSettings(strict=True))
+    with pytest.raises(error) as caught:
+        load(settings=PluginSettings(strict=True), register_deadline_s=0.2)
+    told = "".join(format_exception_only(caught.value))
+    assert "plugin bad" in told
+    assert told.count("of gpulayer-bad 1.0)") == 1
+
+
+def test_who_waits_is_told_which_plugins_are_imported_and_when_none_is_any_more(load, plugin):
+    plugin("good", probe("good"))
+    plugin("odd", "raise KeyError('mine')")
+    told = []
+    load(trying=told.append)
+    assert told == [("good", "odd"), ("good",), ()]
 
 
 def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
@@ -440,6 +514,7 @@ def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
 CRASH = """
 import sys
 from pathlib import Path
+from traceback import format_exception_only
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.host import load_plugins
@@ -462,7 +537,7 @@ def test_one_that_ends_the_process_in_a_call_is_known_afterwards_and_given_up_in
     record = records(host)["kills"]
     assert record.status is PluginStatus.BROKEN
     assert record.error == "the process ended during Probe.look of it, 3 times in a row"
-    assert "GPULAYER_PLUGINS=kills" in record.hint
+    assert record.hint.endswith("or where GPULAYER_PLUGINS names it, which leaves out all that it does not name")
     assert record.last_faults[0].message == "the process before this one ended during Probe.look"
     assert names(host.registry.probes) == ["host", "zz"]
     host.close()

@@ -112,8 +112,33 @@ def test_who_has_waited_long_enough_is_told_to_come_again(make_plane, loading):
     refusal = live.check_envelope(answer)
     assert refusal["code"] == "storage_unavailable"
     assert "still loads its plugins" in refusal["message"]
+    assert refusal["details"] == {"starting": True}, "a client goes on asking"
     held.may_end.set()
     live.until(lambda: live.http.post("/v1/jobs", json=BODY).status_code == 201)
+
+
+def test_which_plugins_are_tried_is_told_to_who_asks_and_in_the_log_once_it_takes_long(
+    make_plane, loading, caplog, monkeypatch
+):
+    monkeypatch.setattr("gpulayer.server.plane._SLOW_S", 0.01)
+    held = loading(host())
+    live = make_plane().start()
+    live.until(lambda: held.asked)
+    trying = held.asked[0][2]["trying"]
+
+    def told():
+        return live.http.get("/v1/plane").json().get("starting", "")
+
+    assert told() == "it loads its plugins; each may take 10 s to be imported"
+    trying(("slow", "slower"))
+    assert told() == "it tries plugins slow, slower; each may take 10 s to be imported"
+    live.until(lambda: "still trying plugins slow, slower" in caplog.text)
+    trying(tuple(f"p{number:02}" for number in range(24)))
+    assert told().startswith("it tries plugins p00, p01, p02, p03, p04, p05, p06, p07 and 16 more; ")
+    trying(("slower",))
+    live.until(lambda: "still trying plugin slower" in caplog.text)
+    held.may_end.set()
+    live.until(lambda: told() == "")
 
 
 def test_a_control_plane_that_ends_takes_no_job_that_no_plugin_has_seen(make_plane, loading):

@@ -126,6 +126,19 @@ async def answer_of(scorer, count=2):
 
 
 @in_loop
+async def test_of_machines_that_have_other_facts_by_now_nothing_is_asked():
+    scorer = Says(each(Mark(1.0)))
+    async with asking(scorer) as (asked, engine):
+        state = state_of(2)
+        gone, both = ask(state, ONE, "d0"), ask(state, TWO)
+        del state.facts["d0"]
+        asked.take(state, [gone, both])
+        (given,) = await engine.until(1)
+    assert (given.request, given.said) == (TWO, (("d1", Mark(1.0)),))
+    assert len(scorer.batches) == 1
+
+
+@in_loop
 async def test_what_is_asked_goes_to_the_scorer_in_one_batch_and_its_words_come_back_by_request():
     scorer = Says(lambda batch: [Mark(pair.request / 2 + pair.machine / 4) for pair in batch.pairs])
     async with asking(scorer) as (asked, engine):

@@ -75,6 +75,19 @@ def test_an_agent_that_is_killed_while_it_fetches_begins_that_input_anew(scene, 
     scene(main)
 
 
+def test_a_program_finds_an_input_whose_name_is_no_text(scene, folder):
+    async def main(plane, worker):
+        with open(os.fsencode(folder) + b"/d\xffata", "wb") as file:
+            file.write(b"found")
+        worker.start()
+        plane.assign(1, "sh", "-c", 'cat "$GPULAYER_INPUT_IT"', inputs={"it": f"file://{folder}/d%FFata"})
+        assert (await plane.end_of(1))["outcome"]["exit_code"] == 0
+        assert bytes(plane.logs[1]) == b"found"
+        await worker.stop()
+
+    scene(main)
+
+
 def test_an_agent_that_is_killed_while_the_job_runs_keeps_its_input(scene, folder):
     async def main(plane, worker):
         (folder / "go").touch()

@@ -1,6 +1,8 @@
 """Inputs on their way in: each by its scheme's stager into a folder of its own, and who is to blame when one fails."""
 
 import asyncio
+import errno
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +97,53 @@ def test_what_lies_on_the_worker_is_read_in_place(world, tmp_path):
         assert await one.of(job) == (("data", tmp_path / "data set"),)
 
     world(main, FileStager())
+
+
+@pytest.mark.parametrize(
+    ("quoted", "name"), [("d%FFata", b"d\xffata"), ("d%C3%A4ta", "däta".encode()), ("däta", "däta".encode())]
+)
+def test_the_name_of_a_file_is_bytes_and_not_always_text(world, tmp_path, quoted, name):
+    place = os.fsencode(tmp_path) + b"/" + name
+    with open(place, "wb") as file:
+        file.write(b"found")
+    job = replace(JOB, inputs=(("data", f"file://{tmp_path}/{quoted}"),))
+
+    async def main(life):
+        await life().fetch(job)
+        ((_, path),) = await life().of(job)  # as the next life reads it
+        assert (os.fsencode(path), path.read_bytes()) == (place, b"found")
+
+    world(main, FileStager())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "/nowhere is not on this worker"),
+        ("file/below", "/file/below is not on this worker"),
+        ("d%FFata", r"/d\udcffata is not on this worker"),
+        ("a%0Ab", r"/a\nb is not on this worker"),
+        ("n" * 256, "File name too long"),
+        ("n/" * 3_000, "File name too long"),
+        ("loop/x", "Too many levels of symbolic links"),
+        ("a%00b", "no name of a file"),
+    ],
+)
+def test_a_name_that_no_worker_has_or_could_have_is_the_users(world, tmp_path, name, words):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    ended = failure(world, copies, replace(JOB, inputs=(("data", f"file://{tmp_path}/{name}"),)))
+    assert ended.blame is Blame.USER
+    assert words in ended.evidence
+
+
+def test_a_mount_that_is_away_is_the_machines(world, tmp_path, monkeypatch):
+    def stale(path, **options):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("gpulayer.plugins.builtin.file.Path", type("Away", (type(tmp_path),), {"stat": stale}))
+    ended = failure(world, copies, replace(JOB, inputs=(("data", "file:///mnt/data"),)))
+    assert ended.blame is Blame.INFRASTRUCTURE
 
 
 def test_after_an_unfinished_try_nobody_takes_its_places_for_whole(world):

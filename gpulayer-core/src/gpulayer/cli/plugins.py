@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,18 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpulayer.cli.console import columns, print_json, print_line, safe, say
+from gpulayer.cli.console import columns, print_json, print_line, say
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.plugin_commands import PluginCommand, find_commands
 from gpulayer.cli.records import age
 from gpulayer.client import calls
-from gpulayer.client.connect import open_transport
+from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.embedded import find_plane
 from gpulayer.client.location import Configured, Local
 from gpulayer.errors import GpulayerError, UsageError
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.plugins.trial import CheckReport, Flaw, check_plugin, installed_plugins
+from gpulayer.spec.plain import plain_line
 
 if TYPE_CHECKING:
     from gpulayer.wire.plugins import PluginRecord
@@ -40,7 +42,9 @@ _ORDER: Final = ("broken", "duplicate", "incompatible", "suspended", "disabled",
 _COLOURS: Final = {"ok": "32", "suspended": "33", "disabled": "2"}
 _RED: Final = "31"
 _INDENT: Final = 4
+_LONGEST: Final = 2000
 _BAD: Final = 1
+_ANSWER_S: Final = 5.0
 
 
 @app.callback(invoke_without_command=True)
@@ -101,25 +105,50 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
 
 
 def _elsewhere(target: str, state: str) -> "list[PluginRecord]":
-    """Of the control plane and its workers, if it can be asked; why not is said."""
-    try:
-        settings = settings_for(target, state=state)
-        where = settings.where
-        if isinstance(where, Local):
-            endpoint = find_plane(where.state_dir)
-            if endpoint is None:
-                say("note: no control plane runs here; these are the plugins of this environment")
-                return []
-            where = Configured(endpoint.location)
-        with open_transport(replace(settings, where=where)) as transport:
-            return transport.send(calls.list_plugins())["plugins"]
-    except UsageError:
-        raise
-    except GpulayerError as error:
-        say(f"note: the control plane's plugins are unknown: {error.message}")
-        if error.hint:
-            say(f" hint: {error.hint}")
-        return []
+    """Of the control plane and its workers, if it can be asked and answers soon; why not is said."""
+    settings = settings_for(target, state=state)
+    found: list[list[PluginRecord] | None] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            found.append(_ask(settings))
+        except BaseException as error:
+            failed.append(error)
+
+    # In a thread: to look for it, a connection and an answer each have a limit of their own, and together too much.
+    asking = threading.Thread(target=ask, name="gpulayer-plugins-asked", daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    match found, failed:
+        case [[None], _]:
+            say("note: no control plane runs here; these are the plugins of this environment")
+        case [[list() as records], _]:
+            return records
+        case [_, [GpulayerError() as error]] if not isinstance(error, UsageError):
+            say(f"note: the control plane's plugins are unknown: {error.message}")
+            if error.hint:
+                say(f" hint: {error.hint}")
+        case [_, [BaseException() as error]]:
+            raise error
+        case _:
+            say(
+                f"note: the control plane's plugins are unknown: it gave no answer within {_ANSWER_S:g} s; perhaps it "
+                "still tries them, or one of them holds it up"
+            )
+    return []
+
+
+def _ask(settings: Settings) -> "list[PluginRecord] | None":
+    """None where it is this machine's own, and does not run."""
+    where = settings.where
+    if isinstance(where, Local):
+        endpoint = find_plane(where.state_dir)
+        if endpoint is None:
+            return None
+        where = Configured(endpoint.location)
+    with open_transport(replace(settings, where=where)) as transport:
+        return transport.send(calls.list_plugins())["plugins"]
 
 
 def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and those of this environment
@@ -142,7 +171,7 @@ def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and tho
         )
     if shown:
         now = datetime.now(UTC)
-        header, *lines = columns([[safe(cell).replace("\n", " ") for cell in row] for row in rows])
+        header, *lines = columns([[plain_line(cell, _LONGEST) for cell in row] for row in rows])
         yield header
         for line, record in zip(lines, shown, strict=True):
             yield line
@@ -175,7 +204,7 @@ def _below(record: Mapping[str, Any], now: datetime) -> Iterator[str]:
 
 def _folded(text: str) -> list[str]:
     """Under a row: to the width of the screen where somebody looks, else a line, to be searched."""
-    text = " ".join(text.split())
+    text = plain_line(text, _LONGEST)
     if not sys.stdout.isatty():
         return [" " * _INDENT + text]
     indent = " " * _INDENT
@@ -215,7 +244,7 @@ def _commands_table(commands: list[PluginCommand]) -> Iterator[str]:
     yield ""
     rows = [["STATUS", "COMMAND", "OF"]]
     rows += [[str(command.status), f"gpulayer {command.name}", command.origin] for command in commands]
-    header, *lines = columns([[safe(cell).replace("\n", " ") for cell in row] for row in rows])
+    header, *lines = columns([[plain_line(cell, _LONGEST) for cell in row] for row in rows])
     yield header
     for line, command in zip(lines, commands, strict=True):
         yield line

@@ -213,7 +213,7 @@ def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[
     there = dict(facts.resources)
     less = tuple((name, min(count, there[name])) for name, count in request.resources)
     value = ",".join(f"{name}={count}" for name, count in less if count != dict(request.resources)[name])
-    return less, FieldChange("resource", value)
+    return less, FieldChange("resources", value)
 
 
 def _memory_level(request: Request, facts: WorkerFacts) -> int:

@@ -27,6 +27,7 @@ from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.record import Fault
+from gpulayer.spec.plain import plain_line
 
 __all__ = ["Guard", "Life"]
 
@@ -230,8 +231,7 @@ class Guard:
 
     def line(self, plugin: str, message: str) -> str:
         """One line of a bearable length, without the plugin's secrets and what a terminal would act on."""
-        line = " ".join(_printable(self._hide(plugin, message)).split())
-        return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+        return plain_line(self._hide(plugin, message), _LINE)
 
     def close(self) -> None:
         """Let the threads end that are idle, and leave no marks; calls that wait for a slot are told that it never
@@ -481,7 +481,3 @@ def _told(error: BaseException, said: str, hide: Callable[[str], str]) -> tuple[
         return said or (f"{kind}: {text}" if text else f"{kind}"), story
     except BaseException:
         return said or "an exception that fails to say what it is", ""
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -7,7 +7,8 @@ what is left, behind the guard, and asks the hooks that belong here.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -27,11 +28,21 @@ from gpulayer.plugins.discovery import Found, Installed
 from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.hiding import SecretsHider, hide_logged
 from gpulayer.plugins.importing import import_plugin, why_not_imported
-from gpulayer.plugins.inspection import Inspected, inspect_plugin
+from gpulayer.plugins.inspection import Inspected, deprecation, inspect_plugin
 from gpulayer.plugins.marks import STRIKES, Marks
 from gpulayer.plugins.preflight import try_imports
 from gpulayer.plugins.record import PluginRecord, PluginStatus
-from gpulayer.plugins.registering import KINDS, Implementation, Kind, Offered, bound, registry_of, things_of
+from gpulayer.plugins.registering import (
+    KINDS,
+    Implementation,
+    Kind,
+    Offered,
+    bound,
+    clashes,
+    provided,
+    registry_of,
+    things_of,
+)
 from gpulayer.plugins.registry import Registry
 from gpulayer.plugins.settings import IMPORT_VARIABLE, PLUGINS_VARIABLE, PluginSettings
 
@@ -45,6 +56,7 @@ _LOOKED_FOR_MS: Final = 10_000
 _IMPORT: Final = "import"
 _JOB_CHECK: Final = "gpulayer_check_job"
 _EVENT_SINK: Final = "gpulayer_on_event"
+_NOW: Final = f"or where {PLUGINS_VARIABLE} names it, which leaves out all that it does not name"
 
 
 @dataclass(slots=True)
@@ -78,6 +90,8 @@ class Loader:
         marks: Path | None,
         discover: Callable[[], tuple[Found, ...]],
         register_deadline_s: float,
+        deprecated: Mapping[str, str],
+        trying: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._where = where
         self._settings = settings
@@ -87,6 +101,8 @@ class Loader:
         self._installed = Installed(discover)
         self._import_deadline_s = settings.import_s
         self._register_deadline_s = register_deadline_s
+        self._deprecated = deprecated
+        self._trying = trying
         found = self._installed.now()
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
@@ -112,7 +128,10 @@ class Loader:
         self._try()
         for plugin in self._plugins:
             if plugin.is_ok:
-                self._import(plugin)
+                self._trying((plugin.name,))
+                with self._blamed(plugin):
+                    self._import(plugin)
+        self._trying(())
         self._plugins = builtins + self._plugins
         return self._register()
 
@@ -183,16 +202,14 @@ class Loader:
                     plugin,
                     PluginStatus.BROKEN,
                     f"the process ended during {mark.hook} of it, {STRIKES} times in a row",
-                    f"another version of {plugin.record.distribution} is tried at once, this one after a day; "
-                    f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
+                    f"another version of {plugin.record.distribution} is tried at once, this one after a day, {_NOW}",
                 )
             elif self._marks is not None and self._marks.hangs(plugin.name, self._import_deadline_s, is_named=is_named):
                 self._refuse(
                     plugin,
                     PluginStatus.BROKEN,
                     f"its import took longer than {self._import_deadline_s:g} s when it was tried last",
-                    f"it is tried again after an hour, in another version, or with more time ({IMPORT_VARIABLE}); "
-                    f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
+                    f"it is tried again after an hour, in another version, with more time ({IMPORT_VARIABLE}), {_NOW}",
                 )
         names = {plugin.name for plugin in self._plugins} | set(BUILTINS)
         for name in sorted((allowed or frozenset()) - names):
@@ -212,6 +229,7 @@ class Loader:
             return
         wanted = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         founds = [plugin.found for plugin in wanted.values() if plugin.found is not None]
+        self._trying(tuple(wanted))
         for name, tried in try_imports(founds, python=self._python, deadline_s=self._import_deadline_s).items():
             self._keep(wanted[name], tried.inspected)
             if tried.is_late and self._marks is not None:
@@ -241,6 +259,8 @@ class Loader:
         self._keep(plugin, inspected)
         if module is not None and inspected.status is PluginStatus.OK:
             plugin.priority = inspected.priority
+            hint = self._line(plugin, deprecation(inspected.hooks, self._deprecated))
+            plugin.record = replace(plugin.record, hint=hint)  # a note: it works
 
     def _module(self, found: Found) -> tuple[ModuleType | None, Inspected]:
         """Behind the guard."""
@@ -261,23 +281,34 @@ class Loader:
         return module, inspected
 
     def _register(self) -> Registry:
+        """All or nothing: of a plugin that registers one thing badly, none is used."""
         by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         offered: list[Offered] = []
         for kind in KINDS:
             if self._where in (*kind.wheres, Where.CHECK):
-                for one in self._implementations(kind.hook, by_name):
-                    offered += self._ask(kind, one, by_name[one.plugin])
-        is_plane = self._where in (Where.PLANE, Where.CHECK)
-        job_checks = self._implementations(_JOB_CHECK, by_name) if is_plane else []
-        event_sinks = self._implementations(_EVENT_SINK, by_name) if is_plane else []
-        registry, refused = registry_of(offered, job_checks, event_sinks, builtins=frozenset(BUILTINS))
-        for name, reasons in refused.items():
-            hint = "uninstall one of the two, or leave it out of GPULAYER_PLUGINS; what has one name must be one thing"
+                for one in self._implementations(kind.hook):
+                    with self._blamed(by_name[one.plugin]):
+                        offered += self._ask(kind, one)
+        for name, reasons in clashes(self._used(offered), builtins=frozenset(BUILTINS)).items():
+            hint = f"uninstall one of the two, or have {PLUGINS_VARIABLE} name one; what has one name must be one thing"
             self._refuse(by_name[name], PluginStatus.DUPLICATE, "; ".join(reasons), hint)
-        self._say_what_they_provide(registry)
+        is_plane = self._where in (Where.PLANE, Where.CHECK)
+        registry = registry_of(
+            self._used(offered),
+            self._implementations(_JOB_CHECK) if is_plane else (),
+            self._implementations(_EVENT_SINK) if is_plane else (),
+        )
+        for name, words in provided(registry).items():
+            by_name[name].record = replace(by_name[name].record, provides=tuple(words))
         return registry
 
-    def _implementations(self, hook: str, by_name: dict[str, _Plugin]) -> list[Implementation]:
+    def _used(self, offered: Sequence[Offered]) -> list[Offered]:
+        """Without those of plugins that are refused by now."""
+        used = {plugin.name for plugin in self._plugins if plugin.is_ok}
+        return [one for one in offered if one.plugin in used]
+
+    def _implementations(self, hook: str) -> list[Implementation]:
+        by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         found = []
         for one in getattr(self._manager.hook, hook).get_hookimpls():
             plugin = by_name.get(one.plugin_name)
@@ -286,7 +317,8 @@ class Loader:
                 found.append(Implementation(plugin.name, plugin.priority, one.function, context))
         return sorted(found, key=lambda one: (one.priority, one.plugin))
 
-    def _ask(self, kind: Kind, one: Implementation, plugin: _Plugin) -> list[Offered]:
+    def _ask(self, kind: Kind, one: Implementation) -> list[Offered]:
+        [plugin] = [each for each in self._plugins if each.name == one.plugin and each.is_ok]
         ask = bound(one)
         try:
             things = self.guard.call(
@@ -306,27 +338,6 @@ class Loader:
             return []
         return [Offered(kind, one.plugin, one.priority, things)]
 
-    def _say_what_they_provide(self, registry: Registry) -> None:
-        given: dict[str, list[str]] = {}
-        for kind, things in (
-            (KINDS[0], registry.probes),
-            (KINDS[1], registry.framework_checks),
-            (KINDS[2], registry.environments.values()),
-            (KINDS[3], registry.launchers.values()),
-            (KINDS[4], registry.stagers.values()),
-            (KINDS[5], registry.scorers),
-            (KINDS[6], registry.providers.values()),
-            (KINDS[7], registry.event_sinks),
-        ):
-            for thing in things:
-                given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
-        for check in registry.job_checks:
-            given.setdefault(check.plugin, []).append("job check")
-        for plugin in self._plugins:
-            is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
-            if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
-                plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
-
     # What is told of them.
 
     def _keep(self, plugin: _Plugin, inspected: Inspected) -> None:
@@ -345,7 +356,24 @@ class Loader:
 
     def _raise(self, plugin: _Plugin) -> NoReturn:
         record = plugin.record
-        raise PluginFault(f"plugin {record.name}: {record.error}", hint=record.hint, details={"plugin": record.name})
+        raise PluginFault(
+            f"plugin {record.name}: {record.error}{_by(record)}", hint=record.hint, details={"plugin": record.name}
+        )
+
+    @contextmanager
+    def _blamed(self, plugin: _Plugin) -> Iterator[None]:
+        """With ``strict`` what a plugin raised is raised as it is; this says whose it was."""
+        try:
+            yield
+        except PluginFault as fault:
+            if fault.message.endswith(_by(plugin.record)):
+                raise
+            message = f"{fault.message}{_by(plugin.record)}"
+            raise PluginFault(message, hint=fault.hint, details=fault.details) from fault
+        except BaseException as error:
+            with suppress(Exception):  # it is the plugin's, and may refuse that, too
+                BaseException.add_note(error, f"(raised by plugin {plugin.name} of {_whose(plugin.record)})")
+            raise
 
     def _line(self, plugin: _Plugin, text: str) -> str:
         return self.guard.line(plugin.name, text)
@@ -397,6 +425,10 @@ class Loader:
 
 def _of(found: Found) -> PluginRecord:
     return PluginRecord(found.name, found.distribution, found.version)
+
+
+def _by(record: PluginRecord) -> str:
+    return f" (of {_whose(record)})" if record.distribution else ""
 
 
 def _whose(record: PluginRecord) -> str:

@@ -7,8 +7,8 @@ __all__ = ["Fault", "PluginRecord", "PluginStatus"]
 
 
 class PluginStatus(StrEnum):
-    """``suspended``: it failed several times in a row and is not asked for a while; then it is tried again, and stays
-    suspended until that has worked."""
+    """Only what is ``ok`` or ``suspended`` is loaded, and then all of it. ``suspended``: it failed several times in a
+    row and is not asked for a while; then it is tried again, and stays suspended until that has worked."""
 
     OK = "ok"
     DISABLED = "disabled"  # by GPULAYER_PLUGINS
@@ -30,7 +30,8 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
     """A snapshot. ``name``: of its entry point. ``distribution`` and ``version``: of the package that it came with.
-    ``api``: what it says that it needs. ``provides``: ``probe licences``, ``launcher torch``.
+    ``api``: what it says that it needs. ``hint``: what to do about ``error``; without one, about a deprecated hook.
+    ``provides``: ``probe licences``, ``launcher torch``.
     """
 
     name: str

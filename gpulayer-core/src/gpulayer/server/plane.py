@@ -58,6 +58,8 @@ _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
 _TREES_KEPT: Final = 4096
 _LOADING_ENDS_S: Final = 1.0
+_SLOW_S: Final = 3.0
+_NAMED: Final = 8
 _STILL_LOADING: Final = "(plugins still load)"  # stands for all scorers until they are known: who waits, waits for them
 
 
@@ -113,6 +115,7 @@ class Plane:
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
         self._has_outside = False
+        self._trying: tuple[str, ...] = ()
         self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
         self.shutdown_asked = asyncio.Event()
@@ -206,10 +209,8 @@ class Plane:
     def starting(self) -> str:
         """What submissions wait for since the start, for people; empty where for nothing."""
         if not self._are_plugins_loaded:
-            return (
-                f"it tries its plugins, which may take {self.settings.plugins.import_s:g} s each to be imported; "
-                "gpulayer plugins says which one takes long"
-            )
+            tried = f"it tries {_some(self._trying)}" if self._trying else "it loads its plugins"
+            return f"{tried}; each may take {self.settings.plugins.import_s:g} s to be imported"
         if self._has_outside and self.settings.has_local_worker and not self.local_worker_reported.is_set():
             return "its worker starts, and may be trying plugins; gpulayer plugins says which one takes long"
         return ""
@@ -222,6 +223,7 @@ class Plane:
                 if self.is_closing
                 else "the control plane still loads its plugins",
                 hint="try again in a moment; its log, plane.log in the state folder, names those that take long",
+                details={} if self.is_closing else {"starting": True},
             )
         return self.plugins
 
@@ -246,9 +248,25 @@ class Plane:
             _log.error("%s: %s; the control plane goes on without any", what, error, exc_info=story)
 
     async def _load(self) -> None:
-        self.plugins = await load_for_plane(self.settings, clock=self.clock)
+        telling = asyncio.create_task(self._tell_of_slow_ones(), name="slow plugins")
+        try:
+            self.plugins = await load_for_plane(self.settings, clock=self.clock, trying=self._are_tried)
+        finally:
+            telling.cancel()
         records = await self.in_thread(self.plugins.records)  # it looks whether they are still installed
         self._has_outside = any(not record.is_builtin for record in records)
+
+    def _are_tried(self, names: tuple[str, ...]) -> None:
+        self._trying = names
+
+    async def _tell_of_slow_ones(self) -> None:
+        """Of imports that are still tried nobody else can tell: whoever waits may look here."""
+        told: tuple[str, ...] = ()
+        while True:
+            await asyncio.sleep(_SLOW_S)
+            if self._trying not in ((), told):
+                told = self._trying
+                _log.warning("still trying %s", _some(told))
 
     async def _announce(self) -> None:
         if not self.is_closing:
@@ -321,6 +339,11 @@ class Plane:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:
                 self._outputs.popitem(last=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"plugin{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}{more}"
 
 
 class _Attempts:

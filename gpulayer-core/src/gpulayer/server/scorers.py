@@ -31,6 +31,7 @@ from gpulayer.plugins.results import instance_of
 from gpulayer.server.driver import Make
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Mark, Opinion, Refusal
+from gpulayer.spec.plain import plain_line
 from gpulayer.spec.request import Request
 
 __all__ = ["Scorers", "lacking_opinions"]
@@ -100,9 +101,11 @@ class Scorers:
         """What these effects ask is put to the scorers soon. Quick; from the event loop alone."""
         for effect in effects:
             if isinstance(effect, AskScorer) and (asked := self._scorers.get(effect.scorer)) is not None:
-                machines = asked.waiting.setdefault(effect.request, {})
-                machines.update((digest, state.facts[digest]) for digest in effect.digests)
-                asked.wake.set()
+                facts = state.facts  # of later steps of the batch, too: what no worker has any more is not in it
+                machines = {digest: facts[digest] for digest in effect.digests if digest in facts}
+                if machines:
+                    asked.waiting.setdefault(effect.request, {}).update(machines)
+                    asked.wake.set()
 
     async def run(self) -> None:
         """Until cancelled. Raises what a plugin raised where the host is strict."""
@@ -259,6 +262,4 @@ def _checked(answer: Sequence[Mark | Refusal | None], count: int) -> list[Opinio
 
 def _line(reason: str) -> str:
     """One, of a length that fits into others, without what a terminal would act on."""
-    plain = "".join(character if character.isprintable() else " " for character in reason[: 4 * _REASON])
-    line = " ".join(plain.split()) or "it gives no reason"
-    return line if len(line) <= _REASON else line[: _REASON - 1] + "…"
+    return plain_line(reason, _REASON) or "it gives no reason"

@@ -62,7 +62,8 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of the request and the value with which this worker would fit."""
+    """One field of the request and the value with which this worker would fit: of ``resources`` as the flag takes
+    it, ``licence=1,seat=2``."""
 
     field: str
     value: str
@@ -70,7 +71,7 @@ class FieldChange:
     @property
     def flag(self) -> str:
         """The change as it is typed: ``--device-memory 24GB``, or ``without --device-model``."""
-        option = "--" + self.field.replace("_", "-")
+        option = "--resource" if self.field == "resources" else "--" + self.field.replace("_", "-")
         return f"{option} {self.value}" if self.value else f"without {option}"
 
 
