@@ -18,6 +18,7 @@ from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import HookSink, Registered, Registry
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.server import plugins as server_plugins
 from gpulayer.server.announcing import Announcer, Pace
 from gpulayer.server.store import Side, log
 
@@ -419,6 +420,37 @@ def test_a_plane_tells_the_sinks_of_its_plugins_and_goes_on_after_a_restart(make
     live.restart()
     live.submit(name="two")
     live.until(lambda: names(sink) == ["one", "one", "two", "two"])
+
+
+def test_what_happens_while_plugins_are_still_loaded_is_told_to_sinks_that_are_new_and_what_was_before_is_not(
+    make_plane, monkeypatch
+) -> None:
+    sinks, may_end = [], threading.Event()
+
+    def load(*_: object, **__: object) -> Host:
+        assert may_end.wait(20)
+        registered = tuple(Registered(sink.name, sink, sink.name) for sink in sinks)
+        return Host(Registry(event_sinks=registered), Guard(clock=SystemClock()), lambda: ())
+
+    monkeypatch.setattr(server_plugins, "load_plugins", load)
+    old, new = Sink("old"), Sink("new")
+    sinks.append(old)
+    live = make_plane()
+    live.host = lambda: None  # it loads its plugins itself
+    live.start()
+    live.worker("first").report()
+    may_end.set()
+    live.until(lambda: old.told)
+    assert old.told[0] == ("worker.joined", "first")
+    live.submit(name="one")
+    live.until(lambda: names(old) == ["one"])
+    may_end.clear()
+    sinks.append(new)
+    live.restart()
+    live.worker("second").report()
+    may_end.set()
+    live.until(lambda: new.told)
+    assert new.told[0] == ("worker.joined", "second")
 
 
 def test_a_plane_whose_webhook_is_configured_sends_and_sends_again(make_plane) -> None:

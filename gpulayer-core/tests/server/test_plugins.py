@@ -20,6 +20,7 @@ from gpulayer.plugins.settings import PluginSettings
 from gpulayer.server import PlaneSettings
 from gpulayer.server import plane as plane_module
 from gpulayer.server import plugins as server_plugins
+from gpulayer.testing.wire_worker import wire_facts
 from gpulayer.wire.plugins import PluginPage
 from gpulayer.wire.workers import ReportBody
 
@@ -335,6 +336,18 @@ def test_after_a_restart_a_worker_s_plugins_are_unknown_until_it_tells_them_agai
         {"provides": ["x"] * 65},
         {"faults": -1},
         {"last_faults": [{"at": None, "hook": "h", "message": "m"}] * 9},
+        {"name": ""},
+        {"name": "a\0"},
+        {"name": "a\x1b[2J"},
+        {"distribution": "d\n"},
+        {"version": "\u202e1"},
+        {"api": "\x07"},
+        {"hooks": ["gpulayer_check_job\r"]},
+        {"provides": ["probe \x9b2J"]},
+        {"is_builtin": True},
+        {"last_faults": [{"at": "evil", "hook": "h", "message": "m"}]},
+        {"last_faults": [{"at": "2026-11-30", "hook": "h", "message": "m"}]},
+        {"last_faults": [{"at": None, "hook": "h\x1b", "message": "m"}]},
     ],
 )
 def test_reports_of_plugins_have_bounds(shared_teller, bad):
@@ -364,6 +377,47 @@ def test_records_are_cut_to_what_the_wire_takes():
     TypeAdapter(ReportBody).validate_python(report)
     TypeAdapter(PluginPage).validate_python({"plugins": [{"where": "plane", **sent}], "next": None})
     assert sent["last_faults"][-1]["at"] == "1970-01-01T00:00:00.098Z", "the newest are kept"
+
+
+@pytest.mark.parametrize("odd", ["", "\0", "a\x1b[2J", "Not Plain", "\ud800", "\u202e", "nä"])
+def test_what_is_odd_about_a_plugin_costs_its_worker_no_report(shared_teller, odd):
+    record = PluginRecord(
+        *(odd, odd, odd, odd),
+        status=PluginStatus.BROKEN,
+        error=odd,
+        hint=odd,
+        hooks=(odd,),
+        provides=(odd,),
+        last_faults=(Fault(0, odd, odd), Fault(2**40, odd, odd)),
+    )
+    twice = [plugin_to_wire(record)] * 2  # of one name: that is what is wrong with both
+    assert shared_teller.try_report(plugins=twice).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"resources": {name: 1}} for name in ("", "A", "a b", "a\0", "a\x1b", "1a", "ä", "a=1", "a,b")),
+        *(
+            {"capabilities": [text]}
+            for text in ("", "launcher", "launcher:", ":torch", "launcher:To", "launcher:a\x1b", "La:a", "a:b:c")
+        ),
+        {"capabilities": ["launcher:torch", "launcher:torch"]},
+    ],
+)
+def test_what_a_worker_has_by_name_is_refused_where_no_job_could_ask_for_it(shared_plane, shared_teller, bad):
+    for answer in (
+        shared_teller.try_report(facts=wire_facts(**bad)),
+        shared_teller.enrol(facts=wire_facts(**bad)),
+    ):
+        assert answer.status_code == 400
+        assert shared_plane.check_envelope(answer)["message"].startswith("facts.")
+
+
+def test_a_kind_of_capability_that_is_not_known_yet_is_kept(shared_plane, shared_teller):
+    facts = wire_facts(capabilities=["network:rdma"], resources={"licence": 0})
+    assert shared_teller.try_report(facts=facts).status_code == 200
+    assert shared_plane.http.get("/v1/workers/teller").json()["capabilities"] == ["network:rdma"]
 
 
 @pytest.fixture

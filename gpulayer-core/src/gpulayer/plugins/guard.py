@@ -218,6 +218,17 @@ class Guard:
                 if owner == plugin
             )
 
+    def tried_again_ms(self, plugin: str) -> int | None:
+        """Unix time at which the first of its methods that rest is tried; None: when one is asked next."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            rests = [
+                seat.rests_until_ms - now_ms
+                for (owner, _, _), seat in self._seats.items()
+                if owner == plugin and seat.rests and seat.rests_until_ms > now_ms
+            ]
+        return self._clock.wall_ms() + min(rests) if rests else None
+
     def faults_of(self, plugin: str) -> tuple[int, tuple[Fault, ...]]:
         """How many there were, and the newest."""
         with self._lock:
@@ -228,6 +239,10 @@ class Guard:
         """A fault that showed elsewhere than in a call, or one that did not spoil it."""
         _log.log(self._level, "plugin %s, %s: %s", plugin, hook, self.line(plugin, message))
         self._keep(plugin, hook, message)
+
+    def hidden(self, plugin: str, text: str) -> str:
+        """The text without the plugin's secrets."""
+        return self._hide(plugin, text)
 
     def line(self, plugin: str, message: str) -> str:
         """One line of a bearable length, without the plugin's secrets and what a terminal would act on."""
@@ -297,7 +312,8 @@ class Guard:
             return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
-            _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
+            # Whoever asked may say a line of it; that its author can find the place, nobody else does.
+            _log.log(self._level, "plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
             return self._fail(call, call.said)
         seat = self._seats[call.key]
         with self._lock:

@@ -19,9 +19,10 @@ _FAULTS: Final = 8
 
 
 def plugin_to_wire(record: PluginRecord) -> "PluginFields":
-    """What is longer than the wire takes, or no text there, is cut: one plugin's story must not cost a report."""
+    """What is longer than the wire takes, or no text there, is cut: one plugin's story must not cost a report, nor a
+    name that may be what is wrong with it."""
     return {
-        "name": plain_line(record.name, _WORD),
+        "name": plain_line(record.name, _WORD) or "?",
         "distribution": plain_line(record.distribution, _LINE),
         "version": plain_line(record.version, _WORD),
         "api": plain_line(record.api, _WORD),

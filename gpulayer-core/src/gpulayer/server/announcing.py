@@ -110,8 +110,10 @@ class _Waits:
 class Announcer:
     """``start`` it when the plane's driver runs, ``close`` it before that ends."""
 
-    def __init__(self, plane: "Plane", host: "Host", *, pace: Pace | None = None) -> None:
+    def __init__(self, plane: "Plane", host: "Host", *, pace: Pace | None = None, after: int | None = None) -> None:
+        """after: number of the event after which sinks begin that the store does not know; None: the newest."""
         self._plane = plane
+        self._after = after
         self._host = host
         self._pace = pace or Pace()
         self._sinks: list[_Told] = []
@@ -126,8 +128,8 @@ class Announcer:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Begin to tell. A sink that the store does not know begins with what happens next; where the store can't be
-        used now, all begin when it can."""
+        """Begin to tell. A sink that the store does not know begins ``after``; where the store can't be used now, all
+        begin when it can."""
         sinks: dict[str, _Told] = {}
         for sink in self._host.registry.event_sinks:
             told = _Told(sink)
@@ -162,9 +164,10 @@ class Announcer:
         self._store_id = await self._plane.query(log.read_store_id)
         cursors = await self._plane.query(log.read_sink_cursors)
         newest = await self._plane.query(log.last_seq)
+        begins = newest if self._after is None else min(self._after, newest)
         for key, told in sinks.items():
-            told.cursor = told.saved = cursors.get(key, newest)
-        new = tuple((key, newest) for key in sinks if key not in cursors)
+            told.cursor = told.saved = cursors.get(key, begins)
+        new = tuple((key, begins) for key in sinks if key not in cursors)
         if new:
             await self._plane.driver.submit(side=Side(sink_cursors=new))
 

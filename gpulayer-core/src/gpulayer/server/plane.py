@@ -33,7 +33,7 @@ from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
 from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import PlaneSettings
-from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
+from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
 from gpulayer.server.store.codec import dump
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
@@ -134,6 +134,7 @@ class Plane:
         self._saving: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._announcer: Announcer | None = None
+        self._began_after: int | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -142,6 +143,7 @@ class Plane:
         if self._are_plugins_loaded:
             await self._use_scorers()
         await self.driver.load()
+        self._began_after = await self.query(log.last_seq)
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
@@ -232,7 +234,7 @@ class Plane:
         try:
             await self._begin("plugins", self._load)
             await self._begin("scorers", self._use_scorers)
-            # Before anybody submits: a new event sink begins with what happens from here on.
+            # Before anybody submits.
             await self._begin("event sinks", self._announce)
             self._are_plugins_loaded = True
         finally:
@@ -270,7 +272,7 @@ class Plane:
 
     async def _announce(self) -> None:
         if not self.is_closing:
-            self._announcer = Announcer(self, self.plugins)
+            self._announcer = Announcer(self, self.plugins, after=self._began_after)
             await self._announcer.start()
 
     async def _use_scorers(self) -> None:
