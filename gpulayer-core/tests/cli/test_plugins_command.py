@@ -283,13 +283,56 @@ def test_those_of_the_plane_and_its_workers_are_listed_with_theirs_merged(gpulay
     lines = [line.split("  ") for line in said.out.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert ["ok", "good", "2.1", "1.0", "here, plane, worker box-1", "probe licences, scorer cheap-hour"] in cells
-    assert ["suspended", "far", "2.1", "1.0", "worker box-1"] in cells
-    assert ["ok", "wide", "2.1", "1.0", "40 workers"] in cells
+    assert ["suspended", "far", "2.1", "1.0", "worker box-1", "-"] in cells
+    assert ["ok", "wide", "2.1", "1.0", "40 workers", "-"] in cells
     assert "failed 4 times" in said.out
     assert "Probe.look: ValueError: no server" in said.out
     assert "→ look there" in said.out
     wheres = [each["where"] for each in json.loads(gpulayer("plugins", "--json", plane=plane).out)["plugins"]]
     assert {"here", "plane", "worker box-1"} <= set(wheres)
+
+
+def test_a_variable_that_no_plugin_reads_is_said_with_the_one_that_may_be_meant(gpulayer):
+    names = {"GPULAYER_PLUGIN_GOD_KEY": "sesame-open", "GPULAYER_PLUGIN_ZZZZZ_KEY": "sesame-open"}
+    said = gpulayer("plugins", GPULAYER_PLUGINS="none", **names)
+    assert said.err.splitlines()[1:] == [
+        "note: GPULAYER_PLUGIN_GOD_KEY is set, and no plugin has such a name; did you mean an option of good?",
+        "note: GPULAYER_PLUGIN_ZZZZZ_KEY is set, and no plugin has such a name",
+    ]
+    assert "sesame-open" not in said.out + said.err
+
+
+def test_the_help_says_where_options_come_from(gpulayer):
+    said = gpulayer("plugins", "--help").out
+    assert "GPULAYER_PLUGIN_<NAME>_<OPTION>" in said
+    assert "docs/plugins/index.md" in said
+
+
+def test_a_check_names_the_options_that_the_plugin_is_given_and_not_their_values(gpulayer):
+    variables = {"GPULAYER_PLUGIN_GOOD_ZONE": "sesame-open", "GPULAYER_PLUGIN_GOOD_KEY": "sesame-open"}
+    said = gpulayer("plugins", "check", "good", **variables)
+    assert "options: key, zone" in said.out.splitlines()
+    assert "sesame-open" not in said.out
+    assert json.loads(gpulayer("plugins", "check", "good", "--json", **variables).out)["options"] == ["key", "zone"]
+
+
+def test_a_check_of_a_package_with_a_command_alone_says_so(gpulayer):
+    said = gpulayer("plugins", "check", "hello")
+    assert said.code == 2
+    assert said.err.splitlines() == [
+        "error: hello is no plugin: gpulayer-hello 1.0 adds the command gpulayer hello, and nothing to check",
+        " hint: gpulayer hello --help tries it",
+    ]
+
+
+def test_a_check_of_one_that_is_elsewhere_says_where(gpulayer, plane):
+    remote = [{**record("far"), "where": where} for where in ("worker box-1", "plane")]
+    plane.on("GET", "/v1/plugins", {"plugins": remote, "next": None})
+    said = gpulayer("plugins", "check", "far", plane=plane)
+    assert said.code == 2
+    assert said.err.splitlines()[0] == "error: the plugin far is loaded by plane, worker box-1, and not installed here"
+    said = gpulayer("plugins", "check", "farr", plane=plane)
+    assert said.err.splitlines()[0] == "error: no plugin 'farr' is installed here"
 
 
 def test_a_control_plane_that_cannot_be_asked_is_said_and_the_rest_listed(gpulayer):
@@ -406,6 +449,28 @@ def test_the_check_and_the_loader_are_of_one_mind(tmp_path):
         assert report.is_good is is_loaded, (name, report.flaws, report.output)
         assert report.provides == loaded[name]["provides"], name
         assert bool(report.provides) is is_loaded
+
+
+JOB_CHECKS = {
+    "good": ("return []", ""),
+    "nameless": ("return [Problem(Severity.ERROR, spec.name[0])]", "it raised IndexError: string index out of range"),
+    "silent": ("return None", "it gave None where a list of Problem is due"),
+    "wordy": ("return [Problem(Severity.ERROR, 3)]", "it gave a int where str is due"),
+}
+
+
+@pytest.mark.parametrize("name", JOB_CHECKS)
+def test_a_job_check_is_asked_about_usual_and_odd_jobs(tmp_path, name):
+    body, message = JOB_CHECKS[name]
+    source = (
+        f"from gpulayer.plugins import Problem, Severity\n{HEAD}@hookimpl\ndef gpulayer_check_job(spec):\n    {body}\n"
+    )
+    install_plugin(tmp_path, name, source)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    report = check_plugin(name, {**os.environ, "PYTHONPATH": path})
+    assert [flaw.message for flaw in report.flaws] == [message] * bool(message)
+    assert "gpulayer_check_job" in {step.name for step in report.steps}
+    assert report.provides == ([] if message else ["job check"])
 
 
 def test_a_traceback_has_the_plugins_own_frames_and_no_option(check):

@@ -219,6 +219,11 @@ def test_the_mark_is_the_score_where_there_is_any_and_decides_the_order():
     verdicts = explain(Request(), views)
     assert [(verdict.worker, verdict.score) for verdict in verdicts] == [("c", 0.8), ("b", 0.5), ("a", 0.35)]
     assert choice(verdicts) == "c"
+    assert [[reason.message for reason in verdict.reasons] for verdict in verdicts] == [
+        ["scorer night marks it 1", "scorer green marks it 0.6"],
+        [],
+        ["scorer night marks it 0.2"],
+    ]
 
 
 def test_silence_of_all_scorers_changes_no_score():

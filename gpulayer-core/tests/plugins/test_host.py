@@ -13,7 +13,7 @@ from traceback import format_exception_only
 
 import pytest
 
-from gpulayer.clock import ManualClock
+from gpulayer.clock import ManualClock, iso_utc
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.builtin import BUILTINS
 from gpulayer.plugins.contracts.context import Where
@@ -24,6 +24,7 @@ from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.request import Accelerator
 from gpulayer.testing.distribution import install_distribution
 
 PROBE = """
@@ -453,8 +454,13 @@ def test_one_that_fails_again_and_again_is_suspended_and_comes_back(load, plugin
         3,
         "ZeroDivisionError: division by zero",
     )
+    again = iso_utc(clock.wall_ms() + 30_000)[11:19]
+    assert record.hint == f"it failed several times in a row, and is tried again at {again} UTC"
+    clock.advance(10_000)
+    assert records(host)["moody"].hint == record.hint, "a worker would tell of it again and again"
     (tmp_path / "on").touch()
-    clock.advance(30_000)
+    clock.advance(20_000)
+    assert records(host)["moody"].hint.endswith(" is tried again when it is needed next")
     assert look(host, moody, tmp_path).cpus == 1
     assert records(host)["moody"].status is PluginStatus.OK
 
@@ -475,6 +481,34 @@ def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tm
     assert told["newer"].error == "gpulayer-newer 2.0 is installed now, and 1.0 runs"
     assert told["gone"].status is PluginStatus.OK
     assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+
+
+def test_one_that_is_installed_meanwhile_is_told_with_what_to_do(load, plugin):
+    clock = ManualClock()
+    host = load(clock=clock)
+    assert "later" not in records(host)
+    later = plugin("later", probe("later"), version="3.1")
+    clock.advance(10_000)
+    record = records(host)["later"]
+    assert (record.status, record.version) == (PluginStatus.DISABLED, "3.1")
+    assert record.error == "it was installed after this process started"
+    assert record.hint.endswith("on your own machine: gpulayer down, then start again")
+    assert "later" not in {one.plugin for one in host.registry.probes}
+    later.uninstall()
+    clock.advance(10_000)
+    assert "later" not in records(host)
+
+
+def test_what_an_option_may_have_done_is_told_with_the_options_names(load, plugin):
+    plugin("rack-2", registers("gpulayer_register_probes", "int(ctx.options['units'])"))
+    plugin("poor", registers("gpulayer_register_probes", "1 / 0"))
+    options = PluginSettings.of({"GPULAYER_PLUGIN_RACK_2_UNITS": "many!", "GPULAYER_PLUGIN_RACK_2_ROW": "secret-row"})
+    told = records(load(settings=options))
+    assert told["rack-2"].hint == (
+        "look at its options (GPULAYER_PLUGIN_RACK_2_ROW, GPULAYER_PLUGIN_RACK_2_UNITS); "
+        "gpulayer plugins check rack-2 shows where it failed"
+    )
+    assert told["poor"].hint == "tell the plugin's author; see its faults"
 
 
 @pytest.mark.parametrize(
@@ -591,3 +625,22 @@ def test_a_host_that_could_not_be_made_leaves_nothing_behind(site, plugin):
     with pytest.raises(ZeroDivisionError):
         load_plugins(Where.CHECK, settings, clock=ManualClock(), version="0")
     assert [list(handler.filters) for handler in logging.getLogger().handlers] == filters
+
+
+def test_what_a_thing_says_of_itself_is_kept_beside_it(load, plugin):
+    plugin(
+        "says",
+        "from gpulayer.plugins import Accelerator, EventKind\n"
+        "class Scores:\n    name, lifetime_s = 's', 7\n    def score(self, batch): return []\n"
+        "class Tells:\n    name, kinds = 't', frozenset({EventKind.JOB_ENDED})\n    def tell(self, event): pass\n"
+        "class Check:\n    name, accelerators = 'c', (Accelerator.CPU,)\n    def script(self): return None\n"
+        + registers("gpulayer_register_scorers", "[Scores()]")
+        + registers("gpulayer_register_event_sinks", "[Tells()]")
+        + registers("gpulayer_register_framework_checks", "[Check()]"),
+    )
+    registry = load(Where.PLANE).registry
+    (scorer,), (sink,) = registry.scorers, [one for one in registry.event_sinks if one.plugin == "says"]
+    assert (scorer.name, scorer.lifetime_s) == ("s", 7.0)
+    assert (sink.name, sink.kinds) == ("t", frozenset({EventKind.JOB_ENDED}))
+    (check,) = load(Where.WORKER).registry.framework_checks
+    assert (check.name, check.accelerators) == ("c", (Accelerator.CPU,))

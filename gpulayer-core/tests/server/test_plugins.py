@@ -18,6 +18,7 @@ from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.server import PlaneSettings
+from gpulayer.server import plane as plane_module
 from gpulayer.server import plugins as server_plugins
 from gpulayer.testing.wire_worker import wire_facts
 from gpulayer.wire.plugins import PluginPage
@@ -226,6 +227,42 @@ def test_plugins_that_are_loaded_too_late_are_closed(loading):
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(give_up(), 10))
+
+
+def fails(*_, **__):
+    raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("part", ["load_for_plane", "Scorers", "Announcer"])
+def test_a_fault_of_ours_while_plugins_are_taken_in_use_is_logged_and_stops_nobody(
+    make_plane, loading, monkeypatch, caplog, part
+):
+    loading(host(job_checks=(Registered("quota", refuses),))).may_end.set()
+    monkeypatch.setattr(plane_module, part, fails)
+    live = make_plane().start()
+    live.worker("box").report()
+    answer = live.http.post("/v1/jobs", json=BODY)
+    assert answer.status_code == (201 if part == "load_for_plane" else 422), "the checks count all the same"
+    assert live.plane.driver.look(lambda state: state.policy.scorers) == (), "nobody waits for scorers that load"
+    assert "out of order" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["load_for_plane", "Scorers", "Announcer"])
+def test_a_strict_control_plane_that_does_not_start_lets_go_of_its_store(tmp_path, loading, monkeypatch, part):
+    loading(host()).may_end.set()
+    monkeypatch.setattr(plane_module, part, fails)
+
+    async def start():
+        plane = plane_module.Plane(PlaneSettings(state_dir=tmp_path, plugins=PluginSettings(strict=True)))
+        closed = []
+        close = plane.store.close
+        monkeypatch.setattr(plane.store, "close", lambda: (close(), closed.append(True)))
+        with pytest.raises(RuntimeError, match="out of order"):
+            await plane.start()
+        await plane.close()
+        assert closed
+
+    asyncio.run(start())
 
 
 def test_the_list_has_the_control_plane_s_own_and_each_worker_s(make_plane, plane_records):

@@ -18,7 +18,7 @@ import typer
 from gpulayer.cli.console import safe, say
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.client import calls
-from gpulayer.client.embedded import ENDPOINT_FILE, find_plane, wait_until_gone
+from gpulayer.client.embedded import ENDPOINT_FILE, find_plane, is_alive, wait_until_gone
 from gpulayer.client.limits import LIMITS
 from gpulayer.client.location import LOCAL, Configured, Local
 from gpulayer.client.transport import Transport
@@ -67,7 +67,7 @@ def _end_ours(state_dir: Path, *, client: str, may_ask: bool) -> int:
     """In good order where that can be had, else by signals: whoever says down must be able to start anew."""
     endpoint = find_plane(state_dir)
     if endpoint is None:
-        _is_let_go(state_dir, within_s=_QUIET_S)  # one that is about to end, or to serve
+        _has_gone(lock_holder(Layout(state_dir)), state_dir, within_s=_QUIET_S)  # one that is about to end, or to serve
         endpoint, pid = find_plane(state_dir), lock_holder(Layout(state_dir))
         if pid is None:
             say(f"no control plane runs here (state in {state_dir})")
@@ -104,9 +104,9 @@ def _end_mute(pid: int, state_dir: Path, *, may_ask: bool) -> int:
     was_serving = (state_dir / ENDPOINT_FILE).exists()
     _signal(pid, state_dir, signal.SIGTERM)
     _signal(pid, state_dir, signal.SIGCONT)  # one that was stopped would not hear of it
-    is_gone = _is_let_go(state_dir, within_s=_TERM_S)
+    is_gone = _has_gone(pid, state_dir, within_s=_TERM_S)
     if not is_gone and was_serving and not (state_dir / ENDPOINT_FILE).exists():
-        is_gone = _is_let_go(state_dir, within_s=_DEADLINE_S)  # it has heard, and ends its worker first
+        is_gone = _has_gone(pid, state_dir, within_s=_DEADLINE_S)  # it has heard, and ends its worker first
     if is_gone:
         say("the control plane has ended")
         _clean_up(pid, state_dir)
@@ -118,7 +118,12 @@ def _end_mute(pid: int, state_dir: Path, *, may_ask: bool) -> int:
 def _kill(pid: int, state_dir: Path, why: str) -> None:
     """Raises TimedOut where its folder stays locked all the same."""
     _signal(pid, state_dir, signal.SIGKILL)
-    is_gone = _is_let_go(state_dir, within_s=_KILLED_S)
+    is_gone = _has_gone(pid, state_dir, within_s=_KILLED_S)
+    if is_alive(pid):
+        raise TimedOut(
+            f"the control plane (process {pid}) can't be ended: {why}",
+            hint=f"see {state_dir / 'plane.log'}, and whose process that is",
+        )
     say(f"killed the control plane (process {pid}): {why}")
     say(f" hint: the end of {state_dir / 'plane.log'} may say what it was at; plugins can hold it up: gpulayer plugins")
     _clean_up(pid, state_dir)
@@ -129,10 +134,10 @@ def _kill(pid: int, state_dir: Path, why: str) -> None:
         )
 
 
-def _is_let_go(state_dir: Path, *, within_s: float) -> bool:
-    """Whether nobody has the folder any more."""
+def _has_gone(pid: int | None, state_dir: Path, *, within_s: float) -> bool:
+    """Whether that process has ended, and nobody has the folder any more."""
     ends = time.monotonic() + within_s
-    while lock_holder(Layout(state_dir)) is not None:
+    while lock_holder(Layout(state_dir)) is not None or (pid is not None and is_alive(pid)):
         if time.monotonic() >= ends:
             return False
         time.sleep(_POLL_S)

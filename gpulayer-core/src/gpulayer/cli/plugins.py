@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -34,7 +34,11 @@ from gpulayer.spec.plain import plain_line
 if TYPE_CHECKING:
     from gpulayer.wire.plugins import PluginRecord
 
-app = command_app(help="List and check plugins, and the commands that they add.")
+app = command_app(
+    help="List and check plugins, and the commands that they add. "
+    "GPULAYER_PLUGIN_<NAME>_<OPTION> sets an option of a plugin, GPULAYER_PLUGINS=a,b (or none) says which are loaded: "
+    "where they run, when that starts. How to write one: docs/plugins/index.md."
+)
 
 _HERE: Final = "here"
 _PLACES_SHOWN: Final = 2
@@ -70,12 +74,27 @@ def check(
     """Try one plugin, step by step, and say what to mend. Exits with 0 if it is good, else with 1."""
     report = check_plugin(name, os.environ, waiting=_waiting(f"plugin {name} takes its time …"))
     if not report.is_known:
-        raise UsageError(f"no plugin {name!r} is installed here", hint=_nearest(name, report.known))
+        raise _unknown(name, report.known)
     if json:
         print_json(_report_fields(report))
     else:
         _print_report(report)
     return Exit.OK if report.is_good else _BAD
+
+
+def _unknown(name: str, known: list[str]) -> UsageError:
+    """A command, or a plugin of another place, has that name; or nothing has."""
+    from gpulayer.cli.app import COMMANDS  # noqa: PLC0415 - it is what loads this module
+
+    commands = [one for one in find_commands(PluginSettings.of(os.environ), taken=COMMANDS) if one.name == name]
+    if commands:
+        message = f"{name} is no plugin: {commands[0].origin} adds the command gpulayer {name}, and nothing to check"
+        return UsageError(message, hint=commands[0].hint or f"gpulayer {name} --help tries it")
+    places = sorted({record["where"] for record in _elsewhere("", "", tell=lambda _: None) if record["name"] == name})
+    if places:
+        hint = f"run this where it is installed; gpulayer plugins shows its record of {', '.join(places)}"
+        return UsageError(f"the plugin {name} is loaded by {', '.join(places)}, and not installed here", hint=hint)
+    return UsageError(f"no plugin {name!r} is installed here", hint=_nearest(name, known))
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -92,6 +111,8 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
     if trouble:
         say(f"note: the plugins of this environment are unknown: {trouble}")
     records = [*({**record, "where": _HERE} for record in here), *_elsewhere(target, state)]
+    for note in _stray_options([record["name"] for record in records]):
+        say(note)
     from gpulayer.cli.app import COMMANDS  # noqa: PLC0415 - it is what loads this module
 
     commands = find_commands(PluginSettings.of(os.environ), taken=COMMANDS)
@@ -104,15 +125,14 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
         print_line(line)
 
 
-def _elsewhere(target: str, state: str) -> "list[PluginRecord]":
-    """Of the control plane and its workers, if it can be asked and answers soon; why not is said."""
-    settings = settings_for(target, state=state)
+def _elsewhere(target: str, state: str, *, tell: Callable[[str], None] = say) -> "list[PluginRecord]":
+    """Of the control plane and its workers, if it can be asked and answers soon; why not is told."""
     found: list[list[PluginRecord] | None] = []
     failed: list[BaseException] = []
 
     def ask() -> None:
         try:
-            found.append(_ask(settings))
+            found.append(_ask(settings_for(target, state=state)))
         except BaseException as error:
             failed.append(error)
 
@@ -122,17 +142,17 @@ def _elsewhere(target: str, state: str) -> "list[PluginRecord]":
     asking.join(_ANSWER_S)
     match found, failed:
         case [[None], _]:
-            say("note: no control plane runs here; these are the plugins of this environment")
+            tell("note: no control plane runs here; these are the plugins of this environment")
         case [[list() as records], _]:
             return records
         case [_, [GpulayerError() as error]] if not isinstance(error, UsageError):
-            say(f"note: the control plane's plugins are unknown: {error.message}")
+            tell(f"note: the control plane's plugins are unknown: {error.message}")
             if error.hint:
-                say(f" hint: {error.hint}")
+                tell(f" hint: {error.hint}")
         case [_, [BaseException() as error]]:
             raise error
         case _:
-            say(
+            tell(
                 f"note: the control plane's plugins are unknown: it gave no answer within {_ANSWER_S:g} s; perhaps it "
                 "still tries them, or one of them holds it up"
             )
@@ -151,6 +171,12 @@ def _ask(settings: Settings) -> "list[PluginRecord] | None":
         return transport.send(calls.list_plugins())["plugins"]
 
 
+def _stray_options(names: list[str]) -> Iterator[str]:
+    for variable, near in PluginSettings.of(os.environ).strangers(names).items():
+        meant = f"; did you mean an option of {near}?" if near else ""
+        yield f"note: {variable} is set, and no plugin has such a name{meant}"
+
+
 def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and those of this environment
     """A row a plugin, what is wrong below it; the bad ones first, core's own in a line at the end."""
     own = sorted({record["name"] for record in records if record["is_builtin"]})
@@ -158,7 +184,7 @@ def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and tho
     shown = _merged([each for each in records if not each["is_builtin"] or each["name"] in bad_own])
     rows = [["STATUS", "PLUGIN", "VERSION", "API", "WHERE", "PROVIDES"]]
     for record in shown:
-        provides = ", ".join(record["provides"]) if record["status"] in ("ok", "suspended") else "-"
+        provides = ", ".join(record["provides"]) if record["status"] in ("ok", "suspended") else ""
         rows.append(
             [
                 record["status"],
@@ -166,7 +192,7 @@ def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and tho
                 record["version"] or "-",
                 record["api"] or "-",
                 _places(record["places"]),
-                provides,
+                provides or "-",
             ]
         )
     if shown:
@@ -274,6 +300,8 @@ def _print_report(report: CheckReport) -> None:
         print_line(f"{sign:<4}  {step.name:<40}  {took:>9}".rstrip())
     if report.api:
         print_line(f"API {report.api}; hooks: {', '.join(report.hooks) or 'none'}")
+    if report.options:
+        print_line(f"options: {', '.join(report.options)}")
     if report.provides:
         print_line(f"provides: {', '.join(report.provides)}")
     for flaw in report.warnings:
@@ -307,6 +335,7 @@ def _report_fields(report: CheckReport) -> dict[str, Any]:  # Any: JSON
         "module": report.target,
         "api": report.api,
         "hooks": report.hooks,
+        "options": report.options,
         "provides": report.provides,
         "steps": [{"step": step.name, "took_s": step.took_s, "ok": step.is_good} for step in report.steps],
         "flaws": flaws(report.flaws),

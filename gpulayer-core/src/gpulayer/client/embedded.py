@@ -29,6 +29,7 @@ __all__ = [
     "Running",
     "ensure_plane",
     "find_plane",
+    "is_alive",
     "is_compatible",
     "is_stale",
     "log_size",
@@ -152,7 +153,7 @@ def wait_until_gone(endpoint: EndpointFound, state_dir: Path, *, deadline_s: flo
     """Block until that control plane has ended; False where it has not within the deadline."""
     ends = time.monotonic() + deadline_s
     while time.monotonic() < ends:
-        if not _endpoint_is(endpoint, state_dir) and not _is_listening(endpoint) and not _is_alive(endpoint.pid):
+        if not _endpoint_is(endpoint, state_dir) and not _is_listening(endpoint) and not is_alive(endpoint.pid):
             return True
         time.sleep(_POLL_S)
     return False
@@ -268,7 +269,7 @@ def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
 
 
 def _is_listening(endpoint: EndpointFound) -> bool:
-    if not _is_alive(endpoint.pid):
+    if not is_alive(endpoint.pid):
         return False
     try:
         socket.create_connection((endpoint.host, endpoint.port), timeout=2.0).close()
@@ -277,7 +278,7 @@ def _is_listening(endpoint: EndpointFound) -> bool:
     return True
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """A zombie is dead: it stays one until its parent, perhaps a command that still follows a job, looks."""
     if sys.platform == "win32":
         return True  # there os.kill would end the process; the connection decides

@@ -24,13 +24,18 @@ from gpulayer.plugins.contracts.launcher import (
     LaunchSite,
     Machine,
 )
+from gpulayer.plugins.contracts.problem import Problem, Severity
 from gpulayer.plugins.contracts.scorer import ScoreBatch, Scorer
+from gpulayer.plugins.examples import odd_jobs, usual_job
 from gpulayer.plugins.registering import Kind, things_of
+from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.job import JobSpec
 from gpulayer.spec.machine import WorkerFacts
 
-__all__ = ["Misfit", "misfits"]
+__all__ = ["Misfit", "job_check_misfits", "misfits"]
 
+_MOST_PROBLEMS: Final = 1000
 _OLDEST_PYTHON: Final = (3, 9)  # that a check's script has to run in
 
 
@@ -81,6 +86,21 @@ def _call_misfits(contract: type, thing: object, method: str, what: str) -> Iter
     except TypeError as error:
         keyword = f", {', '.join(words)} by keyword" if words else ""
         yield Misfit(where, f"it can't be called as {shown}{keyword}: {error}", f"it is {method}{signature} now")
+
+
+def job_check_misfits(check: Callable[[JobSpec], object]) -> Iterator[Misfit]:
+    """What is wrong with what it says of jobs: of a usual one, and of odd ones. Raises what its code raises."""
+    what = "gpulayer_check_job"
+    for spec in (usual_job(), *odd_jobs()):
+        said = check(spec)
+        try:
+            for problem in list_of(Problem, said, at_most=_MOST_PROBLEMS):
+                instance_of(Severity, problem.severity)
+                for text in (problem.message, problem.field, problem.hint):
+                    instance_of(str, text)
+        except (TypeError, ValueError) as error:
+            yield Misfit(what, str(error), "return a list of Problem, empty where there is nothing to say")
+            return
 
 
 def _check_misfits(check: FrameworkCheck, what: str) -> Iterator[Misfit]:

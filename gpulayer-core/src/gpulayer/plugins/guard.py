@@ -218,6 +218,17 @@ class Guard:
                 if owner == plugin
             )
 
+    def tried_again_ms(self, plugin: str) -> int | None:
+        """Unix time at which the first of its methods that rest is tried; None: when one is asked next."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            rests = [
+                seat.rests_until_ms - now_ms
+                for (owner, _, _), seat in self._seats.items()
+                if owner == plugin and seat.rests and seat.rests_until_ms > now_ms
+            ]
+        return self._clock.wall_ms() + min(rests) if rests else None
+
     def faults_of(self, plugin: str) -> tuple[int, tuple[Fault, ...]]:
         """How many there were, and the newest."""
         with self._lock:
@@ -251,7 +262,11 @@ class Guard:
             now_ms = self._clock.monotonic_ms()
             if again := seat.why_not(now_ms):
                 why = f"it failed {seat.failures} times in a row"
-                raise call.not_asked(why, hint=f"{again}; gpulayer plugins says what went wrong")
+                raise call.not_asked(
+                    why,
+                    hint=f"{again}; gpulayer plugins says what went wrong",
+                    rest_ms=max(0, seat.rests_until_ms - now_ms),
+                )
             if seat.rests:
                 seat.trial, seat.tried_ms = call, now_ms
         call.job = lambda: self._run(call, then)
@@ -293,7 +308,8 @@ class Guard:
             return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
-            _log.info("plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
+            # Whoever asked may say a line of it; that its author can find the place, nobody else does.
+            _log.log(self._level, "plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
             return self._fail(call, call.said)
         seat = self._seats[call.key]
         with self._lock:
@@ -433,11 +449,11 @@ class _Call(Generic[T]):
             details={"plugin": self.plugin, "hook": self.hook},
         )
 
-    def not_asked(self, why: str, *, hint: str) -> PluginResting:
+    def not_asked(self, why: str, *, hint: str, rest_ms: int = 0) -> PluginResting:
         return PluginResting(
             f"plugin {self.plugin} is not asked ({self.hook}): {why}",
             hint=hint,
-            details={"plugin": self.plugin, "hook": self.hook},
+            details={"plugin": self.plugin, "hook": self.hook, "rest_ms": rest_ms},
         )
 
     def result(self) -> T:

@@ -93,6 +93,11 @@ class Host:
         """Whether a call of any of its methods would be refused now with PluginResting, because others failed."""
         return self._guard.is_resting(registered.plugin, registered.key)
 
+    def line(self, text: str) -> str:
+        """What a plugin says to others, as a line: of a bearable length, and without the secrets of all plugins. Of its
+        options it may tell the others."""
+        return self._guard.line("", text)
+
     def note(self, plugin: str, method: str, message: str) -> None:
         """Put into a plugin's record what showed elsewhere than in a call of it."""
         self._guard.note(plugin, method, message)

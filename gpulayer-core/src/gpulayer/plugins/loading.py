@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 import pluggy
 
-from gpulayer.clock import Clock
+from gpulayer.clock import Clock, iso_utc
 from gpulayer.errors import PluginFault, UsageError
 from gpulayer.plugins import hooks
 from gpulayer.plugins.ambient import Ambient
@@ -44,7 +44,7 @@ from gpulayer.plugins.registering import (
     things_of,
 )
 from gpulayer.plugins.registry import Registry
-from gpulayer.plugins.settings import IMPORT_VARIABLE, PLUGINS_VARIABLE, PluginSettings
+from gpulayer.plugins.settings import IMPORT_VARIABLE, PLUGINS_VARIABLE, PluginSettings, variable_of
 
 __all__ = ["Loader"]
 
@@ -54,6 +54,7 @@ _CORE: Final = "gpulayer-core"
 _OWN_PRIORITY: Final = 0
 _LOOKED_FOR_MS: Final = 10_000
 _IMPORT: Final = "import"
+_RESTART: Final = "; on your own machine: gpulayer down, then start again"
 _JOB_CHECK: Final = "gpulayer_check_job"
 _EVENT_SINK: Final = "gpulayer_on_event"
 _NOW: Final = f"or where {PLUGINS_VARIABLE} names it, which leaves out all that it does not name"
@@ -118,6 +119,7 @@ class Loader:
         self._lock = threading.Lock()
         self._looked_ms: int | None = None
         self._gone: dict[str, tuple[str, str]] = {}
+        self._since: tuple[PluginRecord, ...] = ()
 
     def load(self) -> Registry:
         """Raises PluginFault, and what plugins raise, with ``strict`` alone."""
@@ -138,7 +140,7 @@ class Loader:
     def records(self) -> tuple[PluginRecord, ...]:
         """Of all; by name, core's own first."""
         gone = self._vanished()
-        return tuple(self._record(plugin, gone) for plugin in self._plugins)
+        return (*(self._record(plugin, gone) for plugin in self._plugins), *self._since)
 
     def close(self) -> None:
         """May be repeated."""
@@ -334,9 +336,17 @@ class Loader:
         except PluginFault as fault:
             if self._settings.strict:
                 raise
-            self._refuse(plugin, PluginStatus.BROKEN, fault.message, "tell the plugin's author; see its faults")
+            self._refuse(plugin, PluginStatus.BROKEN, fault.message, self._advice(plugin))
             return []
         return [Offered(kind, one.plugin, one.priority, things)]
+
+    def _advice(self, plugin: _Plugin) -> str:
+        """What may mend it. Options are read in the hooks that register, so that one of them may be what is wrong."""
+        options = sorted(self._options[plugin.name])
+        if not options:
+            return "tell the plugin's author; see its faults"
+        named = ", ".join(variable_of(plugin.name, option) for option in options)
+        return f"look at its options ({named}); gpulayer plugins check {plugin.name} shows where it failed"
 
     # What is told of them.
 
@@ -389,21 +399,30 @@ class Loader:
                 record,
                 status=PluginStatus.SUSPENDED,
                 error=last[-1].message if last else "",
-                hint="it failed several times in a row, and is tried again by itself",
+                hint=f"it failed several times in a row, and is tried again {self._again(plugin.name)}",
             )
         elif plugin.name in gone:
             error, hint = gone[plugin.name]
             record = replace(record, error=error, hint=hint)
         return record
 
+    def _again(self, name: str) -> str:
+        at_ms = self.guard.tried_again_ms(name)
+        # A time, and not how long: what a worker tells again whenever it changes must not change by itself.
+        return "when it is needed next" if at_ms is None else f"at {str(iso_utc(at_ms))[11:19]} UTC"
+
     def _vanished(self) -> dict[str, tuple[str, str]]:
-        """Loaded, and not installed any more as they were: by name, what to say of it. Looks every few seconds."""
+        """Loaded, and not installed any more as they were: by name, what to say of it. Also finds what was installed
+        since. Looks every few seconds."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             if self._looked_ms is not None and now_ms - self._looked_ms < _LOOKED_FOR_MS:
                 return self._gone
             self._looked_ms = now_ms
-            installed = {(one.name, one.distribution): one.version for one in self._installed.now()}
+            found = self._installed.now()
+            installed = {(one.name, one.distribution): one.version for one in found}
+            tried = {(plugin.record.name, plugin.record.distribution) for plugin in self._plugins}
+            self._since = tuple(_installed_since(one) for one in found if (one.name, one.distribution) not in tried)
             self._gone = {}
             for plugin in self._plugins:
                 record = plugin.record
@@ -413,12 +432,12 @@ class Loader:
                 if version is None:
                     self._gone[record.name] = (
                         f"{_whose(record)} is not installed any more",
-                        "it works on as it was loaded until this process starts again",
+                        f"it works on as it was loaded until this process starts again{_RESTART}",
                     )
                 elif version != record.version:
                     self._gone[record.name] = (
                         f"{record.distribution} {version} is installed now, and {record.version} runs",
-                        "start this process again to use it",
+                        f"start this process again to use it{_RESTART}",
                     )
             return self._gone
 
@@ -429,6 +448,15 @@ def _of(found: Found) -> PluginRecord:
 
 def _by(record: PluginRecord) -> str:
     return f" (of {_whose(record)})" if record.distribution else ""
+
+
+def _installed_since(found: Found) -> PluginRecord:
+    return replace(
+        _of(found),
+        status=PluginStatus.DISABLED,
+        error="it was installed after this process started",
+        hint=f"start this process again to load it{_RESTART}",
+    )
 
 
 def _whose(record: PluginRecord) -> str:

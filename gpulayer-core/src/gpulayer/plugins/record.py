@@ -11,7 +11,7 @@ class PluginStatus(StrEnum):
     row and is not asked for a while; then it is tried again, and stays suspended until that has worked."""
 
     OK = "ok"
-    DISABLED = "disabled"  # by GPULAYER_PLUGINS
+    DISABLED = "disabled"  # by GPULAYER_PLUGINS; or it was installed after this process started
     INCOMPATIBLE = "incompatible"  # it needs another API version, or says none
     BROKEN = "broken"  # it could not be imported, or what it registers is not what it should be
     DUPLICATE = "duplicate"  # another plugin has its name, or registers something of the same name

@@ -57,7 +57,8 @@ class Flaw:
 @dataclass(slots=True)
 class CheckReport:
     """``is_known`` is False where no plugin has that name; then ``known`` has the names there are. ``warnings``: it
-    works, and may be in others' way. ``output``: the end of what it printed."""
+    works, and may be in others' way. ``options``: names of those that it is given. ``output``: the end of
+    what it printed."""
 
     name: str
     is_known: bool = True
@@ -68,6 +69,7 @@ class CheckReport:
     api: str = ""
     hooks: list[str] = field(default_factory=list)
     provides: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     warnings: list[Flaw] = field(default_factory=list)
@@ -137,6 +139,8 @@ def check_plugin(
                 report.warnings.append(Flaw(what, message, hint))
             case {"provides": list(names)}:
                 report.provides = list(map(str, names))
+            case {"options": list(names)}:
+                report.options = list(map(str, names))
             case {"api": str(api), "hooks": list(hooks)}:
                 report.api, report.hooks = api, list(map(str, hooks))
             case {"distribution": str(distribution), "version": str(version), "target": str(target)}:

@@ -21,7 +21,7 @@ import gpulayer
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
-from gpulayer.plugins.conformance import misfits
+from gpulayer.plugins.conformance import job_check_misfits, misfits
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.hiding import SecretsHider
@@ -33,12 +33,14 @@ from gpulayer.plugins.registering import KINDS, MOST_THINGS, Kind, things_of
 from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.plugins.results import list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.job import JobSpec
 from gpulayer.spec.plain import plain_text
 
 __all__ = ["main"]
 
-# Hooks that are what they provide, and need a job or an event to be asked.
-_ASKED: Final = {"gpulayer_check_job": "job check", "gpulayer_on_event": "event sink"}
+_JOB_CHECK: Final = "gpulayer_check_job"
+# Hooks that are what they provide.
+_ASKED: Final = {_JOB_CHECK: "job check", "gpulayer_on_event": "event sink"}
 _SAID: Final = 8000
 # Frames that only lead to the plugin.
 _OURS: Final = tuple(f"{Path(file).parent}{os.sep}" for file in (gpulayer.__file__, importlib.__file__))
@@ -102,6 +104,7 @@ class _Check:
 
     def _look(self, found: Found, *, others: list[Found]) -> None:
         self._say({"distribution": found.distribution, "version": found.version, "target": found.module})
+        self._say({"options": sorted(self._context.options)})
         if others:
             rivals = " and ".join(f"{each.distribution} {each.version}" for each in (found, *others))
             self._flaw("entry point", f"{rivals} have a plugin of that name", "uninstall one of them")
@@ -128,9 +131,22 @@ class _Check:
         for kind in KINDS:
             if kind.hook in hooks:
                 provides += self._registered(kind, hooks[kind.hook])
+        if _JOB_CHECK in hooks:
+            self._check_jobs(hooks[_JOB_CHECK])
         provides += [word for hook, word in _ASKED.items() if hook in hooks]
         if self._flaws == before:  # else nothing of it is used
             self._say({"provides": provides})
+
+    def _check_jobs(self, function: Callable[..., object]) -> None:
+        names = parameters_of(function)
+
+        def check(spec: JobSpec) -> object:
+            given = {"spec": spec, "ctx": self._context}
+            return function(*[given[name] for name in names])
+
+        with self._step(_JOB_CHECK):
+            for each in job_check_misfits(check):
+                self._flaw(each.what, each.message, each.hint)
 
     def _import(self, name: str) -> ModuleType | None:
         imported: list[ModuleType] = []

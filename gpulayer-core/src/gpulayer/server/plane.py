@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +26,7 @@ from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
+from gpulayer.server.job_checks import JobChecks
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
@@ -110,6 +111,7 @@ class Plane:
         )
         self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)
+        self.job_checks = JobChecks()
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
         self._has_outside = False
@@ -150,6 +152,8 @@ class Plane:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
                 await self._loading
+            else:
+                self._loading.add_done_callback(self._part_ended)
         else:
             await self._announce()
 
@@ -173,13 +177,14 @@ class Plane:
             await self._announcer.close()
         self.driver.close()
         if self._driving is not None:
-            await self._driving
-            self._driving = None
+            driving, self._driving = self._driving, None
+            with suppress(Exception):  # ``_part_ended`` has said it
+                await driving
         if self._loading is not None:
             loading, self._loading = self._loading, None
             await asyncio.wait({loading}, timeout=_LOADING_ENDS_S)
             loading.cancel()
-            with suppress(asyncio.CancelledError, GpulayerError):
+            with suppress(asyncio.CancelledError, Exception):  # ``start`` or the log has said it
                 await loading
         if self._asking is not None:
             asking, self._asking = self._asking, None
@@ -225,20 +230,32 @@ class Plane:
         return self.plugins
 
     async def _load_plugins(self) -> None:
+        """What fails here is logged, and the control plane goes on with what there is; where it is strict, it ends."""
+        try:
+            await self._begin("plugins", self._load)
+            await self._begin("scorers", self._use_scorers)
+            await self._begin("event sinks", self._announce)
+            self._are_plugins_loaded = True
+        finally:
+            self._plugins_settled.set()  # nobody waits for what will not come
+
+    async def _begin(self, what: str, begin: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await begin()
+        except Exception as error:
+            if self.settings.plugins.strict:
+                raise
+            story = None if isinstance(error, GpulayerError) else error
+            _log.error("%s: %s; the control plane goes on without any", what, error, exc_info=story)
+
+    async def _load(self) -> None:
         telling = asyncio.create_task(self._tell_of_slow_ones(), name="slow plugins")
         try:
             self.plugins = await load_for_plane(self.settings, clock=self.clock, trying=self._are_tried)
-        except GpulayerError as error:
-            if self.settings.plugins.strict:
-                raise
-            _log.error("%s; the control plane goes on without any", error.message)
         finally:
             telling.cancel()
-        await self._use_scorers()
-        await self._announce()  # before anybody submits
-        self._has_outside = any(not record.is_builtin for record in self.plugins.records())
-        self._are_plugins_loaded = True
-        self._plugins_settled.set()
+        records = await self.in_thread(self.plugins.records)  # it looks whether they are still installed
+        self._has_outside = any(not record.is_builtin for record in records)
 
     def _are_tried(self, names: tuple[str, ...]) -> None:
         self._trying = names
@@ -258,13 +275,15 @@ class Plane:
             await self._announcer.start()
 
     async def _use_scorers(self) -> None:
-        scorers = Scorers(self.plugins, clock=self.clock, submit=self.driver.submit)
-        names = await scorers.register()
-        if names:
-            self.scorers = scorers
-            self._asking = asyncio.create_task(scorers.run(), name="scorers")
-            self._asking.add_done_callback(self._part_ended)
-        await self.driver.use_scorers(names)
+        names: tuple[str, ...] = ()
+        try:
+            scorers = Scorers(self.plugins, clock=self.clock, submit=self.driver.submit)
+            if scorers.names:
+                self.scorers, names = scorers, scorers.names
+                self._asking = asyncio.create_task(scorers.run(), name="scorers")
+                self._asking.add_done_callback(self._part_ended)
+        finally:
+            await self.driver.use_scorers(names)  # whatever happens, nobody waits any longer for those that load
 
     def _part_ended(self, part: "asyncio.Task[None]") -> None:
         """Without its driver a plane answers nothing right: end, so that a new start can load the state. And a plugin's

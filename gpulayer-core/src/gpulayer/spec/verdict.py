@@ -32,6 +32,7 @@ class ReasonCode(StrEnum):
     OFFLINE = "offline"
     QUOTA = "quota"
     PLUGIN_REJECTED = "plugin_rejected"
+    PLUGIN_MARKED = "plugin_marked"  # of a worker that fits
     UNKNOWN_VALUE = "unknown_value"
     RESOURCE = "resource"
     CAPABILITY = "capability"
@@ -77,7 +78,8 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Reasons are complete for an ineligible worker; ``fits_with`` is empty where nothing simple would help."""
+    """Reasons are complete for an ineligible worker; of one that is eligible they are what scorers think of it.
+    ``fits_with`` is empty where nothing simple would help."""
 
     worker: str
     kind: VerdictKind

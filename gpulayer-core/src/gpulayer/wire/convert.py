@@ -7,7 +7,7 @@ is checked here is meaning (an unknown accelerator, a specifier that does not pa
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
@@ -53,6 +53,7 @@ __all__ = [
     "facts_to_wire",
     "framework_need",
     "limits_to_wire",
+    "needed_request",
     "outcome_from_wire",
     "outcome_to_wire",
     "placed_request",
@@ -262,7 +263,7 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
     return JobSpec(
         command=command,
         kind=kind,
-        request=_with_capabilities(request_from_wire(submission.get("request", {})), submission),
+        request=needed_request(submission.get("request", {}), submission),
         name=submission.get("name", ""),
         tags=tuple(sorted(submission.get("tags", {}).items())),
         priority=submission.get("priority", 0),
@@ -292,8 +293,9 @@ def _plain(name: str, default: str) -> str:
     return "" if name == default else name
 
 
-def _with_capabilities(request: Request, submission: JobSubmission) -> Request:
-    """What the submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+def needed_request(fields: RequestFields, submission: Mapping[str, Any]) -> Request:  # Any: as checked by its form
+    """The request with what a submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+    request = request_from_wire(fields)
     needed = set(request.capabilities)
     try:
         needed.update(check_capability(f"{kind}:{name}") for kind, name in _run_by(submission))
@@ -319,7 +321,7 @@ def placed_request(submission: JobSubmission) -> RequestFields:
     return placed
 
 
-def _run_by(submission: JobSubmission) -> list[tuple[str, str]]:
+def _run_by(submission: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any: see above
     """What has a name there, by kind of capability."""
     named = ("launcher", submission.get("launcher", "")), ("environment", submission.get("environment", ""))
     return [(kind, name) for kind, name in named if name]
