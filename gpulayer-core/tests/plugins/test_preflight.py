@@ -15,6 +15,16 @@ from gpulayer.plugins.discovery import Found
 from gpulayer.plugins.preflight import try_imports
 from gpulayer.plugins.record import PluginStatus
 
+# What can be put back, or comes to an end.
+TAME = {
+    "streams": "import sys\ndel sys.stdout\nsys.path = None",
+    "soft": "import resource as r\nr.setrlimit(r.RLIMIT_NOFILE, (8, r.getrlimit(r.RLIMIT_NOFILE)[1]))",
+    "alarm": "import signal\nsignal.alarm(3)",
+    "logs": "import logging.config\nlogging.config.dictConfig({'version': 1})",
+    "ends": "import atexit\natexit.register(print)",
+    "forks": "import os\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)",
+    "runs": "import subprocess\nsubprocess.run(['true'])",
+}
 GOOD = "@hookimpl\ndef gpulayer_register_probes(ctx): return []\n"
 SLEEP = "import time\ntime.sleep(600)\n"
 # By name: source, what is said of it, and of the hint.
@@ -46,6 +56,34 @@ BAD = {
     "evil": ("class E(Exception):\n    def __str__(self): raise self\nraise E", "fails to say what it is", ""),
     "rubbish": ("import sys\nsys.modules[__name__] = 7", "what was imported is no module", "sys.modules"),
     "future": ("GPULAYER_API = '9.0'\n" + GOOD, "it needs the plugin API 9.0", "upgrade gpulayer-core"),
+    "forks": (GOOD + "import os\nos.fork()", "its import makes a copy of the process", "only defines"),
+    "copies": (
+        GOOD + "import os, time\nif not os.fork(): time.sleep(600)",
+        "its import makes a copy of the process",
+        "only defines",
+    ),
+    "threads": (
+        GOOD + "import threading as t\nt.Thread(target=t.Event().wait, daemon=False).start()",
+        "leaves a thread running that is no daemon",
+        "only defines",
+    ),
+    "stays": (
+        GOOD + "import atexit, threading\natexit.register(threading.Event().wait)",
+        "at the end of the process (atexit) does not end",
+        "only defines",
+    ),
+    "leaves": (
+        GOOD + "import atexit, os\natexit.register(os._exit, 3)",
+        "at the end of the process (atexit) does not end",
+        "only defines",
+    ),
+    "limits": (
+        GOOD + "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))",
+        "its import changes hard limits of the process (RLIMIT_NOFILE)",
+        "only defines",
+    ),
+    "mute": (GOOD + "import sys\nsys.stdout.close()", "changes sys.stdout, the file descriptor 1", "only defines"),
+    "dup": (GOOD + "import os\nos.dup2(os.open('/dev/zero', os.O_RDONLY), 0)", "the file descriptor 0", "only"),
     "empty": ("", "it implements no hook", "@hookimpl"),
 }
 STRAGGLER = (
@@ -91,6 +129,27 @@ def test_bad_ones_are_told_apart_and_the_good_one_among_them_is_good(attempt, ca
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_can_be_put_back_or_comes_to_an_end_is_no_reason_to_refuse(attempt):
+    tried = attempt({name: f"{GOOD}{source}\n" for name, source in TAME.items()}, deadline_s=20.0)
+    assert {name: one.inspected.error for name, one in tried.items()} == dict.fromkeys(TAME, "")
+    assert {one.faults for one in tried.values()} == {()}
+
+
+def test_however_many_hang_they_take_one_deadline_and_each_is_told_as_it_is_known(attempt, tmp_path):
+    """All have begun before the first of them is given up."""
+    told = []
+
+    def tell(name, one):
+        told.append((name, one.is_late, sum(1 for _ in tmp_path.glob("begun-*"))))
+
+    begins = f"open(f'{tmp_path}/begun-' + __name__, 'w').close()\n"
+    hang = {**{f"hang{number:02}": begins + SLEEP for number in range(20)}, "spin": begins + "while True: pass"}
+    tried = attempt({**hang, "good": GOOD}, deadline_s=4.0, told=tell)
+    assert told[0][:2] == ("good", False)
+    assert sorted(told[1:]) == sorted((name, True, len(hang)) for name in hang)
+    assert tried.keys() == {*hang, "good"}
+
+
 def test_one_that_is_not_there_at_all_is_told_by_its_entry_point(attempt):
     told = try_imports([found("nowhere")], python=sys.executable)["nowhere"].inspected
     assert told.error == "its entry point names the module gpulayer_nowhere, which is not there"
@@ -101,14 +160,14 @@ def test_what_an_import_leaves_running_is_ended_and_noted(attempt, site):
         {
             "group": GOOD + STRAGGLER.format(new=False),
             "session": GOOD + STRAGGLER.format(new=True),
-            "thread": GOOD + "import threading as t\nt.Thread(target=t.Event().wait, daemon=False).start()\n",
             "daemon": GOOD + "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
         },
         deadline_s=5.0,
     )
     assert {one.inspected.status for one in tried.values()} == {PluginStatus.OK}
-    assert tried["group"].faults == ("its import left a process running",)
-    assert "no daemon" in tried["thread"].faults[0]
+    for name in ("group", "session"):
+        [fault] = tried[name].faults
+        assert fault.startswith("its import left a process running (")
     assert tried["daemon"].faults == ()
     deadline = time.monotonic() + 10
     while running(site) and time.monotonic() < deadline:

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.clock import ManualClock, SystemClock
 from gpulayer.errors import Blame, DiskFull
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins import StageFailed
 from gpulayer.plugins.builtin.file import FileStager
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.worker import inputs as module
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.unready import Unready
 
 KEY = NodeKey(Epoch(1), 0)
@@ -44,13 +47,15 @@ def copies(uri, site):
 def world(host_of, tmp_path):
     """``world(main, stager, …)``: ``main`` gets a function that makes inputs as one life of a worker has them."""
 
-    def run(main, *stagers, **options):
+    def run(main, *stagers, pauses_ms=(0,), **options):
         folders = Journal(tmp_path / "w", boot_id="b")
         try:
             folders.admit(JOB)
 
             def life():
-                return Inputs(host_of(stagers=stagers), folders, environment={}, **options)
+                host = host_of(stagers=stagers)
+                patience = Patience(host, SystemClock(), pauses_ms=pauses_ms)
+                return Inputs(host, patience, folders, environment={}, **options)
 
             asyncio.run(main(life))
         finally:
@@ -245,3 +250,74 @@ def test_what_is_not_wanted_any_more_is_told_so(world):
         assert await asyncio.to_thread(is_told.wait, 30)
 
     world(main, Mine(fetch))
+
+
+def test_good_jobs_behind_a_stager_that_rests_wait_for_it_and_all_are_fetched(host_of, tmp_path, caplog):
+    """Others' bad jobs, or an outage, have made it rest: that ends no attempt that has not even asked."""
+    caplog.set_level("INFO", logger="gpulayer")
+    asked = []
+
+    def fetch(uri, site):
+        asked.append(uri)
+        if uri == "mine:down":
+            raise ConnectionError("no route to host")
+        return site.folder
+
+    clock = ManualClock()
+    host = host_of(stagers=[Mine(fetch)], clock=clock)
+    folders = Journal(tmp_path / "w", boot_id="b")
+    jobs = [replace(JOB, key=NodeKey(Epoch(epoch), 0), inputs=(("a", "mine:up"),)) for epoch in range(2, 5)]
+    bad = replace(JOB, inputs=(("a", "mine:down"),))
+
+    async def main():
+        inputs = Inputs(host, Patience(host, clock), folders, environment={})
+        for pause_ms in (1_000, 5_000, 0):
+            with pytest.raises(Unready) as failed:
+                await inputs.fetch(bad)
+            assert failed.value.blame is Blame.PLUGIN
+            clock.advance(pause_ms)
+        waiting = [asyncio.create_task(inputs.fetch(one)) for one in jobs]
+        done, _ = await asyncio.wait(waiting, timeout=0.5)
+        assert not done
+        assert asked == ["mine:down"] * 3
+        clock.advance(30_000)
+        await asyncio.gather(*waiting)
+        assert asked[3:] == ["mine:up"] * 3
+
+    try:
+        for one in (bad, *jobs):
+            folders.admit(one)
+        asyncio.run(main())
+    finally:
+        folders.close()
+    assert caplog.text.count("input a waits: plugin mine is not asked (Stager.fetch): it has just failed") == 3
+
+
+def test_an_input_that_waits_for_its_stager_is_given_up_when_it_is_not_wanted(world):
+    async def main(life):
+        one = life()
+        with pytest.raises(Unready):
+            await one.fetch(JOB)
+        waiting = asyncio.create_task(one.fetch(JOB))
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        assert not done
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    world(main, Mine(lambda uri, site: 1 / 0), pauses_ms=(60_000,))
+
+
+def test_what_is_wrong_with_our_own_disk_is_not_the_stagers(world, monkeypatch):
+    def fails(folder):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "emptied", fails)
+
+    async def main(life):
+        one = life()
+        with pytest.raises(OSError, match="Input/output error"):
+            await one.fetch(JOB)
+        assert one._host._guard.faults_of("mine")[0] == 0
+
+    world(main, Mine(copies))

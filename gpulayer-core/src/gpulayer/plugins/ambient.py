@@ -149,7 +149,7 @@ class Ambient:
         for what, back in (
             ("builtins", self._builtins_back),
             ("modules", self._names_back),
-            ("limits of the process", self._limits_back),
+            (_LIMITS_SAID, self._limits_back),
             ("timers", self._timers_back),
             ("os.environ", self._place.put_back),
             ("the umask", self._umask_back),
@@ -168,7 +168,8 @@ class Ambient:
         said = list(self.put_back())
         if self._limits is not None:
             hard = [name for name, (_, was) in self._limits.items() if (_limits() or {}).get(name, (0, was))[1] != was]
-            said += [f"hard limits of the process ({_list(hard)})"] if hard else []
+            if hard:
+                said = [f"hard {_LIMITS_SAID} ({_list(hard)})", *(one for one in said if _LIMITS_SAID not in one)]
         said += [f"sys.{name}" for name, stream in self._open.items() if _is_closed(stream)]
         for number, was in enumerate(self._streams):
             if _stream(number) != was:
@@ -214,7 +215,7 @@ class Ambient:
                     _quietly(_write_limit, name, soft if _is_at_most(soft, hard_now) else hard_now, hard_now)
                 changed.append(name)
         # What stays so whatever one does is told by ``lasting``.
-        return [f"limits of the process ({_list(changed)})"] if changed else []
+        return [f"{_LIMITS_SAID} ({_list(changed)})"] if changed else []
 
     def _timers_back(self) -> list[str]:
         said = []
@@ -459,6 +460,7 @@ def _attribute(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[A
 _LISTS: Final = ("path", "meta_path", "path_hooks")
 _STREAMS: Final = ("stdin", "stdout", "stderr")
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF) if hasattr(signal, "getitimer") else ()
+_LIMITS_SAID: Final = "limits of the process"
 _LIMITS_LEFT_OUT: Final = ("RLIMIT_OFILE", "RLIMIT_RTTIME")
 _TIMER_OFF_S: Final = 0.5
 _HANDLER_LIST: Final[list[Any]] = vars(logging)["_handlerList"]  # there is no public way

@@ -240,6 +240,10 @@ class Guard:
         _log.log(self._level, "plugin %s, %s: %s", plugin, hook, self.line(plugin, message))
         self._keep(plugin, hook, message)
 
+    def hidden(self, plugin: str, text: str) -> str:
+        """The text without the plugin's secrets."""
+        return self._hide(plugin, text)
+
     def line(self, plugin: str, message: str) -> str:
         """One line of a bearable length, without the plugin's secrets and what a terminal would act on."""
         return plain_line(self._hide(plugin, message), _LINE)

@@ -98,6 +98,10 @@ class Host:
         options it may tell the others."""
         return self._guard.line("", text)
 
+    def hidden(self, registered: Registered[Any], text: str) -> str:  # Any: of any kind
+        """What it has said, without the secrets of its plugin; to be asked before the text is cut."""
+        return self._guard.hidden(registered.plugin, text)
+
     def note(self, plugin: str, method: str, message: str) -> None:
         """Put into a plugin's record what showed elsewhere than in a call of it."""
         self._guard.note(plugin, method, message)

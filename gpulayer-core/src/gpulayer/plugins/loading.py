@@ -27,10 +27,10 @@ from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.discovery import Found, Installed
 from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.hiding import SecretsHider, hide_logged
-from gpulayer.plugins.importing import import_plugin, why_not_imported
+from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, why_not_imported
 from gpulayer.plugins.inspection import Inspected, deprecation, inspect_plugin
 from gpulayer.plugins.marks import STRIKES, Marks
-from gpulayer.plugins.preflight import try_imports
+from gpulayer.plugins.preflight import Tried, try_imports
 from gpulayer.plugins.record import PluginRecord, PluginStatus
 from gpulayer.plugins.registering import (
     KINDS,
@@ -231,13 +231,19 @@ class Loader:
             return
         wanted = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         founds = [plugin.found for plugin in wanted.values() if plugin.found is not None]
-        self._trying(tuple(wanted))
-        for name, tried in try_imports(founds, python=self._python, deadline_s=self._import_deadline_s).items():
+        left = list(wanted)
+        self._trying(tuple(left))
+
+        def told(name: str, tried: Tried) -> None:
+            left.remove(name)
+            self._trying(tuple(left))
             self._keep(wanted[name], tried.inspected)
             if tried.is_late and self._marks is not None:
                 self._marks.hung(name, self._import_deadline_s)
             for fault in tried.faults:
                 self.guard.note(name, _IMPORT, fault)
+
+        try_imports(founds, python=self._python, deadline_s=self._import_deadline_s, told=told)
 
     def _import(self, plugin: _Plugin) -> None:
         found = plugin.found
@@ -253,11 +259,15 @@ class Loader:
             self._refuse(plugin, PluginStatus.BROKEN, fault.message, "gpulayer plugins has its faults")
             return
         finally:
-            changed = before.put_back()
+            changed, lasting = before.put_back(), before.lasting()
         for what in changed:
             self.guard.note(
                 plugin.name, _IMPORT, f"its import changed {what}, which all of the process share; that was put back"
             )
+        if lasting:
+            changes = ", ".join(lasting)
+            error = f"its import changed {changes}, which all of the process share, so that it can't be put back"
+            self._refuse(plugin, PluginStatus.BROKEN, error, IMPORT_HINT)
         self._keep(plugin, inspected)
         if module is not None and inspected.status is PluginStatus.OK:
             plugin.priority = inspected.priority

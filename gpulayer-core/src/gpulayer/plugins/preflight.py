@@ -3,11 +3,17 @@
 One child is started for all; it forks once a plugin, so that Python and gpulayer are loaded once, and each plugin is
 alone in a process that has nothing to lose. There it is imported and inspected, with /dev/null for its input and
 output, and told of in a line of JSON. It is killed at its deadline, or when it takes too much memory, with everything
-that it has started. Where the child itself came to an end, each plugin has one of its own, and where there is no fork.
+that it has started. Some are tried at a time, but those that only wait, or have had a second, are in nobody's way: all
+that hang take about one deadline together. Where the child itself came to an end, each plugin has one of its own, and
+where there is no fork.
+
+What would keep our processes from working or from ending is refused: a change of what the process shares that can't be
+put back, a copy of the process, a thread that is no daemon, an end of the process that does not end.
 
 ``python -m gpulayer.plugins.preflight`` is that child: it reads one JSON line (``_Order``) and writes one a plugin.
 """
 
+import atexit
 import json
 import math
 import os
@@ -15,13 +21,16 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from gpulayer.hiding import hide_process
+from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.discovery import Found
 from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, inspected_of, why_not_imported
 from gpulayer.plugins.inspection import Inspected
@@ -31,7 +40,14 @@ from gpulayer.plugins.settings import IMPORT_S
 __all__ = ["Tried", "try_imports"]
 
 _SIDE_BY_SIDE: Final = 8
+_MOST_AT_ONCE: Final = 128
+_IN_THE_WAY_S: Final = 1.0
+_WAITS_AFTER_S: Final = 0.2
 _LOOK_S: Final = 0.05
+_COPY_S: Final = 0.3
+_END_S: Final = 2.0
+_UNENDING: Final = "what its import has asked for at the end of the process (atexit) does not end well"
+_NAMES_SHOWN: Final = 5
 _START_S: Final = 30.0
 _MOST_MEMORY: Final = 8 << 30
 _LEAST_MEMORY: Final = 1 << 30
@@ -50,8 +66,8 @@ _BOOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of one. ``faults``: what it did besides: processes and threads that it left running. is_late: it was
-    given up at its deadline."""
+    """What became of one. ``faults``: what it did besides: processes that it left running. is_late: it was given up at
+    its deadline."""
 
     inspected: Inspected
     faults: tuple[str, ...] = ()
@@ -65,63 +81,100 @@ def try_imports(
     deadline_s: float = IMPORT_S,
     memory_bytes: int | None = None,
     can_fork: bool = hasattr(os, "fork"),
+    told: Callable[[str, Tried], None] = lambda name, tried: None,
 ) -> dict[str, Tried]:
     """By name, for all of them. Blocks for about ``deadline_s`` where any of them hangs. Starts nothing for none.
 
-    memory_bytes: how much each may take, None: half of what is free.
+    memory_bytes: how much each may take, None: half of what is free. told: called with each as soon as it is known.
     """
     tried: dict[str, Tried] = {}
+
+    def tell(name: str, one: Tried) -> None:
+        tried[name] = one
+        told(name, one)
+
     groups = [list(plugins)] if can_fork else [[found] for found in plugins]
     while groups:
         group = groups.pop()
         if not group:
             continue
-        said, begun, failed = _ask(group, python, deadline_s, memory_bytes, is_forking=can_fork)
-        tried |= said
+        begun, failed = _ask(group, python, deadline_s, memory_bytes, is_forking=can_fork, tell=tell)
         left = [found for found in group if found.name not in tried]
         # One of those that ran when the child ended has ended it, so each of them gets one of its own.
         suspects = [found for found in left if found.name in begun]
         if len(group) == 1 or not suspects:
-            tried |= {found.name: failed for found in left}
+            for found in left:
+                tell(found.name, failed)
         else:
             groups += [[found for found in left if found not in suspects], *([found] for found in suspects)]
     return tried
 
 
 def _ask(
-    plugins: Sequence[Found], python: str, deadline_s: float, memory_bytes: int | None, *, is_forking: bool
-) -> tuple[dict[str, Tried], set[str], Tried]:
-    """What one child says of them; which it has begun with; and what became of those that it said nothing of."""
+    plugins: Sequence[Found],
+    python: str,
+    deadline_s: float,
+    memory_bytes: int | None,
+    *,
+    is_forking: bool,
+    tell: Callable[[str, Tried], None],
+) -> tuple[set[str], Tried]:
+    """Which of them one child has begun with, and what became of those that it said nothing of."""
     order = {
-        "path": [str(entry) for entry in sys.path],
+        "path": [entry for entry in sys.path if type(entry) is str],
         "plugins": [asdict(found) for found in plugins],
         "deadline_s": deadline_s,
         "memory_bytes": memory_bytes,
         "is_forking": is_forking,
     }
-    rounds = -(-len(plugins) // _SIDE_BY_SIDE) if is_forking else 1
-    try:
-        child = subprocess.Popen(
-            [python, "-P", "-c", _BOOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return {}, set(), _failed(f"its import can't be tried: {python}: {error.strerror}")
-    limit_s = rounds * deadline_s + _START_S
-    failed = _late(deadline_s)
-    with child:
+    rounds = len(plugins) // _MOST_AT_ONCE + 1 if is_forking else 1
+    limit_s = rounds * deadline_s + len(plugins) / _SIDE_BY_SIDE * _IN_THE_WAY_S + _START_S
+    begun: set[str] = set()
+    wanted = {found.name for found in plugins}
+    is_over = threading.Event()
+    with tempfile.TemporaryFile() as complaint:
         try:
-            said, complaint = child.communicate(json.dumps(order).encode() + b"\n", timeout=limit_s)
-            failed = _failed(_how_ended(child.returncode, complaint))
-        except subprocess.TimeoutExpired:
+            child = subprocess.Popen(
+                [python, "-P", "-c", _BOOT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaint,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return set(), _failed(f"its import can't be tried: {python}: {error.strerror}")
+
+        def give_up() -> None:
+            is_over.set()
             _kill_group(child.pid)
-            said, _ = child.communicate()
-    _kill_group(child.pid)
-    begun = {line[len(_BEGUN) :].decode() for line in said.splitlines() if line.startswith(_BEGUN)}
-    return dict(_answers(said)), begun, failed
+            child.kill()
+
+        assert child.stdin is not None, "it is a pipe"
+        assert child.stdout is not None, "it is a pipe"
+        timer = threading.Timer(limit_s, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            with child.stdout, suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(json.dumps(order).encode() + b"\n")
+                child.stdin.flush()
+                for line in child.stdout:
+                    if line.startswith(_BEGUN):
+                        begun.add(line[len(_BEGUN) :].decode().strip())
+                    for name, tried in _answers(line):
+                        if name in wanted:
+                            wanted.remove(name)
+                            tell(name, tried)
+                child.wait()
+        finally:
+            timer.cancel()
+            _kill_group(child.pid)
+            child.kill()
+            child.wait()
+        if is_over.is_set():
+            return begun, _late(deadline_s)
+        complaint.seek(0)
+        return begun, _failed(_how_ended(child.returncode, complaint.read()[-_SAID_BYTES:]))
 
 
 def _answers(said: bytes) -> Iterator[tuple[str, Tried]]:
@@ -174,6 +227,8 @@ def serve(order: Mapping[str, Any]) -> None:  # Any: JSON
     """Try what is asked for, and end the process."""
     _be_first_to_go()
     hide_process()
+    import psutil  # noqa: F401, PLC0415 - once for all that are forked
+
     answers = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -199,23 +254,56 @@ def _write(file: int, content: bytes) -> None:
 
 def _try(found: Found, deadline_s: float | None = None) -> Tried:
     """In a thread, since that is where the real import is, too. deadline_s: where nobody else looks after it."""
-    before = set(threading.enumerate())
+    own = os.getpid()
+    before, threads = Ambient(), set(threading.enumerate())
+    ours, its = os.pipe()
     result: list[Inspected] = []
 
     def work() -> None:
         try:
-            result.append(import_plugin(found.module)[1])
+            inspected = import_plugin(found.module)[1]
         except BaseException as error:
-            result.append(why_not_imported(found, error))
+            inspected = why_not_imported(found, error)
+        if os.getpid() != own:  # a copy comes back from the import, too
+            os.write(its, b"c")
+            os._exit(0)
+        result.append(inspected)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(deadline_s)
     if not result:
         return _late(deadline_s or 0.0)
-    if any(not one.daemon for one in set(threading.enumerate()) - before):
-        return Tried(result[0], ("its import left a thread running that is no daemon: our process can't end",))
-    return Tried(result[0])
+    before.put_back()
+    lasting = before.lasting()
+    os.close(its)
+    has_copy = hasattr(os, "fork") and _is_held(ours)
+    os.close(ours)
+    left = [] if lasting or has_copy else _kill_all_below()
+    faults = (f"its import left a process running ({_listed(left)})",) if left else ()
+    why = ""
+    if has_copy:
+        why = "its import makes a copy of the process (os.fork), which would go on as if it were ours"
+    elif lasting:
+        why = f"its import changes {', '.join(lasting)}, which all of the process share, so that it can't be put back"
+    elif any(not one.daemon for one in set(threading.enumerate()) - threads):
+        why = "its import leaves a thread running that is no daemon: our process can't end"
+    return Tried(_failed(why).inspected if why else result[0], faults)
+
+
+def _is_held(pipe: int) -> bool:
+    """Whether a copy of this process has the other end, or has said so: a program that was started has not."""
+    ready, _, _ = select.select([pipe], [], [], _COPY_S)
+    return not ready or os.read(pipe, 1) != b""
+
+
+def _ends() -> bool:
+    """Whether what is to be run at the end of the process, which is near, comes to an end itself."""
+    run: Callable[[], None] = vars(atexit)["_run_exitfuncs"]  # the only way to know
+    ends = threading.Thread(target=run, daemon=True)
+    ends.start()
+    ends.join(_END_S)
+    return not ends.is_alive()
 
 
 def _bearable() -> int:
@@ -229,7 +317,7 @@ class _Trial:
     found: Found
     pid: int
     answer: int
-    ends_s: float
+    began_s: float
     said: bytes = b""
 
 
@@ -246,7 +334,7 @@ class _Trials:
         _adopt()
         waiting = list(plugins)
         while waiting or self._running:
-            while waiting and len(self._running) < _SIDE_BY_SIDE:
+            while waiting and self._has_room():
                 found = waiting.pop(0)
                 _write(self._answers, _BEGUN + found.name.encode() + b"\n")
                 self._running.append(self._start(found))
@@ -258,6 +346,11 @@ class _Trials:
                     _write(self._answers, _line(trial.found.name, tried))
         _kill_all_below()
 
+    def _has_room(self) -> bool:
+        if len(self._running) >= _MOST_AT_ONCE:
+            return False
+        return len(self._running) < _SIDE_BY_SIDE or sum(map(_is_in_the_way, self._running)) < _SIDE_BY_SIDE
+
     def _start(self, found: Found) -> _Trial:
         read, write = os.pipe()
         parent = os.getpid()
@@ -268,12 +361,19 @@ class _Trials:
                 _end_with(parent, self._deadline_s)
                 os.close(self._answers)
                 os.close(read)
-                _write(write, _line(found.name, _try(found)))
+                _adopt()
+                vars(atexit)["_clear"]()  # what is ours
+                tried = _try(found)
+                is_good = tried.inspected.status is PluginStatus.OK
+                if is_good:
+                    _write(write, _line(found.name, _failed(_UNENDING)))  # unless more is said
+                if not is_good or _ends():
+                    _write(write, _line(found.name, tried))
             finally:
                 os._exit(0)
         os.close(write)
         os.set_blocking(read, False)
-        return _Trial(found, pid, read, time.monotonic() + self._deadline_s)
+        return _Trial(found, pid, read, time.monotonic())
 
     def _read(self) -> None:
         ready, _, _ = select.select([trial.answer for trial in self._running], [], [], _LOOK_S)
@@ -288,7 +388,7 @@ class _Trials:
         """None while it runs. It has ended with its line, whoever else holds the other end of the pipe."""
         pid, status = os.waitpid(trial.pid, os.WNOHANG)
         failed: Tried | None = None
-        if not pid and time.monotonic() > trial.ends_s:
+        if not pid and time.monotonic() > trial.began_s + self._deadline_s:
             failed = _late(self._deadline_s)
         if not pid and _memory_of(trial.pid) > self._memory_bytes:
             failed = _failed(f"its import takes more than {self._memory_bytes >> 20:,} MiB of memory")
@@ -304,7 +404,7 @@ class _Trials:
             trial.said = (trial.said + piece)[:_ANSWER_BYTES]
         os.close(trial.answer)
         answers = dict(_answers(trial.said))
-        if failed is not None or trial.found.name not in answers:
+        if trial.found.name not in answers:
             return failed or _failed(_how_ended(os.waitstatus_to_exitcode(status)))
         tried = answers[trial.found.name]
         return replace(tried, faults=(*tried.faults, "its import left a process running")) if left else tried
@@ -324,6 +424,20 @@ def _read_some(file: int) -> bytes:
         return os.read(file, 1 << 16)
     except BlockingIOError:
         return b""
+
+
+def _is_in_the_way(trial: _Trial) -> bool:
+    """Whether others would be slower beside it, and have not waited for it for long."""
+    import psutil  # noqa: PLC0415 - only the child needs it
+
+    age_s = time.monotonic() - trial.began_s
+    if age_s > _IN_THE_WAY_S:
+        return False
+    try:
+        spent = psutil.Process(trial.pid).cpu_times()
+    except psutil.Error:
+        return False
+    return age_s < _WAITS_AFTER_S or spent.user + spent.system > age_s / 2
 
 
 def _memory_of(pid: int) -> int:
@@ -366,19 +480,27 @@ def _be_first_to_go() -> None:
         pass
 
 
-def _kill_all_below() -> None:
-    """What has left its process group and is still there."""
+def _kill_all_below() -> list[str]:
+    """The names of those that still ran."""
     import psutil  # noqa: PLC0415 - only the child needs it
 
+    names: list[str] = []
     for _ in range(3):
         below = psutil.Process().children(recursive=True)
         for process in below:
             try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    names.append(process.name())
                 process.kill()
             except psutil.Error:
                 pass
         if not below or not psutil.wait_procs(below, timeout=1)[1]:
-            return
+            break
+    return names
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
 if __name__ == "__main__":

@@ -128,8 +128,8 @@ class Announcer:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Begin to tell. A sink that the store does not know begins ``after``; where the store can't be used now,
-        all begin when it can."""
+        """Begin to tell. A sink that the store does not know begins ``after``; where the store can't be used now, all
+        begin when it can."""
         sinks: dict[str, _Told] = {}
         for sink in self._host.registry.event_sinks:
             told = _Told(sink)

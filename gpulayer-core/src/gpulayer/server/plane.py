@@ -234,6 +234,7 @@ class Plane:
         try:
             await self._begin("plugins", self._load)
             await self._begin("scorers", self._use_scorers)
+            # Before anybody submits.
             await self._begin("event sinks", self._announce)
             self._are_plugins_loaded = True
         finally:
