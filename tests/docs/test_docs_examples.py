@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/plugins/*/README.md")])
 BLOCK = re.compile(
     r"(?:^<!-- (run|file: [\w./-]+|not run: [^>]+) -->\n)?^```(console|python|toml)\n(.*?)^```$",
     re.DOTALL | re.MULTILINE,

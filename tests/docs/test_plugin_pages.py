@@ -19,7 +19,7 @@ from gpulayer.plugins import guard, marks
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.contracts.scorer import MAX_LIFETIME_S
 from gpulayer.plugins.discovery import GROUP
-from gpulayer.plugins.hooks import API_VERSION, REGISTER_DEADLINE_S
+from gpulayer.plugins.hooks import API_VERSION, DEPRECATED, REGISTER_DEADLINE_S
 from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.inspection import DEFAULT_PRIORITY, HOOKS
 from gpulayer.plugins.record import PluginStatus
@@ -166,3 +166,10 @@ def test_the_examples_are_plugins_of_the_hooks_that_their_pages_are_about(
         for name in set(sys.modules) - before:
             if name.startswith("gpulayer_"):
                 del sys.modules[name]
+
+
+def test_the_page_on_compatibility_lists_the_hooks_that_are_deprecated() -> None:
+    page = PAGES["compatibility.md"]
+    assert set(DEPRECATED) <= set(HOOKS)
+    assert all(f"`{hook}`" in page for hook in DEPRECATED)
+    assert ("No hook is deprecated now." in page) is (not DEPRECATED)

@@ -228,7 +228,7 @@ class PluginFault(GpulayerError):
 
 class PluginResting(PluginFault):
     """A plugin was not asked at all, so nothing of it has begun: it rests after failures, or was not free in time. That
-    says nothing of what it was to be asked; the same may well work later."""
+    says nothing of what it was to be asked; the same may well work later: not within ``details["rest_ms"]``."""
 
 
 class JobRefused(GpulayerError):

@@ -8,7 +8,7 @@ starts one are left out at its start.
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["HANDED_ON", "background_variables", "is_handed_on"]
+__all__ = ["DEVICE_VARIABLES", "HANDED_ON", "background_variables", "is_handed_on"]
 
 HANDED_ON: Final = frozenset(
     {
@@ -29,12 +29,22 @@ HANDED_ON: Final = frozenset(
 )
 """Names of the worker's variables that jobs get; ``LC_*`` too."""
 
+DEVICE_VARIABLES: Final = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+    }
+)
+"""Which devices a program sees. A launcher sets them: a job must see those that it was given and no others."""
+
 # What a Python, the probes and the programs themselves need to find their way about the machine.
 _KEPT: Final = frozenset(
     {
         "CUDA_HOME",
         "CUDA_PATH",
-        "CUDA_VISIBLE_DEVICES",
         "DYLD_LIBRARY_PATH",
         "GPULAYER_DEBUG",
         "GPULAYER_FAULTS",
@@ -43,19 +53,15 @@ _KEPT: Final = frozenset(
         "GPULAYER_PLUGINS_IMPORT_S",
         "GPULAYER_STATE_DIR",
         "GPULAYER_STRICT",
-        "GPU_DEVICE_ORDINAL",
-        "HIP_VISIBLE_DEVICES",
         "LD_LIBRARY_PATH",
         "NO_COLOR",
         "NVIDIA_VISIBLE_DEVICES",
         "ROCM_PATH",
-        "ROCR_VISIBLE_DEVICES",
         "SYSTEMROOT",  # Windows: no socket without it
         "TERM",
         "VIRTUAL_ENV",
         "XDG_RUNTIME_DIR",
         "XDG_STATE_HOME",
-        "ZE_AFFINITY_MASK",
     }
 )
 _KEPT_PREFIXES: Final = ("GPULAYER_PLUGIN_", "LC_", "PYTHON")  # the first: what plugins are told
@@ -72,4 +78,4 @@ def background_variables(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_kept(name: str) -> bool:
-    return name in HANDED_ON or name in _KEPT or name.startswith(_KEPT_PREFIXES)
+    return name in HANDED_ON or name in _KEPT or name in DEVICE_VARIABLES or name.startswith(_KEPT_PREFIXES)

@@ -208,6 +208,14 @@ def test_an_explanation_names_the_choice_first_and_exits_with_3_where_none_can(c
         "  far     framework    torch 2.6.0 is a CPU build    fits without --device-model",
     ]
     assert cli("explain", "--accelerator", "cuda", plane=plane).code == 3
+    marks = [
+        {**reason, "code": "plugin_marked", "message": f"scorer {name} marks it 0.8"} for name in ("cheap", "green")
+    ]
+    plane.on("POST", "/v1/explain", [{**reply, "verdicts": [verdict("near", "eligible", reasons=marks, score=0.8)]}])
+    said = cli("explain", "--accelerator", "cuda", plane=plane)
+    assert said.out.decode().splitlines()[1:] == [
+        "  near    fits    scorer cheap marks it 0.8; scorer green marks it 0.8"
+    ]
 
 
 def test_status_and_down_start_nothing(cli, away):

@@ -142,6 +142,7 @@ _WRITERS = {
     "background.py": "its usage, its own words",
     "join.py": "a token into a file",
     "app.py": "a traceback, made safe",
+    "ending.py": "as Python tells of what ends a program, at its very end",
     "down.py": "a question, made safe",
 }
 

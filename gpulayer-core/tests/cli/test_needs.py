@@ -57,10 +57,28 @@ def test_explain_asks_for_the_same_as_capabilities(cli, plane):
     plane.on("POST", "/v1/explain", answer)
     cli("explain", "--resource", "licence", "--launcher", "torch", "--environment", "uv", plane=plane)
     cli("explain", "--launcher", "process", "--environment", "system", plane=plane)
+    cli("explain", "--input", "data=s3://bucket/a=b", "--input", "more=file:///mnt/more", plane=plane)
     assert sent == [
         {"request": {"resources": {"licence": 1}, "capabilities": ["launcher:torch", "environment:uv"]}},
         {"request": {}},
+        {"request": {"capabilities": ["stager:s3", "stager:file"]}},
     ]
+
+
+@pytest.mark.parametrize("command", ["submit", "explain"])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--input", "a=file:///x", "--input", "a=file:///y"], "--input a=file:///y: a is given twice"),
+        (["--input", "a=file:///x", "--input", "A=file:///y"], "inputs: a and A would both be GPULAYER_INPUT_A"),
+        (["--input", "a"], "--input a: not of the form KEY=VALUE"),
+        (["--input", "a= file:///x"], "inputs.a: ' file:///x' has a control character, or a blank at its ends"),
+    ],
+)
+def test_two_inputs_of_one_name_or_one_that_would_name_something_else_are_refused(cli, job_plane, command, flags, said):
+    ended = cli(command, *flags, *(["--", "true"] if command == "submit" else []), plane=job_plane)
+    assert (ended.code, ended.err.splitlines()[0].partition(": ")[2]) == (2, said)
+    assert job_plane.created == []
 
 
 @pytest.mark.parametrize("path", ["./data", "data.csv", "/mnt/data", "C:\\data"])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gpulayer.plugins.builtin import BUILTINS
-from gpulayer.plugins.trial import check_plugin
+from gpulayer.plugins.trial import check_plugin, installed_plugins
 from gpulayer.testing.distribution import install_distribution, install_plugin
 
 HEAD = """
@@ -68,6 +68,12 @@ class BadScorer:
     def score(self, batch):
         return {{}}
 
+class Rude:
+    name = "rude"
+    lifetime_s = 60
+    def score(self, batch):
+        return {{}}
+
 class Async:
     name = "async"
     async def look(self, site):
@@ -76,6 +82,12 @@ class Async:
 class Old:
     name = "torch"
     accelerators = ("cuda",)
+    def script(self):
+        return CheckScript("")
+
+class Future:
+    name = "jax"
+    accelerators = (Accelerator.CUDA,)
     def script(self):
         return CheckScript("match 1:\\n    case 1: pass")
 
@@ -90,7 +102,7 @@ def gpulayer_register_launchers(ctx):
 
 @hookimpl
 def gpulayer_register_scorers(ctx):
-    return [BadScorer()]
+    return [BadScorer(), Rude()]
 
 @hookimpl
 def gpulayer_register_probes(ctx):
@@ -98,7 +110,7 @@ def gpulayer_register_probes(ctx):
 
 @hookimpl
 def gpulayer_register_framework_checks(ctx):
-    return [Old()]
+    return [Old(), Future()]
 
 @hookimpl
 def gpulayer_register_stagers(ctx):
@@ -271,13 +283,56 @@ def test_those_of_the_plane_and_its_workers_are_listed_with_theirs_merged(gpulay
     lines = [line.split("  ") for line in said.out.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert ["ok", "good", "2.1", "1.0", "here, plane, worker box-1", "probe licences, scorer cheap-hour"] in cells
-    assert ["suspended", "far", "2.1", "1.0", "worker box-1"] in cells
-    assert ["ok", "wide", "2.1", "1.0", "40 workers"] in cells
+    assert ["suspended", "far", "2.1", "1.0", "worker box-1", "-"] in cells
+    assert ["ok", "wide", "2.1", "1.0", "40 workers", "-"] in cells
     assert "failed 4 times" in said.out
     assert "Probe.look: ValueError: no server" in said.out
     assert "→ look there" in said.out
     wheres = [each["where"] for each in json.loads(gpulayer("plugins", "--json", plane=plane).out)["plugins"]]
     assert {"here", "plane", "worker box-1"} <= set(wheres)
+
+
+def test_a_variable_that_no_plugin_reads_is_said_with_the_one_that_may_be_meant(gpulayer):
+    names = {"GPULAYER_PLUGIN_GOD_KEY": "sesame-open", "GPULAYER_PLUGIN_ZZZZZ_KEY": "sesame-open"}
+    said = gpulayer("plugins", GPULAYER_PLUGINS="none", **names)
+    assert said.err.splitlines()[1:] == [
+        "note: GPULAYER_PLUGIN_GOD_KEY is set, and no plugin has such a name; did you mean an option of good?",
+        "note: GPULAYER_PLUGIN_ZZZZZ_KEY is set, and no plugin has such a name",
+    ]
+    assert "sesame-open" not in said.out + said.err
+
+
+def test_the_help_says_where_options_come_from(gpulayer):
+    said = gpulayer("plugins", "--help").out
+    assert "GPULAYER_PLUGIN_<NAME>_<OPTION>" in said
+    assert "docs/plugins/index.md" in said
+
+
+def test_a_check_names_the_options_that_the_plugin_is_given_and_not_their_values(gpulayer):
+    variables = {"GPULAYER_PLUGIN_GOOD_ZONE": "sesame-open", "GPULAYER_PLUGIN_GOOD_KEY": "sesame-open"}
+    said = gpulayer("plugins", "check", "good", **variables)
+    assert "options: key, zone" in said.out.splitlines()
+    assert "sesame-open" not in said.out
+    assert json.loads(gpulayer("plugins", "check", "good", "--json", **variables).out)["options"] == ["key", "zone"]
+
+
+def test_a_check_of_a_package_with_a_command_alone_says_so(gpulayer):
+    said = gpulayer("plugins", "check", "hello")
+    assert said.code == 2
+    assert said.err.splitlines() == [
+        "error: hello is no plugin: gpulayer-hello 1.0 adds the command gpulayer hello, and nothing to check",
+        " hint: gpulayer hello --help tries it",
+    ]
+
+
+def test_a_check_of_one_that_is_elsewhere_says_where(gpulayer, plane):
+    remote = [{**record("far"), "where": where} for where in ("worker box-1", "plane")]
+    plane.on("GET", "/v1/plugins", {"plugins": remote, "next": None})
+    said = gpulayer("plugins", "check", "far", plane=plane)
+    assert said.code == 2
+    assert said.err.splitlines()[0] == "error: the plugin far is loaded by plane, worker box-1, and not installed here"
+    said = gpulayer("plugins", "check", "farr", plane=plane)
+    assert said.err.splitlines()[0] == "error: no plugin 'farr' is installed here"
 
 
 def test_a_control_plane_that_cannot_be_asked_is_said_and_the_rest_listed(gpulayer):
@@ -323,21 +378,99 @@ def test_cores_own_plugins_pass(site, name):
 def test_each_thing_that_is_wrong_with_what_a_plugin_registers_is_said(check):
     report = check("odd")
     flaws = {flaw.what: flaw.message for flaw in report.flaws}
-    assert flaws["NoPlan"] == "it has no plan"
-    assert flaws["BadName.name"] == "'Bad Name' can't be a name"
+    assert flaws["NoPlan"] == "it gave a NoPlan where a Launcher is due; it has no plan"
+    assert flaws["BadName"].startswith("its launcher BadName has the name 'Bad Name'; it must be a lower-case letter")
     assert flaws["BadName.plan"].startswith("it can't be called as plan(attempt, site, machine): ")
     assert flaws["Restless.plan"] == "the same arguments gave another plan"
-    assert flaws["BadScorer.lifetime_s"] == "it is 0"
-    assert flaws["BadScorer.score"] == "it gave a dict, where a list is due"
-    assert flaws["Async.look"] == "it is async, and nobody awaits it"
-    assert flaws["Old.accelerators"] == "it is no tuple of Accelerator"
-    assert flaws["Old.script"].startswith("its source is no Python: ")
-    assert flaws["Caller.scheme"] == "'S3:' is no URI scheme"
+    assert flaws["BadScorer"] == "its scorer BadScorer has a lifetime_s that is no number of seconds from 1 to 3600"
+    assert flaws["Rude.score"] == "it gave a dict, where a list is due"
+    assert flaws["Async"].startswith("its probe Async: look is async; it is called in a thread")
+    assert flaws["Old"] == "its check Old has accelerators that are no tuple of Accelerator"
+    assert flaws["Future.script"].startswith("its source is no Python: ")
+    assert flaws["Caller"].startswith("its stager Caller has the scheme 'S3:'; it must be that of URIs")
     assert flaws["Caller.fetch"].startswith("it can't be called as fetch(uri, site): ")
-    assert flaws["gpulayer_register_environments"] == "it gave None, where a list of EnvironmentBuilder is due"
+    assert flaws["gpulayer_register_environments"] == "it gave None where a list of EnvironmentBuilder is due"
     assert "HOME" in flaws["process"]
     assert "odd-thread" in report.warnings[0].message
     assert report.provides == []
+
+
+THING = HEAD + "class Thing:\n    {body}\n{decorated}\ndef {function}(ctx):\n    return [{things}]\n"
+
+
+def thing(hook, body, *, things="Thing()", function="", decorated="@hookimpl"):
+    return THING.format(body=body, decorated=decorated, function=function or hook, things=things)
+
+
+# Whether each is loaded.
+REGISTERED = {
+    "by-specname": (
+        thing(
+            "",
+            "name = 'x'; look = lambda self, site: Findings()",
+            function="mine",
+            decorated="@hookimpl(specname='gpulayer_register_probes')",
+        ),
+        True,
+    ),
+    "kinds-in-a-list": (
+        thing(
+            "gpulayer_register_event_sinks",
+            "name = 'x'; kinds = [EventKind.JOB_ENDED]; tell = lambda self, event: None",
+        ),
+        False,
+    ),
+    "odd-scheme": (thing("gpulayer_register_stagers", "scheme = 'my_s3'; fetch = lambda self, uri, site: None"), False),
+    "plus-scheme": (thing("gpulayer_register_stagers", "scheme = 's3+x'; fetch = lambda self, uri, site: None"), True),
+    "twins": (
+        thing("gpulayer_register_probes", "name = 'x'; look = lambda self, site: None", things="Thing(), Thing()"),
+        False,
+    ),
+    "class": (
+        thing("gpulayer_register_probes", "name = 'x'; look = lambda self, site: None", things="Thing"),
+        False,
+    ),
+    "attribute": (thing("gpulayer_register_probes", "name = 'x'; look = 3"), False),
+    "twice": (HEAD + REGISTERS + "@hookimpl(specname='gpulayer_register_probes')\ndef too(ctx): return []\n", False),
+}
+
+
+def test_the_check_and_the_loader_are_of_one_mind(tmp_path):
+    for name, (source, _) in REGISTERED.items():
+        install_plugin(tmp_path, name, source)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": path}
+    records, trouble = installed_plugins(environment)
+    assert not trouble
+    loaded = {each["name"]: each for each in records}
+    for name, (_, is_loaded) in REGISTERED.items():
+        report = check_plugin(name, environment)
+        assert (loaded[name]["status"] == "ok") is is_loaded, loaded[name]
+        assert report.is_good is is_loaded, (name, report.flaws, report.output)
+        assert report.provides == loaded[name]["provides"], name
+        assert bool(report.provides) is is_loaded
+
+
+JOB_CHECKS = {
+    "good": ("return []", ""),
+    "nameless": ("return [Problem(Severity.ERROR, spec.name[0])]", "it raised IndexError: string index out of range"),
+    "silent": ("return None", "it gave None where a list of Problem is due"),
+    "wordy": ("return [Problem(Severity.ERROR, 3)]", "it gave a int where str is due"),
+}
+
+
+@pytest.mark.parametrize("name", JOB_CHECKS)
+def test_a_job_check_is_asked_about_usual_and_odd_jobs(tmp_path, name):
+    body, message = JOB_CHECKS[name]
+    source = (
+        f"from gpulayer.plugins import Problem, Severity\n{HEAD}@hookimpl\ndef gpulayer_check_job(spec):\n    {body}\n"
+    )
+    install_plugin(tmp_path, name, source)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    report = check_plugin(name, {**os.environ, "PYTHONPATH": path})
+    assert [flaw.message for flaw in report.flaws] == [message] * bool(message)
+    assert "gpulayer_check_job" in {step.name for step in report.steps}
+    assert report.provides == ([] if message else ["job check"])
 
 
 def test_a_traceback_has_the_plugins_own_frames_and_no_option(check):
@@ -400,6 +533,42 @@ def has_ended(pid, deadline_s=10):
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def environment_of(folder):
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def test_a_plugin_that_prints_without_end_fills_neither_disk_nor_memory(tmp_path):
+    install_plugin(
+        tmp_path, "loud", "import os\nfor _ in range(64): os.write(1, b'so loud. ' * 2**14)\nraise SystemExit"
+    )
+    report = check_plugin("loud", environment_of(tmp_path), most_written=2**20)
+    assert report.flaws[0].message == "it raised OSError: [Errno 27] File too large"
+    assert 1000 < len(report.output) <= 4000
+    assert "so loud. so loud." in report.output
+
+
+ODD_LINES = [
+    "", "no json", "3", "null", "[]", '"text"', "{", '{"begin": 3}', '{"end": "x"}', '{"flaw": {"what": "x"}}',
+    '{"flaw": 1}', '{"warning": {"surprise": 1}}', '{"provides": [1, null]}', '{"hooks": 3, "api": 1}',
+    '{"steps": 1, "flaws": 2, "name": 3}', '{"records": 1}', '{"records": [1]}', '{"records": [{"name": "x"}]}',
+    '{"known": 1}', "\\0377\\0000",
+]  # fmt: skip
+
+
+def test_odd_lines_in_what_the_child_answers_are_passed_over(tmp_path):
+    """A plugin can write into any file that is open."""
+    child = tmp_path / "python"
+    lines = "\n".join(ODD_LINES)
+    # Its file is the first argument after those of Python itself.
+    child.write_text(f"#!/bin/sh\nshift 5\nprintf '{lines}\n' > \"$1\"\necho the end\nexit 3\n")
+    child.chmod(0o755)
+    report = check_plugin("x", os.environ, python=str(child))
+    assert [(flaw.what, flaw.message) for flaw in report.flaws] == [("start", "it ended the process with exit code 3")]
+    assert (report.name, report.output) == ("x", "the end")
+    records, trouble = installed_plugins(os.environ, python=str(child))
+    assert (records, trouble) == ([], "trying them ended the process with exit code 3: the end")
 
 
 def test_an_unknown_name_gets_the_nearest_one(gpulayer):

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import gpulayer as gl
-from gpulayer.testing.distribution import install_plugin
+from gpulayer.testing.distribution import install_distribution, install_plugin
 
 LIMITS = """
 from gpulayer.plugins import Findings, Problem, Severity, hookimpl
@@ -92,24 +92,71 @@ def test_a_plugin_checks_jobs_and_its_options_reach_plane_and_worker_and_no_job(
     assert "RuntimeError: no licence file" in line
 
 
-def test_a_strict_control_plane_says_why_it_does_not_start(program, site, away, monkeypatch):
-    install_plugin(site, "broken", BROKEN)
+HOOK = """
+from gpulayer.plugins import hookimpl
+GPULAYER_API = "1.0"
+
+@hookimpl
+def gpulayer_register_scorers(ctx):
+    raise OSError("no licence file")
+"""
+
+
+@pytest.mark.parametrize(("start", "source"), [("submit", BROKEN), ("up", BROKEN), ("up", HOOK)])
+def test_a_strict_control_plane_that_does_not_start_names_the_plugin_and_its_distribution(
+    program, site, away, monkeypatch, start, source
+):
+    install_plugin(site, "broken", source)
     monkeypatch.setenv("GPULAYER_STRICT", "1")
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = program("up", "--no-worker", "--host", "127.0.0.1", "--port", "0", **options)
+    (away.parent / "state").mkdir(mode=0o700)
+    (away.parent / "state/plane.log").write_text("of an earlier start\n")
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    argv = {"submit": ["--", "true"], "up": ["--no-worker", "--host", "127.0.0.1", "--port", "0"]}
+    process = program(start, *argv[start], **options)
     _, err = process.communicate(timeout=90)
-    assert process.returncode == 6
-    assert "no licence file" in err.decode()
-    assert "internal error" not in err.decode()
+    assert process.returncode == {"submit": 5, "up": 6}[start]
+    (line,) = [line for line in err.splitlines() if line.startswith("error: the plugins can't be loaded")]
+    assert line.endswith("Error: no licence file (raised by plugin broken of gpulayer-broken 1.0)")
+    assert "internal error" not in err
+    assert "of an earlier start" not in err
     assert not (away.parent / "state/endpoint.json").exists()
 
 
-def test_a_submission_that_waits_for_an_import_that_hangs_says_so_and_the_next_start_does_not(run, site, monkeypatch):
+@pytest.mark.parametrize("name", ["GPULAYER_PLUGINS", "GPULAYER_STRICT", "GPULAYER_PLUGINS_IMPORT_S"])
+@pytest.mark.parametrize("argv", [["submit", "--", "true"], ["job", "list"], ["up"], ["up", "--detach"]])
+def test_what_no_control_plane_would_start_with_is_said_before_anything_is_started(cli, away, monkeypatch, name, argv):
+    monkeypatch.setenv(name, "Not That")
+    said = cli(*argv)
+    assert said.code == 2
+    assert f"error: {name}" in said.err
+    assert " hint: " in said.err
+    assert not (away.parent / "state").exists()
+
+
+def test_plugins_of_pydantic_run_in_no_process_of_ours_and_no_job_sees_how(run, site, away):
+    mark = away / "loaded"
+    install_distribution(
+        site,
+        "watcher",
+        modules={"watcher": f"open({str(mark)!r}, 'a').close()\nplugin = None\n"},
+        entry_points={"pydantic": {"watcher": "watcher:plugin"}},
+    )
+    code, out, err = run("submit", "--", "env")
+    assert code == 0, err
+    assert "PYDANTIC" not in out
+    assert run("job", "list")[0] == run("plugins")[0] == 0
+    assert not mark.exists()
+
+
+def test_a_submission_that_waits_for_an_import_that_hangs_says_so_and_the_next_start_does_not(
+    run, site, away, monkeypatch
+):
     monkeypatch.setenv("GPULAYER_PLUGINS_IMPORT_S", "5")
     install_plugin(site, "hangs", "import threading\nthreading.Event().wait()\n")
     _, _, err = run("submit", "--", "true")
-    told = "waiting for the control plane: it tries its plugins, which may take 5 s each to be imported; "
-    assert told + "gpulayer plugins says which one takes long\n" in err
+    told = "waiting for the control plane: it tries plugin hangs; each may take 5 s to be imported\n"
+    assert told in err
+    assert "still trying plugin hangs" in (away.parent / "state/plane.log").read_text()
     assert run("down")[0] == 0
     code, _, err = run("submit", "--", "true")
     assert code == 0

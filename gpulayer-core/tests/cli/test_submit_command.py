@@ -125,6 +125,23 @@ def test_a_job_that_is_rejected_prints_the_table_and_exits_with_3_also_when_deta
     assert job_plane.of("POST", "/v1/jobs")[-1].json["wait"] is False
 
 
+def test_a_job_that_is_rejected_for_its_launcher_says_what_it_needed(cli, job_plane, parts):
+    options = {"launcher": "torch", "environment": "uv", "inputs": {"data": "s3://bucket/x"}}
+    gone = {"state": "rejected", "attempts": [], "exit_code": None, "ended_by": None}
+    job_plane.record = parts.job(request={"cpus": 1}, options=options, verdicts=[], **gone)
+    said = cli("submit", "--launcher", "torch", "--", "true", plane=job_plane)
+    assert said.err.splitlines()[0] == "no worker fits: 1 cpu, environment uv, launcher torch, stager s3"
+
+
+def test_a_job_with_a_launcher_does_not_need_nothing(cli, job_plane, parts):
+    job_plane.record = parts.job(request={}, options={"launcher": "torch"})
+    shown = cli("job", "show", "7f3a", plane=job_plane).out.decode()
+    assert "nothing in particular" not in shown
+    assert "launcher torch" in shown
+    job_plane.record = parts.job(request={}, options={"timeout_ms": 1000})
+    assert "nothing in particular" in cli("job", "show", "7f3a", plane=job_plane).out.decode()
+
+
 def test_every_flag_reaches_the_submission(cli, job_plane, away):
     (away / "env").write_text("# a comment\nFROM_FILE=1\nB=file\n\n")
     said = cli(

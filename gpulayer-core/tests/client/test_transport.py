@@ -140,6 +140,24 @@ def test_not_now_for_too_long_raises_what_was_said(plane, parts, shell):
         shell(plane.url, retry_for_s=0.0).send(calls.get_plane())
 
 
+def test_a_control_plane_that_says_that_it_is_starting_is_waited_for_beyond_the_usual_patience(plane, parts, shell):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += max(seconds, 1.0)
+
+    starting = parts.error(503, "storage_unavailable", "still loads its plugins", details={"starting": True})
+    plane.on("GET", "/v1/plane", [starting] * 20 + [parts.plane()])
+    patient = shell(plane.url, retry_for_s=3.0, sleep=sleep, monotonic=lambda: now[0])
+    assert patient.send(calls.get_plane())["version"] == "0.1.0"
+    assert now[0] > 10
+
+    plane.on("GET", "/v1/plane", starting)
+    with pytest.raises(StorageUnavailable, match="still loads"):
+        patient.send(calls.get_plane())
+    assert now[0] < 700, "it has an end"
+
+
 def test_nothing_listening_is_unreachable_and_names_the_address(shell):
     with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: connection refused|All connection") as caught:
         shell("http://127.0.0.1:9", retry_for_s=0.0).send(calls.get_plane())

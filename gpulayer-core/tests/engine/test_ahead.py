@@ -212,6 +212,42 @@ def test_a_task_that_may_not_be_lent_ahead_is_not_passed_by_what_comes_after_it(
     assert plane.job("once").state is JobState.STAGING
 
 
+SCARCE = [Request(resources=(("licence", 1),)), Request(accelerators=(Accelerator.CUDA,), devices=1)]
+
+
+@pytest.mark.parametrize("scarce", SCARCE, ids=["resource", "device"])
+def test_what_waits_for_more_than_a_slot_keeps_nobody_off_until_a_slot_is_all_it_lacks(plane, scarce):
+    plane.join(cpus=2, gpus=1, resources=[("licence", 1)])
+    warm_up(plane)
+    plane.submit("holds", request=scarce)
+    plane.run("w1", "holds")
+    fill(plane, "now")
+    plane.submit("waits", request=scarce)
+    plane.submit("next")
+    assert ahead(plane) == ["next"]
+    plane.end("w1", plane.epoch("holds"))  # its slot goes to what waits there
+    assert plane.job("next").state is JobState.STAGING
+    plane.submit("later")
+    assert ahead(plane) == []
+    plane.end("w1", plane.epoch("now"))
+    assert plane.job("waits").state is JobState.STAGING
+
+
+@pytest.mark.parametrize("scarce", SCARCE, ids=["resource", "device"])
+def test_what_was_passed_while_it_waited_for_more_than_a_slot_makes_way_once_that_is_free(plane, scarce):
+    plane.join(cpus=2, gpus=1, resources=[("licence", 1)])
+    warm_up(plane)
+    plane.submit("holds", request=scarce)
+    plane.run("w1", "holds")
+    fill(plane, "now")
+    for number in range(4):
+        plane.submit(f"low{number}")
+    plane.submit("urgent", request=scarce, priority=5)
+    assert (ahead(plane), revoked(plane.last)) == (["low0", "low1", "low2", "low3"], [])
+    step = plane.end("w1", plane.epoch("holds"))
+    assert revoked(step) == [plane.epoch(f"low{number}") for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
     "options",
     [

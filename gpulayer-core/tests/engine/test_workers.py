@@ -1,5 +1,7 @@
 """Workers: reports, silence, return, restart, and what becomes of what they hold."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpulayer.engine import next_due_ms, rebuild
@@ -14,6 +16,7 @@ from gpulayer.engine.events import (
     WorkerResumed,
     WorkerWentSilent,
 )
+from gpulayer.ids import Digest, WorkerId
 from gpulayer.spec.job import Gang, JobState
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Request
@@ -312,6 +315,23 @@ def test_a_state_that_is_only_reloaded_goes_on_with_the_workers_it_has_heard(pla
     plane.state = rebuilt(plane, heard=["w1"])
     plane.submit()
     assert plane.job().state is JobState.STAGING
+
+
+def test_facts_that_no_worker_has_are_forgotten_with_all_that_is_known_of_them(plane):
+    plane.join(cpus=2)
+    plane.join("w2", cpus=2)
+    plane.submit(request=Request(cpus=2))
+    plane.submit("more", request=Request(cpus=2))
+    plane.submit("waits", request=Request(cpus=2))
+    own = plane.state.workers[WorkerId("w1")].facts
+    for figure in range(1, 30):
+        facts = replace(own, disk_bytes=figure)
+        plane.report("w1", facts=facts, facts_digest=Digest(f"{figure:064x}"))
+        assert set(plane.state.facts.values()) == {own, facts}
+    (known,) = plane.state.classes.values()
+    assert len(known.eligible) == 2
+    plane.step(WorkerRemoved(plane.at, WorkerId("w1")))
+    assert set(plane.state.facts.values()) == {own}
 
 
 def rebuilt(plane, **options):

@@ -120,6 +120,7 @@ def test_the_smallest_change_makes_the_machine_fit(request_, facts, change):
 def test_a_change_is_told_as_the_flag_to_type():
     assert FieldChange("device_memory", "24GB").flag == "--device-memory 24GB"
     assert FieldChange("device_model", "").flag == "without --device-model"
+    assert FieldChange("resources", "licence=1").flag == "--resource licence=1"
 
 
 def view(name, facts, *, state=WorkerState.READY, free=None, **more):
@@ -218,6 +219,11 @@ def test_the_mark_is_the_score_where_there_is_any_and_decides_the_order():
     verdicts = explain(Request(), views)
     assert [(verdict.worker, verdict.score) for verdict in verdicts] == [("c", 0.8), ("b", 0.5), ("a", 0.35)]
     assert choice(verdicts) == "c"
+    assert [[reason.message for reason in verdict.reasons] for verdict in verdicts] == [
+        ["scorer night marks it 1", "scorer green marks it 0.6"],
+        [],
+        ["scorer night marks it 0.2"],
+    ]
 
 
 def test_silence_of_all_scorers_changes_no_score():

@@ -74,9 +74,9 @@ def test_a_machine_without_it_is_refused_with_what_was_wanted_and_what_is_there(
 @pytest.mark.parametrize(
     ("request_", "facts", "change"),
     [
-        (wants(("licence", 3)), BOX, [("resource", "licence=2")]),
-        (wants(("licence", 3), ("seat", 4)), BOX, [("resource", "licence=2,seat=1")]),
-        (wants(("licence", 3), ("seat", 1), cpus=9), BOX, [("cpus", "8"), ("resource", "licence=2")]),
+        (wants(("licence", 3)), BOX, [("resources", "licence=2")]),
+        (wants(("licence", 3), ("seat", 4)), BOX, [("resources", "licence=2,seat=1")]),
+        (wants(("licence", 3), ("seat", 1), cpus=9), BOX, [("cpus", "8"), ("resources", "licence=2")]),
         (wants(("licence", 3), ("token", 1)), BOX, []),
         (wants(("licence", 1)), BARE, []),
         (Request(capabilities=("launcher:torch",)), BOX, []),
@@ -158,7 +158,7 @@ def test_a_suggested_change_makes_the_worker_fit(wanted, there, cpus):
     if not changes:
         assert is_eligible(request, facts) or set(dict(wanted)) - set(dict(there))
         return
-    typed = dict(pair.split("=") for pair in changes.get("resource", "").split(",") if pair)
+    typed = dict(pair.split("=") for pair in changes.get("resources", "").split(",") if pair)
     smaller = {**dict(wanted), **{name: int(count) for name, count in typed.items()}}
     changed = wants(*sorted(smaller.items()), cpus=int(changes.get("cpus", cpus)))
     assert is_eligible(changed, facts)

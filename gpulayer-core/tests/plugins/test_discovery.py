@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpulayer.plugins.discovery import Found, Installed, discover
+from gpulayer.plugins.discovery import Found, Installed, discover, installed_points
 from gpulayer.testing.distribution import install_distribution, install_plugin
 
 
@@ -92,6 +92,38 @@ def test_uninstalled_it_is_not_found_any_more(tmp_path):
     assert len(found(tmp_path)) == 1
     one.uninstall()
     assert found(tmp_path) == ()
+
+
+@pytest.mark.parametrize("spelled", ["acme_sched", "acme.sched", "Acme-Sched", "acme--sched", "ACME_.sched"])
+def test_two_spellings_of_a_name_are_one_distribution(tmp_path, spelled):
+    for folder, name, version in (("first", "acme-sched", "2.0"), ("second", spelled, "1.0")):
+        install_distribution(
+            tmp_path / folder, name, version=version, plugins={"acme": "acme"}, commands={"acme": "acme:app"}
+        )
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert [(one.distribution, one.version) for one in discover([first, second])] == [("acme-sched", "2.0")]
+    assert [(one.distribution, one.version) for one in discover([second, first])] == [(spelled, "1.0")]
+    assert [one.version for one in installed_points([first, second])] == ["2.0", "2.0"]
+
+
+def test_what_is_no_point_of_ours_is_passed_over(tmp_path):
+    one = install_plugin(tmp_path, "a", "")
+    text = (
+        "[gpulayer.other]\nx = y\n[gpulayer.commands]\n; no\nb = m:app [extra]\n[gpulayer]\na = m\n[gpulayer.\nc = d\n"
+    )
+    one.write(f"{one.info.name}/entry_points.txt", text)
+    assert [(each.group, each.name, each.value) for each in installed_points([str(tmp_path)])] == [
+        ("gpulayer.commands", "b", "m:app"),
+        ("gpulayer", "a", "m"),
+    ]
+
+
+def test_what_an_uninstall_left_half_hides_no_whole_distribution(tmp_path):
+    half = install_plugin(tmp_path / "half", "a", "", version="1.0")
+    (half.info / "METADATA").unlink()
+    install_plugin(tmp_path / "whole", "a", "", version="2.0")
+    assert [one.version for one in found(tmp_path / "half", tmp_path / "whole")] == ["2.0"]
+    assert found(tmp_path / "half") == ()
 
 
 class Broken:

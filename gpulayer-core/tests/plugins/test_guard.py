@@ -51,7 +51,9 @@ def fault(guard, work, **more):
     with pytest.raises(PluginFault) as caught:
         guard.call("p", "Probe.look", work, **{"deadline_s": 10.0, **more})
     assert caught.value.blame is Blame.PLUGIN
-    assert caught.value.details == {"plugin": "p", "hook": "Probe.look"}
+    rests = {"rest_ms"} if isinstance(caught.value, PluginResting) else set()
+    assert caught.value.details.keys() == {"plugin", "hook", *rests}
+    assert (caught.value.details["plugin"], caught.value.details["hook"]) == ("p", "Probe.look")
     return caught.value.message
 
 
@@ -300,6 +302,15 @@ def test_three_failures_in_a_row_and_it_is_not_asked_for_longer_and_longer(guard
         fault(guard, raises(ValueError("x")))
     clock.advance(30_000)
     assert ok(guard) == 42, "it rests for half a minute again, not for ten"
+
+
+def test_who_is_not_asked_is_told_for_how_long(guard, clock):
+    for _ in range(3):
+        fault(guard, raises(ValueError("x")))
+    clock.advance(10_000)
+    with pytest.raises(PluginResting) as caught:
+        ok(guard)
+    assert caught.value.details["rest_ms"] == 20_000
 
 
 def test_other_hooks_and_other_plugins_are_asked_meanwhile(guard):

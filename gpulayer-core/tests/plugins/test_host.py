@@ -1,6 +1,7 @@
 """Plugins of every kind of badness, one by one and all at once, beside a good one and core's own."""
 
 import asyncio
+import dataclasses
 import io
 import logging
 import os
@@ -8,10 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+from traceback import format_exception_only
 
 import pytest
 
-from gpulayer.clock import ManualClock
+from gpulayer.clock import ManualClock, iso_utc
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.builtin import BUILTINS
 from gpulayer.plugins.contracts.context import Where
@@ -22,6 +24,7 @@ from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.request import Accelerator
 from gpulayer.testing.distribution import install_distribution
 
 PROBE = """
@@ -52,6 +55,12 @@ def look(host, registered, tmp_path, deadline_s=5.0):
 
 def records(host):
     return {record.name: record for record in host.records()}
+
+
+def plugins_in(registry):
+    """Of which plugins anything could be asked."""
+    found = [getattr(registry, field.name) for field in dataclasses.fields(registry)]
+    return {one.plugin for things in found for one in (things.values() if isinstance(things, dict) else things)}
 
 
 def names(things):
@@ -176,13 +185,41 @@ def test_what_registers_badly_is_refused_with_the_reason_and_nothing_else_is(loa
     assert look(host, host.registry.probes[1], tmp_path).cpus == 3
 
 
-def test_what_a_plugin_registers_well_stays_when_another_hook_of_it_fails(load, plugin):
-    plugin("half", probe("half") + registers("gpulayer_register_stagers", "1 / 0"))
-    host = load()
-    assert names(host.registry.probes) == ["host", "half"]
+ALL_HOOKS = (
+    probe("half")
+    + registers("gpulayer_check_job", "[]")
+    + registers("gpulayer_on_event", "None")
+    + """
+class Scorer:
+    name, lifetime_s = "half", 60
+    def score(self, batch): return []
+@hookimpl
+def gpulayer_register_scorers(ctx): return [Scorer()]
+"""
+)
+
+
+@pytest.mark.parametrize("where", list(Where))
+@pytest.mark.parametrize("hook", ["stagers", "launchers", "providers", "event_sinks"])
+def test_a_plugin_is_in_or_out_as_a_whole_whichever_hook_of_it_fails(load, plugin, where, hook):
+    plugin("half", ALL_HOOKS + registers(f"gpulayer_register_{hook}", "1 / 0"))
+    plugin("whole", ALL_HOOKS.replace("half", "whole"))
+    host = load(where)
     record = records(host)["half"]
-    assert (record.status, record.provides) == (PluginStatus.BROKEN, ("probe half",))
-    assert "gpulayer_register_stagers" in record.error
+    fails_here = where is Where.CHECK or (where is Where.PLANE) is (hook in ("providers", "event_sinks"))
+    assert record.status is (PluginStatus.BROKEN if fails_here else PluginStatus.OK)
+    assert ("half" in plugins_in(host.registry)) is bool(record.provides) is not fails_here
+    assert records(host)["whole"].status is PluginStatus.OK
+    assert "whole" in plugins_in(host.registry)
+    if fails_here:
+        assert f"gpulayer_register_{hook}" in record.error
+
+
+def test_after_one_hook_failed_no_other_of_that_plugin_is_asked(load, plugin):
+    plugin("half", "asked = []\n" + registers("gpulayer_register_probes", "1 / 0")
+           + registers("gpulayer_register_stagers", "asked.append(1)"))  # fmt: skip
+    assert records(load())["half"].faults == 1
+    assert sys.modules["gpulayer_half"].asked == []
 
 
 def test_two_of_one_name_are_both_refused_and_both_are_named(load, plugin, site):
@@ -211,18 +248,43 @@ def test_the_names_of_cores_own_are_taken(load, plugin):
     assert [(one.plugin, one.name) for one in host.registry.probes] == [("host", "host")]
 
 
-def test_what_two_register_by_one_name_neither_has_and_their_other_things_stay(load, plugin):
+def test_of_two_that_register_one_name_neither_is_loaded(load, plugin):
     two = "class Other(Probe): name = {other!r}\n@hookimpl\ndef gpulayer_check_job(): return []\n"
     for name in ("one", "two"):
         source = probe("shared") + two.format(other=f"of-{name}")
         plugin(name, source.replace("[Probe()]", "[Probe(), Other()]"))
     host = load()
-    assert names(host.registry.probes) == ["host", "of-one", "of-two"]
+    assert names(host.registry.probes) == ["host"]
+    assert host.registry.job_checks == ()
     told = records(host)
     assert told["one"].status is told["two"].status is PluginStatus.DUPLICATE
     assert told["one"].error == "probe shared is registered by two, too"
     assert told["two"].error == "probe shared is registered by one, too"
-    assert told["one"].provides == ("probe of-one", "job check")
+    assert told["one"].provides == told["two"].provides == ()
+    sole = load(settings=PluginSettings(allowed=frozenset({"two"})))
+    assert records(sole)["two"].provides == ("probe shared", "probe of-two", "job check")
+
+
+def test_who_is_out_for_another_reason_takes_no_name(load, plugin):
+    plugin("broken", probe("shared") + registers("gpulayer_register_stagers", "None"))
+    plugin("good", probe("shared"))
+    host = load()
+    assert records(host)["good"].status is PluginStatus.OK
+    assert [(one.plugin, one.name) for one in host.registry.probes] == [("host", "host"), ("good", "shared")]
+
+
+def test_a_deprecated_hook_works_and_leaves_a_note_in_the_record(load, plugin, tmp_path):
+    plugin("old", probe("old"))
+    plugin("new", registers("gpulayer_check_job", "[]"))
+    host = load(deprecated={"gpulayer_register_probes": "implement gpulayer_see"})
+    told = records(host)
+    assert told["old"].hint == (
+        "gpulayer_register_probes is deprecated: implement gpulayer_see (the plugin API 2.0 ends it)"
+    )
+    assert (told["old"].status, told["old"].error, told["old"].faults) == (PluginStatus.OK, "", 0)
+    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert {told[name].hint for name in ("new", "host")} == {""}
+    assert records(load())["old"].hint == ""
 
 
 def test_several_may_check_one_framework(load, plugin):
@@ -295,6 +357,27 @@ def test_one_that_behaves_in_the_child_alone_is_contained_here_too(load, plugin)
     assert "tried to end the process (exit 3" in told["exits"].error
     assert told["turns"].status is PluginStatus.INCOMPATIBLE
     assert told["good"].provides == ("probe good",)
+
+
+def test_what_is_gone_after_an_import_takes_nobody_down(load, plugin):
+    plugin("gone", probe("gone") + "import logging, sys\ndel sys.stdout, logging.root\nsys.path = None\n")
+    plugin("good", probe("good"))
+    stdout, path = sys.stdout, sys.path
+    told = records(load())
+    assert (sys.stdout, sys.path) == (stdout, path)
+    assert told["gone"].status is told["good"].status is PluginStatus.OK
+    assert told["gone"].faults == 3
+
+
+def test_what_only_the_real_import_changes_and_cannot_be_put_back_is_refused(load, plugin, monkeypatch):
+    plugin("mute", probe("mute") + f"import os, sys\nif os.getpid() == {os.getpid()}: sys.stdout.close()\n")
+    plugin("good", probe("good"))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    host = load()
+    told = records(host)
+    assert told["mute"].status is PluginStatus.BROKEN
+    assert "its import changed sys.stdout" in told["mute"].error
+    assert names(host.registry.probes) == ["host", "good"]
 
 
 def test_one_that_hangs_at_its_import_is_waited_for_once(load, plugin, tmp_path):
@@ -392,8 +475,13 @@ def test_one_that_fails_again_and_again_is_suspended_and_comes_back(load, plugin
         3,
         "ZeroDivisionError: division by zero",
     )
+    again = iso_utc(clock.wall_ms() + 30_000)[11:19]
+    assert record.hint == f"it failed several times in a row, and is tried again at {again} UTC"
+    clock.advance(10_000)
+    assert records(host)["moody"].hint == record.hint, "a worker would tell of it again and again"
     (tmp_path / "on").touch()
-    clock.advance(30_000)
+    clock.advance(20_000)
+    assert records(host)["moody"].hint.endswith(" is tried again when it is needed next")
     assert look(host, moody, tmp_path).cpus == 1
     assert records(host)["moody"].status is PluginStatus.OK
 
@@ -416,6 +504,34 @@ def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tm
     assert look(host, host.registry.probes[1], tmp_path).cpus == 3
 
 
+def test_one_that_is_installed_meanwhile_is_told_with_what_to_do(load, plugin):
+    clock = ManualClock()
+    host = load(clock=clock)
+    assert "later" not in records(host)
+    later = plugin("later", probe("later"), version="3.1")
+    clock.advance(10_000)
+    record = records(host)["later"]
+    assert (record.status, record.version) == (PluginStatus.DISABLED, "3.1")
+    assert record.error == "it was installed after this process started"
+    assert record.hint.endswith("on your own machine: gpulayer down, then start again")
+    assert "later" not in {one.plugin for one in host.registry.probes}
+    later.uninstall()
+    clock.advance(10_000)
+    assert "later" not in records(host)
+
+
+def test_what_an_option_may_have_done_is_told_with_the_options_names(load, plugin):
+    plugin("rack-2", registers("gpulayer_register_probes", "int(ctx.options['units'])"))
+    plugin("poor", registers("gpulayer_register_probes", "1 / 0"))
+    options = PluginSettings.of({"GPULAYER_PLUGIN_RACK_2_UNITS": "many!", "GPULAYER_PLUGIN_RACK_2_ROW": "secret-row"})
+    told = records(load(settings=options))
+    assert told["rack-2"].hint == (
+        "look at its options (GPULAYER_PLUGIN_RACK_2_ROW, GPULAYER_PLUGIN_RACK_2_UNITS); "
+        "gpulayer plugins check rack-2 shows where it failed"
+    )
+    assert told["poor"].hint == "tell the plugin's author; see its faults"
+
+
 @pytest.mark.parametrize(
     ("source", "error"),
     [
@@ -423,12 +539,25 @@ def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tm
         ("GPULAYER_API = '7.0'", PluginFault),
         (registers("gpulayer_register_probes", "1 / 0"), ZeroDivisionError),
         (registers("gpulayer_register_probes", "None"), TypeError),
+        (registers("gpulayer_register_probes", "__import__('time').sleep(1)"), PluginFault),
+        ("class Sealed(Exception):\n    __slots__ = ()\n    add_note = None\nraise Sealed", Exception),
     ],
 )
-def test_strict_raises_what_went_wrong_instead(load, plugin, source, error):
+def test_strict_raises_what_went_wrong_instead_and_says_whose_it_was(load, plugin, source, error):
     plugin("bad", source)
-    with pytest.raises(error):
-        load(settings=PluginSettings(strict=True))
+    with pytest.raises(error) as caught:
+        load(settings=PluginSettings(strict=True), register_deadline_s=0.2)
+    told = "".join(format_exception_only(caught.value))
+    assert "plugin bad" in told
+    assert told.count("of gpulayer-bad 1.0)") == 1
+
+
+def test_who_waits_is_told_which_plugins_are_imported_and_when_none_is_any_more(load, plugin):
+    plugin("good", probe("good"))
+    plugin("odd", "raise KeyError('mine')")
+    told = []
+    load(trying=told.append)
+    assert told == [("good", "odd"), ("good",), ()]
 
 
 def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
@@ -439,6 +568,7 @@ def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
 CRASH = """
 import sys
 from pathlib import Path
+from traceback import format_exception_only
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.host import load_plugins
@@ -461,7 +591,7 @@ def test_one_that_ends_the_process_in_a_call_is_known_afterwards_and_given_up_in
     record = records(host)["kills"]
     assert record.status is PluginStatus.BROKEN
     assert record.error == "the process ended during Probe.look of it, 3 times in a row"
-    assert "GPULAYER_PLUGINS=kills" in record.hint
+    assert record.hint.endswith("or where GPULAYER_PLUGINS names it, which leaves out all that it does not name")
     assert record.last_faults[0].message == "the process before this one ended during Probe.look"
     assert names(host.registry.probes) == ["host", "zz"]
     host.close()
@@ -516,3 +646,22 @@ def test_a_host_that_could_not_be_made_leaves_nothing_behind(site, plugin):
     with pytest.raises(ZeroDivisionError):
         load_plugins(Where.CHECK, settings, clock=ManualClock(), version="0")
     assert [list(handler.filters) for handler in logging.getLogger().handlers] == filters
+
+
+def test_what_a_thing_says_of_itself_is_kept_beside_it(load, plugin):
+    plugin(
+        "says",
+        "from gpulayer.plugins import Accelerator, EventKind\n"
+        "class Scores:\n    name, lifetime_s = 's', 7\n    def score(self, batch): return []\n"
+        "class Tells:\n    name, kinds = 't', frozenset({EventKind.JOB_ENDED})\n    def tell(self, event): pass\n"
+        "class Check:\n    name, accelerators = 'c', (Accelerator.CPU,)\n    def script(self): return None\n"
+        + registers("gpulayer_register_scorers", "[Scores()]")
+        + registers("gpulayer_register_event_sinks", "[Tells()]")
+        + registers("gpulayer_register_framework_checks", "[Check()]"),
+    )
+    registry = load(Where.PLANE).registry
+    (scorer,), (sink,) = registry.scorers, [one for one in registry.event_sinks if one.plugin == "says"]
+    assert (scorer.name, scorer.lifetime_s) == ("s", 7.0)
+    assert (sink.name, sink.kinds) == ("t", frozenset({EventKind.JOB_ENDED}))
+    (check,) = load(Where.WORKER).registry.framework_checks
+    assert (check.name, check.accelerators) == ("c", (Accelerator.CPU,))

@@ -47,6 +47,18 @@ def test_a_variable_that_fits_two_plugins_is_of_the_one_with_the_longer_name():
     assert settings.options_of("cheap", ("cheap",)) == {"limit": "3", "hour_zone": "de"}
 
 
+def test_a_variable_of_no_plugin_is_told_with_the_one_that_may_be_meant():
+    settings = of(
+        PLUGIN_BENHC_CHANNELS="2", PLUGIN_CHEAP_HUOR_ZONE="de", PLUGIN_NOBODYS_X="?", PLUGIN_BENCH_ROOM="n", PLUGIN_Y=""
+    )
+    assert settings.strangers(("bench", "cheap-hour", "cheap")) == {
+        "GPULAYER_PLUGIN_BENHC_CHANNELS": "bench",
+        "GPULAYER_PLUGIN_NOBODYS_X": "",
+        "GPULAYER_PLUGIN_Y": "",
+    }, "cheap has an option huor_zone, for all that is known"
+    assert settings.strangers(("cheap-hour", "bench"))["GPULAYER_PLUGIN_CHEAP_HUOR_ZONE"] == "cheap-hour"
+
+
 def test_options_that_are_given_by_hand_win():
     settings = PluginSettings(options={"a": {"x": "1"}}, variables={"A_X": "2", "A_Y": "3"})
     assert settings.options_of("a") == {"x": "1", "y": "3"}

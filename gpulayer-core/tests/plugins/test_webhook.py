@@ -111,6 +111,58 @@ def sink(url: str, **options: str) -> EventSink:
     return made
 
 
+class Dripper:
+    """Answers with these bytes, one after the other, and all over again; without end unless it is closed."""
+
+    def __init__(self, first: bytes, again: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._is_closed = threading.Event()
+        self._drops = (first, again)
+        self._thread = threading.Thread(target=self._drip)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/hook"
+
+    def _drip(self) -> None:
+        connection, _ = self._listener.accept()
+        first, again = self._drops
+        with connection:
+            try:
+                connection.sendall(first)
+                for number in range(2_000):  # 20 s, and then an answer
+                    if self._is_closed.wait(0.01):
+                        return
+                    connection.sendall(again[number % len(again) :][:1])
+                connection.sendall(b"\r\n\r\nHTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n")
+            except OSError:
+                pass  # whoever was answered has gone
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"HTTP/1.1 200 O", b"k"),
+        (b"HTTP/1.1 204 No Content\r\nx-drip: ", b"x"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    ],
+    ids=["its first line", "a header", "hints that the answer comes"],
+)
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_that_does_not_come(first, again) -> None:
+    dripper = Dripper(first, again)
+    try:
+        with pytest.raises(WebhookFailed, match=r"127\.0\.0\.1: no answer within 0\.2 s"):
+            sink(dripper.url, timeout="0.2").tell(EVENT)
+    finally:
+        dripper.close()
+
+
 def test_an_event_is_sent_as_json_signed_as_the_documentation_verifies_it(receiver, verify) -> None:
     sink(receiver.url()).tell(EVENT)
     ((path, headers, body),) = receiver.requests

@@ -19,6 +19,7 @@ from gpulayer.protocol.messages import (
     Finish,
     FollowLog,
     Forget,
+    Hold,
     Item,
     Journal,
     KillTree,
@@ -42,6 +43,7 @@ from gpulayer.protocol.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    SpawnPutOff,
     Stage,
     Staged,
     StagingFailed,
@@ -268,6 +270,36 @@ def test_a_stop_while_the_program_is_being_started_is_carried_out_once_it_runs()
     assert agent.stop() == [Journal(KEY, Progress(Phase.SPAWNING, stop=EndedBy.CANCEL))]
     assert agent.send(Spawned(KEY))[-1] == SignalTree(KEY)
     assert agent.state.held[KEY].kill_at_ms == 1000
+
+
+def test_a_start_that_is_put_off_waits_like_what_has_not_begun_and_is_made_when_it_may_be():
+    agent = Agent()
+    agent.assign()
+    assert agent.send(SpawnPutOff(KEY)) == [Hold(JOB)]
+    assert agent.state.held[KEY].phase is Phase.STAGING
+    assert agent.send(SpawnPutOff(KEY)) == []
+    assert agent.send(Staged(KEY)) == [journal(Phase.SPAWNING), spawn(JOB)]
+    agent.send(SpawnPutOff(KEY))
+    assert agent.send(StagingFailed(KEY, "not for an hour", EndedBy.ENVIRONMENT, Blame.PLUGIN))
+    assert agent.state.held[KEY].outcome.blame is Blame.PLUGIN
+
+
+def test_a_start_that_is_put_off_can_be_stopped_before_and_after():
+    agent = Agent()
+    agent.assign()
+    agent.stop()
+    agent.send(SpawnPutOff(KEY))
+    assert agent.state.held[KEY].outcome.ended_by is EndedBy.CANCEL
+    agent = Agent()
+    agent.assign()
+    agent.send(SpawnPutOff(KEY))
+    assert agent.stop()[0] == AbandonStage(KEY)
+    assert agent.state.held[KEY].outcome.ended_by is EndedBy.CANCEL
+    assert agent.send(Staged(KEY)) == []
+    agent = Agent()
+    agent.assign()
+    agent.send(AttemptsVoided((KEY.epoch,)))
+    assert agent.send(SpawnPutOff(KEY)) == [Forget(KEY)]
 
 
 def test_the_timeout_counts_from_the_start_and_says_so():

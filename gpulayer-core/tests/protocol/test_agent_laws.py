@@ -19,6 +19,7 @@ from gpulayer.protocol.messages import (
     Finish,
     FollowLog,
     Forget,
+    Hold,
     Journal,
     KillTree,
     LogDrained,
@@ -36,6 +37,7 @@ from gpulayer.protocol.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    SpawnPutOff,
     Stage,
     Staged,
     StagingFailed,
@@ -222,11 +224,16 @@ class LossyWorld(RuleBasedStateMachine):
 
     def do(self, action, data):
         match action:
+            case Hold(assignment):
+                self.send(Staged(assignment.key))
             case Stage(assignment):
                 self.send(Staged(assignment.key) if data.draw(st.booleans()) else StagingFailed(assignment.key, "no"))
             case Spawn(assignment):
                 key = assignment.key
-                if key in self.disk.programs:
+                if key not in self.disk.programs and data.draw(st.sampled_from([False, False, True])):
+                    self.wanted = [one for one in self.wanted if one != action]  # it is given up, and asked for again
+                    self.send(SpawnPutOff(key))
+                elif key in self.disk.programs:
                     self.send(Spawned(key))
                 elif key not in self.unstartable and data.draw(st.sampled_from([True, True, False])):
                     self.starts[key] = self.starts.get(key, 0) + 1

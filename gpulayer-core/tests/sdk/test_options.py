@@ -1,5 +1,7 @@
 """Keywords to submissions: a table, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from gpulayer.client.connect import Settings
@@ -61,7 +63,8 @@ def test_what_runs_a_job_is_a_capability_where_nothing_is_submitted():
         "capabilities": ["launcher:torch", "environment:uv"]
     }
     assert plan_request({"launcher": "process", "environment": "system"}) == {}
-    assert "request" not in planned(launcher="torch")
+    assert plan_request({"inputs": {"a": "S3://b/x", "b": "s3://b/y"}}) == {"capabilities": ["stager:s3"]}
+    assert "request" not in planned(launcher="torch", inputs={"a": "s3://b/x"})
     with pytest.raises(UsageError, match="launcher"):
         plan_request({"launcher": "My Launcher"})
 
@@ -101,6 +104,14 @@ def test_a_keyword_of_a_later_version_is_refused_by_name(name):
         {"resources": ["licence"]},
         {"inputs": {"data": "./here"}},
         {"inputs": {"da-ta": "file:///x"}},
+        {"inputs": {"data": Path("/etc")}},
+        {"inputs": {"data": 1}},
+        {"inputs": {"data": None}},
+        {"inputs": {"data": b"file:///x"}},
+        {"inputs": {1: "file:///x"}},
+        {"inputs": ["data=file:///x"]},
+        {"inputs": {"data": "file:///x", "Data": "file:///y"}},
+        {"inputs": {"data": "file:///x"}, "env": {"GPULAYER_INPUT_DATA": "/y"}},
         {"idempotency_key": "a\nb"},
         {"idempotency_key": "\N{SNOWMAN}"},
         {"idempotency_key": " padded "},
@@ -110,6 +121,25 @@ def test_a_keyword_of_a_later_version_is_refused_by_name(name):
 def test_a_value_that_can_not_be_meant_is_refused(options):
     with pytest.raises(UsageError):
         planned(**options)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "file:///a\nb",
+        "file:///a\tb",
+        "\r\nfile:///a",
+        " file:///a",
+        "file:///a ",
+        "s3://b/\0",
+        "\x1bs3://b",
+        "s3://\x85",
+    ],
+)
+def test_what_readers_of_uris_leave_out_without_a_word_is_refused(uri):
+    for plan in (lambda options: planned(**options), plan_request):
+        with pytest.raises(UsageError, match="control character, or a blank at its ends"):
+            plan({"inputs": {"data": uri}})
 
 
 def test_an_unknown_keyword_is_a_type_error():

@@ -44,6 +44,15 @@ def test_a_wrong_field_is_named(plane, changes, field) -> None:
     assert plane.http.get("/v1/jobs").json()["jobs"] == []
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/jobs", {"command": ["true"]}), ("/v1/jobs:batch", {"jobs": []})])
+def test_a_submission_without_a_schema_is_told_which_one_to_name(plane, path, body) -> None:
+    answer = plane.http.post(path, json=body)
+    assert answer.status_code == 400
+    problem = plane.check_envelope(answer)
+    assert problem["message"].endswith(": schema is missing")
+    assert problem["hint"] == 'say in which form it is written: "schema": 1'
+
+
 def test_an_unknown_schema_version_is_named_before_anything_else(plane) -> None:
     answer = plane.http.post("/v1/jobs", json={"schema": 2, "new_field": 1})
     assert answer.status_code == 400

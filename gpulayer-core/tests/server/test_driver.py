@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -279,6 +280,31 @@ def test_deadlines_pass_by_themselves_and_stand_in_the_log(committer) -> None:
             while await driver.read(lambda state: state.workers[BOX].state) is not WorkerState.SILENT:
                 await asyncio.sleep(0.01)
         assert [row.kind for row in committer.batches[-1].events] == ["worker_went_silent"]
+
+    asyncio.run(main())
+
+
+def test_a_heartbeat_goes_ahead_between_what_has_become_due_at_once_and_what_it_says_counts(committer) -> None:
+    boxes = [WorkerId(f"box{number}") for number in range(200)]
+
+    def joins(box):
+        return lambda at: WorkerJoined(at, box, box, FACTS, Digest("f" * 64))
+
+    def beats(box, seq):
+        return lambda at: WorkerReported(at, box, 1, seq)
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with driving(committer, clock=clock) as driver:
+            await driver.submit(*(joins(box) for box in boxes))
+            await driver.submit(*(beats(box, 1) for box in boxes))
+            clock.advance(60_000)
+            await driver.submit(beats(boxes[-1], 2))
+            silent = {WorkerState.SILENT: 199, WorkerState.READY: 1}
+            while await driver.read(lambda state: Counter(one.state for one in state.workers.values())) != silent:
+                await asyncio.sleep(0.01)
+        rows = [row for batch in committer.batches for row in batch.events if row.kind == "worker_went_silent"]
+        assert [row.worker for row in rows] == boxes[:-1]
 
     asyncio.run(main())
 

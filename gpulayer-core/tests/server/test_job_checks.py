@@ -10,6 +10,7 @@ import pytest
 from gpulayer.clock import SystemClock
 from gpulayer.plugins import Problem, Severity
 from gpulayer.plugins.guard import Guard
+from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.server import job_checks
@@ -24,11 +25,14 @@ def warning(message="it may be slow", **more):
     return Problem(Severity.WARNING, message, **more)
 
 
+SAYS = {"warn": Severity.WARNING, "refuse": Severity.ERROR}
+
+
 class Checked:
     """A control plane whose plugins have these checks, by the plugin's name."""
 
-    def __init__(self, live, checks):
-        self.guard = Guard(clock=SystemClock())
+    def __init__(self, live, checks, hide=None):
+        self.guard = Guard(clock=SystemClock(), hide=hide)
         registry = Registry(job_checks=tuple(Registered(name, check) for name, check in checks.items()))
         live.host = lambda: Host(registry, self.guard, lambda: ())
         self.live = live.start()
@@ -146,7 +150,10 @@ def test_a_check_that_fails_says_nothing_and_the_job_is_taken(checked, check, st
     plane = checked(bad=check, good=lambda spec: [warning()])
     answer = plane.post()
     assert answer.status_code == 201
-    assert [one["plugin"] for one in answer.json()["warnings"]] == ["good"]
+    assert [(one["plugin"], one["message"]) for one in answer.json()["warnings"]] == [
+        ("bad", "its check did not answer: the job was accepted without it"),
+        ("good", "it may be slow"),
+    ]
     count, (fault,) = plane.faults("bad")
     assert count == 1
     assert fault.hook == "gpulayer_check_job"
@@ -254,7 +261,7 @@ def test_checks_run_side_by_side(checked):
     assert [told["plugin"] for told in plane.post().json()["warnings"]] == ["one", "other"]
 
 
-def test_the_jobs_of_a_batch_are_one_call_that_ends_when_nobody_waits_for_it(checked, soon):
+def test_a_call_ends_after_the_job_that_it_is_at_when_nobody_waits_for_it(checked, soon):
     may_go, seen, threads = threading.Event(), [], set()
 
     def slow(spec):
@@ -266,7 +273,8 @@ def test_the_jobs_of_a_batch_are_one_call_that_ends_when_nobody_waits_for_it(che
     plane = checked(slow=slow)
     answer = plane.batch("a", "b", "c")
     assert answer.status_code == 201
-    assert "warnings" not in answer.json()
+    (told,) = answer.json()["warnings"]
+    assert told["message"] == "its check did not answer: the jobs were accepted without it"
     _, (fault,) = plane.faults("slow")
     assert "no answer within" in fault.message
     may_go.set()
@@ -290,7 +298,7 @@ def test_submissions_do_not_queue_up_behind_a_check_that_hangs(checked, soon):
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(lambda _: plane.post(), range(12)))
         assert [answer.status_code for answer in answers] == [201] * 12
-        assert all([one["plugin"] for one in answer.json()["warnings"]] == ["works"] for answer in answers)
+        assert all([one["plugin"] for one in answer.json()["warnings"]] == ["hangs", "works"] for answer in answers)
         begun = len(seen)
         assert begun < 12, "no more threads than the guard has for a hook"
         assert plane.guard.is_resting("hangs")
@@ -314,12 +322,13 @@ def test_a_caller_that_hangs_up_leaves_no_check_behind(checked):
 
     plane = checked(slow=slow)
 
-    async def read():
-        return [JobSpec((name,)) for name in "abc"]
+    async def read(start, stop):
+        return [JobSpec((name,)) for name in "abc"[start:stop]]
 
     async def hang_up():
 
-        task = plane.live.loop.create_task(job_checks.check_jobs(plane.live.plane.plugins, read))
+        checks = plane.live.plane.job_checks
+        task = plane.live.loop.create_task(checks.check(plane.live.plane.plugins, 3, read))
         while not begun.is_set():
             await asyncio.sleep(0.01)
         task.cancel()
@@ -331,3 +340,124 @@ def test_a_caller_that_hangs_up_leaves_no_check_behind(checked):
     assert plane.post(command=["d"]).status_code == 201
     assert seen == ["a", "d"]
     assert plane.faults("slow") == (0, ())
+
+
+def test_the_size_of_a_batch_is_no_failure_of_a_check(checked, monkeypatch):
+    monkeypatch.setattr(job_checks, "JOB_CHECK_DEADLINE_S", 1.0)
+    monkeypatch.setattr(job_checks, "JOB_CHECK_JOBS", 1)
+    never = threading.Event()
+
+    def takes_its_time(spec):
+        never.wait(0.2)
+        return [warning(spec.command[0])]
+
+    plane = checked(slow=takes_its_time)
+    answer = plane.batch(*"abcdef")  # more than a second for all of them
+    assert [one["message"] for one in answer.json()["warnings"]] == list("abcdef")
+    assert plane.faults("slow") == (0, ())
+
+
+def test_that_many_submit_at_once_switches_no_check_off(checked, monkeypatch):
+    monkeypatch.setattr(job_checks, "JOB_CHECK_DEADLINE_S", 0.6)
+    never = threading.Event()
+
+    def takes_its_time(spec):
+        never.wait(0.15)
+        return [warning()]
+
+    plane = checked(slow=takes_its_time)
+    with ThreadPoolExecutor(40) as pool:  # eight at a time they would take longer than one may
+        answers = list(pool.map(lambda _: plane.post(), range(40)))
+    assert [[one["message"] for one in answer.json()["warnings"]] for answer in answers] == [["it may be slow"]] * 40
+    assert plane.faults("slow") == (0, ())
+
+
+def test_who_gets_no_turn_for_too_long_is_told_to_come_again(checked, monkeypatch):
+    monkeypatch.setattr(job_checks, "JOB_CHECK_DEADLINE_S", 20.0)
+    monkeypatch.setattr(job_checks, "_SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(job_checks, "_TURN_S", 0.1)
+    begun, may_go = threading.Event(), threading.Event()
+
+    def slow(spec):
+        begun.set()
+        may_go.wait(20)
+        return []
+
+    plane = checked(slow=slow)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(plane.post)
+            assert begun.wait(20)
+            refused = plane.post()
+            assert refused.status_code == 503
+            assert "for the checks of plugin slow" in plane.live.check_envelope(refused)["message"]
+            may_go.set()
+            assert first.result(20).status_code == 201
+    finally:
+        may_go.set()
+    assert len(plane.jobs()) == 1
+    assert plane.faults("slow") == (0, ())
+
+
+@pytest.fixture
+def two_at_a_time(monkeypatch):
+    monkeypatch.setattr(job_checks, "JOB_CHECK_JOBS", 2)
+
+
+def test_a_check_that_fails_is_not_asked_further_and_what_it_said_before_counts(checked, two_at_a_time):
+    seen = []
+
+    def fails(spec):
+        seen.append(spec.command[0])
+        if spec.command[0] == "bad":
+            raise RuntimeError("no")
+        return [error()] if spec.command[0] == "refused" else [warning(spec.command[0])]
+
+    plane = checked(fails=fails)
+    answer = plane.batch("a", "b", "bad", "c", "d", "e")
+    assert [one["message"] for one in answer.json()["warnings"]] == [
+        "its check did not answer: 4 of 6 jobs were accepted without it",
+        "a",
+        "b",
+    ]
+    assert seen == ["a", "b", "bad"]
+    assert plane.faults("fails")[0] == 1
+    refusal = plane.live.check_envelope(plane.batch("a", "refused", "bad", "c"))
+    assert refusal["message"] == "jobs.1: plugin fails refuses it: no licence"
+    assert "did not answer" not in str(refusal["details"])
+
+
+def test_a_check_has_a_time_for_a_whole_submission_and_its_record_says_when_that_is_not_enough(
+    checked, two_at_a_time, monkeypatch
+):
+    monkeypatch.setattr(job_checks, "JOB_CHECKS_DEADLINE_S", 0.0)
+    plane = checked(slow=lambda spec: [warning(spec.command[0])])
+    assert [one["message"] for one in plane.batch("a", "b", "c").json()["warnings"]] == [
+        "its check did not answer: 1 of 3 jobs were accepted without it",
+        "a",
+        "b",
+    ]
+    (fault,) = plane.faults("slow")[1]
+    assert fault.message == "it had checked 2 of 3 jobs when its 0 s for a submission ended"
+    assert not plane.guard.is_resting("slow")
+
+
+def test_what_a_check_says_holds_no_secret_of_its_plugin(make_plane):
+    secret = "hunter2-and-some-more"
+    texts = {"message": f"{'x ' * 195}{secret}", "field": secret, "hint": f"ask with {secret}"}
+    plane = Checked(
+        make_plane(),
+        {"leaks": lambda spec: [Problem(SAYS[spec.command[0]], **texts)]},
+        SecretsHider({"leaks": {"key": secret}}),
+    )
+    for answer in (plane.post(command=["warn"]), plane.post(command=["refuse"])):
+        assert "hint" in answer.text
+        assert "***" in answer.text
+        assert "hunter2" not in answer.text, "nor a part of it, where a text is cut"
+
+
+def test_a_text_that_is_too_long_to_be_looked_through_is_a_fault(checked):
+    plane = checked(long=lambda spec: [warning("x" * ((1 << 20) + 1))])
+    (told,) = plane.post().json()["warnings"]
+    assert "did not answer" in told["message"]
+    assert "1,048,577 characters" in plane.faults("long")[1][0].message

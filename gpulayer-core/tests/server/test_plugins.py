@@ -18,7 +18,9 @@ from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.server import PlaneSettings
+from gpulayer.server import plane as plane_module
 from gpulayer.server import plugins as server_plugins
+from gpulayer.testing.wire_worker import wire_facts
 from gpulayer.wire.plugins import PluginPage
 from gpulayer.wire.workers import ReportBody
 
@@ -111,8 +113,33 @@ def test_who_has_waited_long_enough_is_told_to_come_again(make_plane, loading):
     refusal = live.check_envelope(answer)
     assert refusal["code"] == "storage_unavailable"
     assert "still loads its plugins" in refusal["message"]
+    assert refusal["details"] == {"starting": True}, "a client goes on asking"
     held.may_end.set()
     live.until(lambda: live.http.post("/v1/jobs", json=BODY).status_code == 201)
+
+
+def test_which_plugins_are_tried_is_told_to_who_asks_and_in_the_log_once_it_takes_long(
+    make_plane, loading, caplog, monkeypatch
+):
+    monkeypatch.setattr("gpulayer.server.plane._SLOW_S", 0.01)
+    held = loading(host())
+    live = make_plane().start()
+    live.until(lambda: held.asked)
+    trying = held.asked[0][2]["trying"]
+
+    def told():
+        return live.http.get("/v1/plane").json().get("starting", "")
+
+    assert told() == "it loads its plugins; each may take 10 s to be imported"
+    trying(("slow", "slower"))
+    assert told() == "it tries plugins slow, slower; each may take 10 s to be imported"
+    live.until(lambda: "still trying plugins slow, slower" in caplog.text)
+    trying(tuple(f"p{number:02}" for number in range(24)))
+    assert told().startswith("it tries plugins p00, p01, p02, p03, p04, p05, p06, p07 and 16 more; ")
+    trying(("slower",))
+    live.until(lambda: "still trying plugin slower" in caplog.text)
+    held.may_end.set()
+    live.until(lambda: told() == "")
 
 
 def test_a_control_plane_that_ends_takes_no_job_that_no_plugin_has_seen(make_plane, loading):
@@ -202,6 +229,42 @@ def test_plugins_that_are_loaded_too_late_are_closed(loading):
     asyncio.run(asyncio.wait_for(give_up(), 10))
 
 
+def fails(*_, **__):
+    raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("part", ["load_for_plane", "Scorers", "Announcer"])
+def test_a_fault_of_ours_while_plugins_are_taken_in_use_is_logged_and_stops_nobody(
+    make_plane, loading, monkeypatch, caplog, part
+):
+    loading(host(job_checks=(Registered("quota", refuses),))).may_end.set()
+    monkeypatch.setattr(plane_module, part, fails)
+    live = make_plane().start()
+    live.worker("box").report()
+    answer = live.http.post("/v1/jobs", json=BODY)
+    assert answer.status_code == (201 if part == "load_for_plane" else 422), "the checks count all the same"
+    assert live.plane.driver.look(lambda state: state.policy.scorers) == (), "nobody waits for scorers that load"
+    assert "out of order" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["load_for_plane", "Scorers", "Announcer"])
+def test_a_strict_control_plane_that_does_not_start_lets_go_of_its_store(tmp_path, loading, monkeypatch, part):
+    loading(host()).may_end.set()
+    monkeypatch.setattr(plane_module, part, fails)
+
+    async def start():
+        plane = plane_module.Plane(PlaneSettings(state_dir=tmp_path, plugins=PluginSettings(strict=True)))
+        closed = []
+        close = plane.store.close
+        monkeypatch.setattr(plane.store, "close", lambda: (close(), closed.append(True)))
+        with pytest.raises(RuntimeError, match="out of order"):
+            await plane.start()
+        await plane.close()
+        assert closed
+
+    asyncio.run(start())
+
+
 def test_the_list_has_the_control_plane_s_own_and_each_worker_s(make_plane, plane_records):
     live = make_plane()
     live.host = lambda: host(*plane_records)
@@ -273,6 +336,18 @@ def test_after_a_restart_a_worker_s_plugins_are_unknown_until_it_tells_them_agai
         {"provides": ["x"] * 65},
         {"faults": -1},
         {"last_faults": [{"at": None, "hook": "h", "message": "m"}] * 9},
+        {"name": ""},
+        {"name": "a\0"},
+        {"name": "a\x1b[2J"},
+        {"distribution": "d\n"},
+        {"version": "\u202e1"},
+        {"api": "\x07"},
+        {"hooks": ["gpulayer_check_job\r"]},
+        {"provides": ["probe \x9b2J"]},
+        {"is_builtin": True},
+        {"last_faults": [{"at": "evil", "hook": "h", "message": "m"}]},
+        {"last_faults": [{"at": "2026-11-30", "hook": "h", "message": "m"}]},
+        {"last_faults": [{"at": None, "hook": "h\x1b", "message": "m"}]},
     ],
 )
 def test_reports_of_plugins_have_bounds(shared_teller, bad):
@@ -302,6 +377,47 @@ def test_records_are_cut_to_what_the_wire_takes():
     TypeAdapter(ReportBody).validate_python(report)
     TypeAdapter(PluginPage).validate_python({"plugins": [{"where": "plane", **sent}], "next": None})
     assert sent["last_faults"][-1]["at"] == "1970-01-01T00:00:00.098Z", "the newest are kept"
+
+
+@pytest.mark.parametrize("odd", ["", "\0", "a\x1b[2J", "Not Plain", "\ud800", "\u202e", "nä"])
+def test_what_is_odd_about_a_plugin_costs_its_worker_no_report(shared_teller, odd):
+    record = PluginRecord(
+        *(odd, odd, odd, odd),
+        status=PluginStatus.BROKEN,
+        error=odd,
+        hint=odd,
+        hooks=(odd,),
+        provides=(odd,),
+        last_faults=(Fault(0, odd, odd), Fault(2**40, odd, odd)),
+    )
+    twice = [plugin_to_wire(record)] * 2  # of one name: that is what is wrong with both
+    assert shared_teller.try_report(plugins=twice).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"resources": {name: 1}} for name in ("", "A", "a b", "a\0", "a\x1b", "1a", "ä", "a=1", "a,b")),
+        *(
+            {"capabilities": [text]}
+            for text in ("", "launcher", "launcher:", ":torch", "launcher:To", "launcher:a\x1b", "La:a", "a:b:c")
+        ),
+        {"capabilities": ["launcher:torch", "launcher:torch"]},
+    ],
+)
+def test_what_a_worker_has_by_name_is_refused_where_no_job_could_ask_for_it(shared_plane, shared_teller, bad):
+    for answer in (
+        shared_teller.try_report(facts=wire_facts(**bad)),
+        shared_teller.enrol(facts=wire_facts(**bad)),
+    ):
+        assert answer.status_code == 400
+        assert shared_plane.check_envelope(answer)["message"].startswith("facts.")
+
+
+def test_a_kind_of_capability_that_is_not_known_yet_is_kept(shared_plane, shared_teller):
+    facts = wire_facts(capabilities=["network:rdma"], resources={"licence": 0})
+    assert shared_teller.try_report(facts=facts).status_code == 200
+    assert shared_plane.http.get("/v1/workers/teller").json()["capabilities"] == ["network:rdma"]
 
 
 @pytest.fixture

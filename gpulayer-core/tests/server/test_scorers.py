@@ -64,7 +64,10 @@ def each(opinion):
 
 
 def host_of(*scorers, strict=False):
-    registered = tuple(Registered(f"plugin{number}", scorer) for number, scorer in enumerate(scorers))
+    registered = tuple(
+        Registered(f"plugin{number}", scorer, scorer.name, "scorer", lifetime_s=scorer.lifetime_s)
+        for number, scorer in enumerate(scorers)
+    )
     return Host(Registry(scorers=registered), Guard(clock=SystemClock(), strict=strict), lambda: ())
 
 
@@ -98,8 +101,9 @@ class Engine:
 @contextlib.asynccontextmanager
 async def asking(*scorers):
     engine, host = Engine(), host_of(*scorers)
-    asked = Scorers(host, clock=ManualClock(), submit=engine.submit)
-    asked.names = await asked.register()
+    clock = ManualClock()
+    asked = Scorers(host, clock=clock, submit=engine.submit)
+    asked.clock = clock
     running = asyncio.create_task(asked.run())
     try:
         yield asked, engine
@@ -119,6 +123,19 @@ async def answer_of(scorer, count=2):
         state = state_of(count)
         asked.take(state, [ask(state, ONE)])
         return (await engine.until(1))[0]
+
+
+@in_loop
+async def test_of_machines_that_have_other_facts_by_now_nothing_is_asked():
+    scorer = Says(each(Mark(1.0)))
+    async with asking(scorer) as (asked, engine):
+        state = state_of(2)
+        gone, both = ask(state, ONE, "d0"), ask(state, TWO)
+        del state.facts["d0"]
+        asked.take(state, [gone, both])
+        (given,) = await engine.until(1)
+    assert (given.request, given.said) == (TWO, (("d1", Mark(1.0)),))
+    assert len(scorer.batches) == 1
 
 
 @in_loop
@@ -174,10 +191,6 @@ BAD = {
     "numbers": Says(lambda batch: [0.5, 0.5]),
     "NaN": Says(lying),
     "a refusal of bytes": Says(each(Refusal(b"no"))),
-    "no lifetime": Says(each(None), lifetime_s=0),
-    "a lifetime of NaN": Says(each(None), lifetime_s=math.nan),
-    "a lifetime without end": Says(each(None), lifetime_s=math.inf),
-    "a lifetime of words": Says(each(None), lifetime_s="an hour"),
 }
 
 
@@ -186,6 +199,117 @@ BAD = {
 async def test_a_bad_answer_is_no_opinion_for_some_seconds(name):
     given = await answer_of(BAD[name])
     assert (given.lifetime_ms, given.said) == (10_000, (("d0", None), ("d1", None)))
+
+
+@in_loop
+async def test_a_scorer_that_the_guard_lets_rest_has_no_opinion_as_long_as_it_rests():
+    scorer = Says(lambda batch: 1 / 0)
+    async with asking(scorer) as (asked, engine):
+        state = state_of(1)
+        for count in range(1, 5):
+            asked.take(state, [ask(state, ONE)])
+            await engine.until(count)
+    assert [given.lifetime_ms for given in engine.given[:3]] == [10_000] * 3
+    assert 20_000 < engine.given[3].lifetime_ms <= 30_000
+    assert engine.given[3].said == (("d0", None),)
+    assert len(scorer.batches) == 3
+
+
+def curious(asked, state, request, *names):
+    machines = {digest: state.facts[digest] for digest in names or state.facts}
+    return asked.ask(request, {"night": machines})
+
+
+class Held(Says):
+    """Answers when it may."""
+
+    def __init__(self, score):
+        super().__init__(self._held)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self._answer = score
+
+    def _held(self, batch):
+        self.begun.set()
+        assert self.may_end.wait(20)
+        return self._answer(batch)
+
+
+@in_loop
+async def test_what_somebody_wanted_to_know_is_kept_for_a_moment():
+    scorer = Says(each(Mark(0.7)))
+    async with asking(scorer) as (asked, engine):
+        state = state_of(2)
+        wanted = {("night", "d0"): Mark(0.7), ("night", "d1"): Mark(0.7)}
+        assert await curious(asked, state, ONE, "d0") == {("night", "d0"): Mark(0.7)}
+        assert await curious(asked, state, ONE) == wanted
+        assert await curious(asked, state, ONE) == wanted
+        assert [len(batch.pairs) for batch in scorer.batches] == [1, 1]
+        asked.clock.advance(10_001)
+        assert await curious(asked, state, ONE) == wanted
+    assert [len(batch.pairs) for batch in scorer.batches] == [1, 1, 2]
+    assert engine.given == []
+
+
+@in_loop
+async def test_many_who_want_to_know_are_answered_by_one_batch_at_a_time():
+    scorer = Held(each(Mark(0.7)))
+    async with asking(scorer) as (asked, _):
+        state = state_of(2)
+        asks = [asyncio.create_task(curious(asked, state, Request(cpus=1 + number))) for number in range(40)]
+        assert await asyncio.to_thread(scorer.begun.wait, 20)
+        scorer.may_end.set()
+        answers = await asyncio.gather(*asks)
+    assert answers == [{("night", "d0"): Mark(0.7), ("night", "d1"): Mark(0.7)}] * 40
+    assert len(scorer.batches) <= 2
+
+
+@in_loop
+async def test_who_gives_up_takes_nobody_s_answer_along():
+    scorer = Held(each(Mark(0.7)))
+    async with asking(scorer) as (asked, _):
+        state = state_of(1)
+        impatient = asyncio.create_task(curious(asked, state, ONE))
+        assert await asyncio.to_thread(scorer.begun.wait, 20)
+        patient = [asyncio.create_task(curious(asked, state, request)) for request in (ONE, TWO)]
+        await asyncio.sleep(0)
+        impatient.cancel()
+        scorer.may_end.set()
+        assert await asyncio.gather(*patient) == [{("night", "d0"): Mark(0.7)}] * 2
+
+
+@in_loop
+async def test_what_people_want_to_know_holds_up_no_placement_whether_it_hangs_or_fails():
+    may_end = threading.Event()
+
+    def score(batch):
+        if batch.requests == (TWO,):
+            assert may_end.wait(20)
+        if batch.requests[0].cpus > 2:
+            raise RuntimeError("what a request")
+        return [Mark(0.7)] * len(batch.pairs)
+
+    async with asking(Says(score)) as (asked, engine):
+        state = state_of(1)
+        for number in range(5):  # enough for the guard to let explain rest
+            assert await curious(asked, state, Request(cpus=3 + number)) == {("night", "d0"): None}
+        hanging = asyncio.create_task(curious(asked, state, TWO))
+        await asyncio.sleep(0)
+        asked.take(state, [ask(state, ONE)])
+        (given,) = await engine.until(1)
+        may_end.set()
+        await hanging
+    assert given.said == (("d0", Mark(0.7)),)
+
+
+@in_loop
+async def test_what_a_scorer_says_of_itself_is_not_asked_again():
+    scorer = Says(each(Mark(0.7)))
+    async with asking(scorer) as (asked, engine):
+        scorer._name, scorer._lifetime_s = "day", None
+        state = state_of(1)
+        asked.take(state, [ask(state, ONE)])
+        (given,) = await engine.until(1)
+    assert (given.scorer, given.lifetime_ms, given.said) == ("night", 60_000, (("d0", Mark(0.7)),))
 
 
 @in_loop
@@ -271,20 +395,8 @@ async def test_what_nobody_registered_is_not_asked():
 
 
 @in_loop
-async def test_a_scorer_that_can_not_say_its_name_is_left_out():
-    class Nameless(Says):
-        @property
-        def name(self):
-            raise RuntimeError("I forgot")
-
-    async with asking(Nameless(each(None)), Says(each(None))) as (asked, _):
-        assert asked.names == ("night",)
-
-
-@in_loop
 async def test_what_a_plugin_raises_ends_a_strict_plane():
     scorers = Scorers(host_of(Says(lambda batch: 1 / 0), strict=True), clock=ManualClock(), submit=Engine().submit)
-    await scorers.register()
     state = state_of(1)
     scorers.take(state, [ask(state, ONE)])
     with pytest.raises(ExceptionGroup) as raised:
@@ -297,8 +409,8 @@ async def test_what_a_plugin_raises_ends_a_strict_plane():
 
 @pytest.fixture
 def scored(make_plane):
-    def make(*scorers):
-        live = make_plane()
+    def make(*scorers, **options):
+        live = make_plane(**options)
         live.host = lambda: host_of(*scorers)
         return live.start()
 
@@ -416,10 +528,10 @@ def test_while_plugins_load_what_waits_from_before_waits_for_them(make_plane, mo
 
 
 def test_opinions_are_no_rows_and_a_log_row_only_where_somebody_was_placed_by_them(scored):
-    live = scored(Says(each(Mark(0.7))))
+    live = scored(Says(each(Mark(0.7))), clock=ManualClock())  # however slow it is here, the wait for them never ends
     live.worker("box").report()
-    live.http.post("/v1/jobs", json=BODY)
-    live.until(lambda: live.plane.driver.look(lambda state: bool(state.attempts)))
+    job = live.http.post("/v1/jobs", json=BODY).json()["id"]
+    live.until(lambda: live.job(job)["attempts"])  # as it is committed
     with live.plane.store.reading() as connection:
         rows = connection.exec_driver_sql("select kind, body from events where kind like 'opinions%'").all()
     assert [kind for kind, _ in rows] == ["opinions_given"]

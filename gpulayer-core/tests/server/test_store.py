@@ -16,7 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, select
 
 from gpulayer.clock import Instant
 from gpulayer.engine import Policy, State, check, due, rebuild, step
@@ -40,6 +40,7 @@ from gpulayer.server.store import AuditEntry, Batch, IdempotencyRow, IdentityRow
 from gpulayer.server.store.codec import attempt_from_text, attempt_to_text
 from gpulayer.server.store.schema import alembic_config
 from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
+from gpulayer.server.store.tables import facts as facts_table
 from gpulayer.spec.job import JobEntry, JobSpec, RetryOn
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -102,10 +103,8 @@ class _World:
                 self.batch.sides.append(Side(jobs=(row,)))
                 self.apply(JobSubmitted(self.at(), JobEntry.of(row.id, row.owner, row.spec)))
             case 2:
-                number = rnd.randrange(3)
-                gpus = tuple(Device(f"g{number}.{n}", n, Accelerator.CUDA, "X") for n in range(number))
-                facts = WorkerFacts("linux", "1", 2 + number, 2**33, devices=gpus)
-                digest = Digest(f"{number:064x}")
+                number = rnd.randrange(6)
+                facts, digest = self.facts_of(number)
                 self.apply(WorkerJoined(self.at(), WorkerId(f"w{number}"), f"name{number}", facts, digest))
             case 3 if self.jobs:
                 self.apply(
@@ -124,6 +123,13 @@ class _World:
         if rnd.random() < 0.4:
             self.commit()
 
+    def facts_of(self, number: int) -> tuple[WorkerFacts, Digest]:
+        """Workers whose numbers are 3 apart share their facts, of which one figure goes up and down."""
+        number, disk = number % 3, self.random.randrange(4)
+        gpus = tuple(Device(f"g{number}.{n}", n, Accelerator.CUDA, "X") for n in range(number))
+        facts = WorkerFacts("linux", "1", 2 + number, 2**33, disk_bytes=disk * 10**9, devices=gpus)
+        return facts, Digest(f"{number * 10 + disk:064x}")
+
     def report(self, worker_id: WorkerId) -> None:
         rnd, worker = self.random, self.state.workers[worker_id]
         items = []
@@ -140,9 +146,13 @@ class _World:
         boot = 1 + seq // 20
         holding = tuple(worker.leases)
         recovered = holding if boot > worker.boot and rnd.random() < 0.5 else None
+        facts, digest = self.facts_of(int(worker_id[1:])) if rnd.random() < 0.3 else (None, None)
         self.apply(
             WorkerReported(
-                self.at(), worker_id, boot, seq, holding, recovered, tuple(items), leaving=rnd.random() < 0.02
+                *(self.at(), worker_id, boot, seq, holding, recovered, tuple(items)),
+                facts=facts,
+                facts_digest=digest,
+                leaving=rnd.random() < 0.02,
             )
         )
 
@@ -199,6 +209,8 @@ def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_facto
         )
         check(again)
         assert _comparable(again) == _comparable(world.state)
+        assert {image.digest: image.facts for image in live.facts} == world.state.facts
+        assert _kept_facts(store) == {worker.facts_digest for worker in live.workers}
         with store.reading() as connection:
             page, _ = reads.page_of_jobs(connection, states=(), name="", before_seq=None, limit=500)
             assert [job.image.id for job in page] == [row.id for row in world.jobs[::-1]]
@@ -206,6 +218,47 @@ def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_facto
     finally:
         store.close()
         shutil.rmtree(folder)
+
+
+def _kept_facts(store: Store) -> set[str]:
+    with store.reading() as connection:
+        return {row.digest for row in connection.execute(select(facts_table.c.digest))}
+
+
+def test_facts_are_kept_while_anybody_has_them_and_no_longer(store) -> None:
+    world = _World(0, store)
+    figures = [WorkerFacts("linux", "1", 2, 2**33, disk_bytes=figure) for figure in range(5)]
+
+    def joins(worker: str, figure: int) -> None:
+        event = WorkerJoined(world.at(), WorkerId(worker), worker, figures[figure], Digest(f"{figure:064x}"))
+        world.apply(event)
+
+    def kept() -> set[int]:
+        world.commit()
+        return {int(digest, 16) for digest in _kept_facts(store)}
+
+    joins("a", 0)
+    joins("b", 0)
+    assert kept() == {0}
+    joins("a", 1)
+    assert kept() == {0, 1}
+    joins("b", 1)
+    assert kept() == {1}
+    for figure in (2, 3, 1, 3, 2, 4, 3):  # a figure that flaps, in one batch and in many
+        joins("a", figure)
+    assert kept() == {1, 3}
+    for figure in (2, 4, 2, 4):
+        joins("a", figure)
+        assert kept() == {1, figure}
+    joins("b", 0)  # nobody has the others for a moment, and another worker enrols with them in the same batch
+    joins("c", 1)
+    assert kept() == {0, 1, 4}
+    world.apply(WorkerRemoved(world.at(), WorkerId("c")))
+    assert kept() == {0, 1, 4}  # the row of a removed worker stays, and what it names
+    joins("a", 1)
+    joins("a", 4)
+    assert kept() == {0, 1, 4}
+    assert {int(image.digest, 16) for image in store.load_live().facts} == {0, 4}
 
 
 def _attempt(**node) -> AttemptImage:

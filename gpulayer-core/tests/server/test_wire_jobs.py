@@ -352,9 +352,29 @@ def test_what_no_worker_has_is_a_reason_and_the_change_that_helps_is_named(plane
     assert more["state"] == "rejected"
     (verdict,) = more["verdicts"]
     reason = {"code": "resource", "message": "has 1 × licence", "wanted": "licence=2", "has": "licence=1"}
-    assert (verdict["reasons"], verdict["fits_with"]) == ([reason], {"resource": "licence=1"})
+    assert (verdict["reasons"], verdict["fits_with"]) == ([reason], {"resources": "licence=1"})
     (verdict,) = plane.submit("true", inputs={"data": "s3://bucket/data"})["verdicts"]
     assert (verdict["reasons"][0]["code"], verdict["fits_with"]) == ("capability", {})
     assert verdict["reasons"][0]["message"] == "can't fetch s3: URIs"
     (verdict,) = plane.submit("true", environment="uv")["verdicts"]
     assert verdict["reasons"][0]["message"] == "has no environment uv"
+
+
+def test_a_record_has_the_request_that_was_placed(plane) -> None:
+    plane.worker(capabilities=["launcher:torch", "stager:file"]).report()
+    inputs = {"data": "file:///mnt/data", "more": "S3://bucket/x"}
+    own = {"cpus": 1, "capabilities": ["stager:git", "launcher:process"]}
+    record = plane.submit("true", request=own, launcher="torch", environment="system", inputs=inputs)
+    placed = {"cpus": 1, "capabilities": ["launcher:torch", "stager:file", "stager:git", "stager:s3"]}
+    assert (record["request"], plane.job(record["id"])["request"]) == (placed, placed)
+    assert record["reason"]["message"].endswith("stager s3")
+    plain = plane.submit("true", request={"cpus": 1}, environment="system")
+    assert (plain["request"], plain["state"]) == ({"cpus": 1}, "staging")
+
+
+def test_what_every_worker_can_do_is_never_asked_for(plane) -> None:
+    plane.worker().report()
+    everybodys = {"capabilities": ["launcher:process", "environment:system"]}
+    record = plane.submit("true", request=everybodys)
+    assert (record["state"], record["request"]) == ("staging", {})
+    assert plane.http.post("/v1/explain", json={"request": everybodys}).json()["choice"] == "box"

@@ -143,13 +143,14 @@ class TestPlaneOfAPlugin:
             "choosy",
             'from gpulayer.plugins import Problem, Severity, hookimpl\nGPULAYER_API = "1.0"\n'
             "@hookimpl\ndef gpulayer_check_job(spec, ctx):\n"
-            "    return [] if spec.name else [Problem(Severity.ERROR, ctx.options['why'], 'name')]\n",
+            "    why = 'every job here has ' + ctx.options['what']\n"
+            "    return [] if spec.name else [Problem(Severity.ERROR, why, 'name')]\n",
         )
         return {"choosy": "gpulayer_choosy"}
 
     @pytest.fixture
     def plane_options(self):
-        return {"choosy": {"why": "every job here has a name"}}
+        return {"choosy": {"what": "a name"}}
 
     def test_its_checks_are_asked_with_its_options(self, plane):
         with pytest.raises(GpulayerError, match="every job here has a name"):

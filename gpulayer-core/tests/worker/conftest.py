@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from gpulayer.clock import SystemClock
 from gpulayer.net import pin_of
 from gpulayer.plugins.guard import Guard
+from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spawner.cgroups import end_below, remove_below
@@ -37,10 +38,11 @@ DEADLINE_S = 30.0
 
 @pytest.fixture
 def host_of():
-    """``host_of(probes=[…], launchers=[…])``: a host of these things alone, each of a plugin of its own name."""
+    """``host_of(probes=[…], launchers=[…])``: a host of these things alone, each of a plugin of its own name. options:
+    of plugins, which are secrets."""
     hosts = []
 
-    def make(*, environments=(), launchers=(), stagers=(), **others):
+    def make(*, environments=(), launchers=(), stagers=(), clock=None, options=None, **others):
         def named(things, key="name"):
             return {getattr(thing, key): Registered(getattr(thing, key), thing) for thing in things}
 
@@ -50,7 +52,8 @@ def host_of():
             stagers=named(stagers, "scheme"),
             **{kind: tuple(Registered(thing.name, thing) for thing in things) for kind, things in others.items()},
         )
-        hosts.append(Host(registry, Guard(clock=SystemClock()), lambda: ()))
+        guard = Guard(clock=clock or SystemClock(), hide=SecretsHider(options))
+        hosts.append(Host(registry, guard, lambda: ()))
         return hosts[-1]
 
     yield make

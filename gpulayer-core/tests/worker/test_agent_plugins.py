@@ -75,6 +75,19 @@ def test_an_agent_that_is_killed_while_it_fetches_begins_that_input_anew(scene, 
     scene(main)
 
 
+def test_a_program_finds_an_input_whose_name_is_no_text(scene, folder):
+    async def main(plane, worker):
+        with open(os.fsencode(folder) + b"/d\xffata", "wb") as file:
+            file.write(b"found")
+        worker.start()
+        plane.assign(1, "sh", "-c", 'cat "$GPULAYER_INPUT_IT"', inputs={"it": f"file://{folder}/d%FFata"})
+        assert (await plane.end_of(1))["outcome"]["exit_code"] == 0
+        assert bytes(plane.logs[1]) == b"found"
+        await worker.stop()
+
+    scene(main)
+
+
 def test_an_agent_that_is_killed_while_the_job_runs_keeps_its_input(scene, folder):
     async def main(plane, worker):
         (folder / "go").touch()
@@ -147,5 +160,67 @@ def test_a_plugin_that_does_not_work_is_told_at_the_start_and_the_worker_works(s
         assert "not today" in worker.said
         assert os.path.exists(worker.folder / "agent.lock")
         await worker.stop()
+
+    scene(main)
+
+
+LAUNCHER = """
+import pathlib
+from gpulayer.plugins import LaunchPlan, hookimpl
+
+GPULAYER_API = "1.0"
+HERE = pathlib.Path(__file__).parent
+
+class Odd:
+    name = "odd"
+    def plan(self, attempt, site, machine):
+        if not (HERE / "up").exists():
+            raise ConnectionError("the scheduler does not answer")
+        return LaunchPlan(str(attempt.key), attempt.command, site.work_dir, dict(machine.variables),
+                          site.log_path, site.exit_path)
+
+@hookimpl
+def gpulayer_register_launchers(ctx):
+    return [Odd()]
+"""
+
+
+def test_attempts_wait_for_a_launcher_that_has_just_failed_and_can_be_stopped_meanwhile(scene, folder):
+    async def main(plane, worker):
+        install_plugin(folder, "odd", LAUNCHER)
+        worker.start()
+        plane.assign(1, "true", launcher="odd")
+        assert "the scheduler does not answer" in (await plane.end_of(1))["outcome"]["evidence"]
+        plane.assign(2, "true", launcher="odd")
+        await plane.until(lambda: "job job2 attempt 1 waits: plugin odd is not asked" in worker.said)
+        await plane.end_of(2)  # it was asked again a second later
+        for epoch in (3, 4, 5):
+            plane.assign(epoch, "true", launcher="odd")
+            await plane.until(lambda epoch=epoch: f"job job{epoch} attempt 1 waits" in worker.said)
+        plane.stop(3)
+        assert (await plane.end_of(3))["outcome"]["ended_by"] == "cancel"
+        plane.assign(6, "true")
+        assert (await plane.end_of(6))["outcome"]["exit_code"] == 0
+        assert not {4, 5} & plane.ended.keys()
+        worker.kill()
+        (folder / "up").touch()
+        worker.start()  # which knows nothing of failures
+        assert (await plane.end_of(4))["outcome"]["exit_code"] == 0
+        assert (await plane.end_of(5))["outcome"]["exit_code"] == 0
+        await worker.stop()
+
+    scene(main)
+
+
+def test_a_worker_leaves_while_an_attempt_waits_for_a_plugin(scene, folder):
+    async def main(plane, worker):
+        install_plugin(folder, "odd", LAUNCHER)
+        worker.start()
+        plane.assign(1, "true", launcher="odd")
+        await plane.end_of(1)
+        plane.assign(2, "true", launcher="odd")
+        await plane.until(lambda: "job job2 attempt 1 waits" in worker.said)
+        await worker.stop()
+        assert plane.ended[2]["outcome"]["ended_by"] == "worker_stopped"
 
     scene(main)

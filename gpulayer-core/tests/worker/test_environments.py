@@ -3,17 +3,21 @@
 import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpulayer.errors import Blame, DiskFull
+from gpulayer.clock import ManualClock, SystemClock
+from gpulayer.errors import Blame, DiskFull, PluginResting
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.plugins import BuildFailed, Environment, EnvironmentPlan
+from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker import environments as module
-from gpulayer.worker.environments import Environments
+from gpulayer.worker.environments import Builds, Environments
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.unready import Unready
 
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
@@ -66,11 +70,12 @@ def world(host_of, tmp_path):
 
     def run(main, *builders, **environment):
         async def play():
-            lives = []
+            lives, builds = [], Builds()
 
             def life():
                 host = host_of(environments=builders)
-                lives.append(Environments(host, tmp_path / "w", environment=environment, start=start))
+                patience = Patience(host, SystemClock(), pauses_ms=(0,))
+                lives.append(Environments(host, patience, builds, tmp_path / "w", environment=environment, start=start))
                 return lives[-1]
 
             def start(work, name):
@@ -264,7 +269,15 @@ def test_a_build_is_told_when_the_last_who_wanted_it_has_gone_and_made_anew_for_
     world(main, builder)
 
 
-def test_a_build_that_does_not_end_keeps_its_folder_for_itself(world, folder, monkeypatch):
+async def when_free(environments, assignment, folder):
+    while True:
+        try:
+            return await environments.of(assignment, folder, FACTS)
+        except PluginResting as resting:
+            await environments.until_free(assignment, resting)
+
+
+def test_who_comes_while_a_build_goes_on_that_did_not_come_back_in_time_waits_for_its_end(world, folder, monkeypatch):
     monkeypatch.setattr(module, "ENVIRONMENT_DEADLINE_S", 0.2)
     go = threading.Event()
 
@@ -279,13 +292,203 @@ def test_a_build_that_does_not_end_keeps_its_folder_for_itself(world, folder, mo
         with pytest.raises(Unready) as late:
             await one.of(job(), folder, FACTS)
         assert late.value.blame is Blame.PLUGIN
-        with pytest.raises(Unready) as busy:
+        with pytest.raises(PluginResting, match="an earlier build of the same has not ended yet"):
             await one.of(job(2), folder, FACTS)
-        assert busy.value.blame is Blame.INFRASTRUCTURE
+        waiting = asyncio.create_task(when_free(one, job(2), folder))
+        await asyncio.sleep(0)
         assert len(builder.built) == 1
         go.set()
-        while not list((folder.parent / "w" / "environments" / "mine").glob("*.ready")):
-            await asyncio.sleep(0.01)
-        assert dict((await one.of(job(3), folder, FACTS)).variables) == {"LATE": "1"}
+        assert dict((await waiting).variables) == {"LATE": "1"}
+        assert len(builder.built) == 1
 
     world(main, builder)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_build_of_an_earlier_life_of_the_agent_is_waited_for_and_never_mixed_up_with_the_next(
+    world, folder, ends_well
+):
+    """An agent that joins again has environments of its own, while the thread of the old build goes on."""
+    begun, go = threading.Event(), threading.Event()
+    at_work = []
+
+    def build(plan, site):
+        at_work.append(site.folder)
+        number = len(builder.built)
+        (site.folder / f"one {number}").touch()
+        if number == 1:
+            begun.set()
+            assert go.wait(WAIT_S)
+        assert at_work == [site.folder], "two builds of one key, side by side"
+        (site.folder / f"two {number}").touch()
+        at_work.remove(site.folder)
+        if number == 1 and not ends_well:
+            raise BuildFailed("given up")
+        return {"AT": str(site.folder)}
+
+    builder = Builder(build)
+
+    async def main(life):
+        first = life()
+        waiting = asyncio.create_task(first.of(job(), folder, FACTS))
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        waiting.cancel()
+        first.close()
+        late = asyncio.create_task(when_free(life(), job(), folder))
+        await asyncio.sleep(0.05)
+        assert len(builder.built) == 1
+        go.set()
+        at = Path((await late).variables["AT"])
+        assert at.is_dir()
+        number = len(builder.built)
+        assert number == (1 if ends_well else 2)
+        assert sorted(path.name for path in at.iterdir()) == [f"one {number}", f"two {number}"]
+        assert dict((await life().of(job(), folder, FACTS)).variables) == {"AT": str(at)}
+
+    world(main, builder)
+
+
+def test_what_still_writes_into_the_folder_of_a_build_that_failed_is_not_in_the_way_of_the_next(world, folder):
+    places = []
+
+    def build(plan, site):
+        places.append(site.folder)
+        if len(places) == 1:
+            raise BuildFailed("its child goes on", is_users=False)
+        places[0].mkdir(exist_ok=True)
+        (places[0] / "stray").touch()
+        return {}
+
+    async def main(life):
+        one = life()
+        with pytest.raises(Unready):
+            await one.of(job(), folder, FACTS)
+        await one.of(job(), folder, FACTS)
+        assert places[0] != places[1]
+        assert list(places[1].iterdir()) == []
+
+    world(main, Builder(build))
+
+
+def test_what_is_wrong_with_our_own_disk_is_not_the_builders(world, folder, monkeypatch):
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "_fresh", fails)
+    builder = Builder()
+
+    async def main(life):
+        one = life()
+        with pytest.raises(OSError, match="Input/output error"):
+            await one.of(job(), folder, FACTS)
+        assert one._host._guard.faults_of("mine")[0] == 0
+
+    world(main, builder)
+
+
+def test_no_code_of_a_plugin_is_in_a_plan_that_is_compared(world, folder):
+    class Step:
+        def __hash__(self):
+            raise AssertionError("outside of the guard")
+
+    class Word(str):
+        __slots__ = ()
+
+        def __hash__(self):
+            raise AssertionError("outside of the guard")
+
+        def __str__(self):
+            return self
+
+    builder = Builder()
+
+    async def main(life):
+        one = life()
+        builder.plan = lambda request: EnvironmentPlan(steps=(Step(),))
+        with pytest.raises(Unready) as failed:
+            await one.of(job(), folder, FACTS)
+        assert failed.value.blame is Blame.PLUGIN
+        builder.plan = lambda request: EnvironmentPlan(steps=((Word("pip"), "install"),))
+        await one.of(job(), folder, FACTS)
+        assert {type(word) for _, plan in one._made for step in plan.steps for word in step} == {str}
+
+    world(main, builder)
+
+
+def test_a_build_that_says_too_much_fills_no_log_and_its_secrets_are_not_in_it(
+    host_of, tmp_path, folder, caplog, monkeypatch
+):
+    monkeypatch.setattr(module, "_LOGGED_BYTES", 1_000)
+    caplog.set_level("INFO", logger="gpulayer")
+
+    def fails(plan, site):
+        site.log("with \u202e and opensesame" + " x" * 300)
+        for number in range(1_000):
+            site.log(f"line {number}")
+        site.log("at the end opensesame")
+        raise BuildFailed("no")
+
+    host = host_of(environments=[Builder(fails)], options={"mine": {"token": "opensesame"}})
+
+    async def main():
+        start = lambda work, name: asyncio.create_task(work)  # noqa: E731
+        patience = Patience(host, SystemClock())
+        one = Environments(host, patience, Builds(), tmp_path / "w", environment={}, start=start)
+        with pytest.raises(Unready) as failed:
+            await one.of(job(), folder, FACTS)
+        assert failed.value.evidence.endswith("line 999\nat the end ***")
+
+    asyncio.run(main())
+    assert len(caplog.text) < 10_000
+    assert "with   and ***" in caplog.text
+    assert "what else this build says is not kept here" in caplog.text
+    assert "opensesame" not in caplog.text
+
+
+def test_a_builder_that_has_just_failed_is_not_asked_and_that_is_no_failure_of_an_attempt(host_of, tmp_path, folder):
+    is_away = True
+
+    def build(plan, site):
+        if is_away:
+            raise BuildFailed("the index is away", is_users=False)
+        return {"BUILT": "1"}
+
+    builder = Builder(build)
+    host = host_of(environments=[builder])
+
+    async def main():
+        nonlocal is_away
+        clock = ManualClock()
+        start = lambda work, name: asyncio.create_task(work)  # noqa: E731
+        patience = Patience(host, clock)
+        one = Environments(host, patience, Builds(), tmp_path / "w", environment={}, start=start)
+        with pytest.raises(Unready):
+            await one.of(job(), folder, FACTS)
+        is_away = False
+        for epoch in (2, 3):
+            with pytest.raises(PluginResting):
+                await one.of(job(epoch), folder, FACTS)
+        assert len(builder.built) == 1
+        waiting = asyncio.create_task(when_free(one, job(2), folder))
+        clock.advance(1_000)
+        assert dict((await waiting).variables) == {"BUILT": "1"}
+
+    asyncio.run(main())
+
+
+def test_an_overloaded_machine_is_no_fault_of_the_system_environment(host_of, tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(module, "ENVIRONMENT_PLAN_DEADLINE_S", 0.01)
+
+    class Stalls(SystemEnvironment):
+        def plan(self, request):
+            threading.Event().wait(0.1)
+            return super().plan(request)
+
+    host = host_of(environments=[Stalls()])
+
+    async def main():
+        one = Environments(host, Patience(host, SystemClock()), Builds(), tmp_path, environment={}, start=None)
+        for epoch in range(3):
+            assert (await one.of(job(epoch, ""), folder, FACTS)).variables["PATH"]
+
+    asyncio.run(main())

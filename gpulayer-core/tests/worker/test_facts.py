@@ -1,10 +1,12 @@
 """Facts of a machine out of what several probes find, whatever they say."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
+from gpulayer.clock import ManualClock, SystemClock
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
@@ -32,7 +34,7 @@ class Says:
 @pytest.fixture
 def probing(host_of, tmp_path):
     def make(*probes, labels=()):
-        return Probing(host_of(probes=probes), ProbeSite(tmp_path, {}), version="1", labels=labels)
+        return Probing(host_of(probes=probes), ProbeSite(tmp_path, {}), version="1", labels=labels, clock=SystemClock())
 
     return make
 
@@ -189,3 +191,90 @@ def test_devices_are_the_same_ones_while_only_their_free_memory_changes():
 
     assert devices_of(facts(GPU)) == devices_of(facts(replace(GPU, memory_free_bytes=3)))
     assert devices_of(facts(GPU)) != devices_of(facts(replace(GPU, state=DeviceState.UNHEALTHY)))
+
+
+class Hangs:
+    """A probe that answers when it is let, with what it found."""
+
+    name = "hangs"
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def look(self, site):
+        self.go.wait(30)
+        return Findings(resources=(("licence", 3),))
+
+
+def test_a_probe_that_was_late_at_a_start_is_waited_for_a_moment_at_the_next_and_what_it_finds_follows(
+    host_of, tmp_path
+):
+    class Quick:
+        name = "quick"
+
+        def look(self, site):
+            return Findings(cpus=4)
+
+    clock, hangs = ManualClock(), Hangs()
+    host = host_of(probes=[Hangs(), Quick()]), host_of(probes=[hangs, Quick()]), host_of(probes=[Hangs(), Quick()])
+    site = ProbeSite(tmp_path, {})
+
+    async def main():
+        first = Probing(host[0], site, version="1", labels=(), clock=clock, deadline_s=0.1)
+        assert (await first.start()).cpus == 4
+        assert await first.catch_up() is None  # it had its time
+        again = Probing(host[1], site, version="1", labels=(), clock=clock, deadline_s=30.0, moment_s=0.01)
+        known = KnownFacts(await again.start(), again)
+        assert (known.facts.cpus, known.facts.resources) == (4, ())
+        hangs.go.set()
+        assert await known.catch_up()
+        assert known.facts.resources == (("licence", 3),)
+        assert not await known.catch_up()
+        await again.aclose()
+        # It has answered: nothing is held against it any more.
+        last = Probing(host[2], site, version="1", labels=(), clock=clock, deadline_s=0.1, moment_s=0.0)
+        await last.start()
+        assert await last.catch_up() is None
+
+    asyncio.run(main())
+    host[0].registry.probes[0].thing.go.set()
+    host[2].registry.probes[0].thing.go.set()
+
+
+def test_a_probe_that_is_late_is_waited_for_again_after_an_hour(host_of, tmp_path):
+    clock, hangs = ManualClock(), Hangs()
+
+    async def start():
+        host = host_of(probes=[hangs])
+        probing = Probing(
+            host, ProbeSite(tmp_path, {}), version="1", labels=(), clock=clock, deadline_s=0.1, moment_s=0
+        )
+        try:
+            await probing.start()
+            return await probing.catch_up() is None
+        finally:
+            await probing.aclose()
+
+    assert asyncio.run(start())
+    clock.advance(1_800_000)
+    assert not asyncio.run(start())
+    clock.advance(1_800_000)
+    assert asyncio.run(start())
+    (tmp_path / "late-probes.json").write_text("[1]")
+    assert asyncio.run(start())
+    hangs.go.set()
+
+
+def test_a_start_that_is_given_up_leaves_no_look_behind(host_of, tmp_path):
+    hangs = Hangs()
+
+    async def main():
+        probing = Probing(host_of(probes=[hangs]), ProbeSite(tmp_path, {}), version="1", labels=(), clock=ManualClock())
+        starting = asyncio.create_task(probing.start())
+        await asyncio.wait([starting], timeout=0.05)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    hangs.go.set()

@@ -169,3 +169,63 @@ def test_only_the_last_line_counts():
     assert read_answer("torch", (CPU,), b'{"version": null}\n\n{"version": "1", "devices": {"cpu": ""}}\n\n') == (
         Framework("torch", "1", CPU, usable=True),
     )
+
+
+def test_what_could_not_be_asked_at_first_is_asked_again_and_known_then(host_of, tmp_path):
+    """The variables of jobs came late once; or a check's script did."""
+
+    class OnceLate(SystemEnvironment):
+        tries = 0
+
+        def build(self, plan, site):
+            self.tries += 1
+            if self.tries == 1:
+                raise OSError("not now")
+            return super().build(plan, site)
+
+    class OnceBroken(Check):
+        tries = 0
+
+        def script(self):
+            self.tries += 1
+            if self.tries == 1:
+                raise OSError("not now")
+            return super().script()
+
+    host = host_of(environments=[OnceLate()], framework_checks=[OnceBroken(GOOD)])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=sys.executable, again_s=(0.01,))
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: FACTS, tell=lambda: None))
+        async with asyncio.timeout(30):
+            while not checks.found:
+                await asyncio.sleep(0.01)
+        while not checks.is_fresh:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert {framework.name for framework in checks.found} == {"torch"}
+    assert host.registry.framework_checks[0].thing.tries == 2
+
+
+def test_a_pipe_that_somebody_outside_the_session_holds_open_is_not_waited_for(checks, tmp_path):
+    source = f"""
+import os, subprocess, sys
+wait = "import os, time\\nwhile not os.path.exists({str(tmp_path / "go")!r}): time.sleep(0.01)"
+child = subprocess.Popen([sys.executable, "-c", wait], start_new_session=True)
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+{GOOD}
+sys.stdout.flush()
+os._exit(0)
+"""
+    told = found(checks(Check(source)))
+    pid = int((tmp_path / "pid").read_text())
+    assert is_alive(pid)
+    (tmp_path / "go").touch()
+    assert [one.version for one in told] == ["2.4.0", "2.4.0"]
+    deadline_s = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

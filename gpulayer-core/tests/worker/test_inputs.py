@@ -1,20 +1,25 @@
 """Inputs on their way in: each by its scheme's stager into a folder of its own, and who is to blame when one fails."""
 
 import asyncio
+import errno
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpulayer.clock import ManualClock, SystemClock
 from gpulayer.errors import Blame, DiskFull
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins import StageFailed
 from gpulayer.plugins.builtin.file import FileStager
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.worker import inputs as module
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.unready import Unready
 
 KEY = NodeKey(Epoch(1), 0)
@@ -42,13 +47,15 @@ def copies(uri, site):
 def world(host_of, tmp_path):
     """``world(main, stager, …)``: ``main`` gets a function that makes inputs as one life of a worker has them."""
 
-    def run(main, *stagers, **options):
+    def run(main, *stagers, pauses_ms=(0,), **options):
         folders = Journal(tmp_path / "w", boot_id="b")
         try:
             folders.admit(JOB)
 
             def life():
-                return Inputs(host_of(stagers=stagers), folders, environment={}, **options)
+                host = host_of(stagers=stagers)
+                patience = Patience(host, SystemClock(), pauses_ms=pauses_ms)
+                return Inputs(host, patience, folders, environment={}, **options)
 
             asyncio.run(main(life))
         finally:
@@ -95,6 +102,53 @@ def test_what_lies_on_the_worker_is_read_in_place(world, tmp_path):
         assert await one.of(job) == (("data", tmp_path / "data set"),)
 
     world(main, FileStager())
+
+
+@pytest.mark.parametrize(
+    ("quoted", "name"), [("d%FFata", b"d\xffata"), ("d%C3%A4ta", "däta".encode()), ("däta", "däta".encode())]
+)
+def test_the_name_of_a_file_is_bytes_and_not_always_text(world, tmp_path, quoted, name):
+    place = os.fsencode(tmp_path) + b"/" + name
+    with open(place, "wb") as file:
+        file.write(b"found")
+    job = replace(JOB, inputs=(("data", f"file://{tmp_path}/{quoted}"),))
+
+    async def main(life):
+        await life().fetch(job)
+        ((_, path),) = await life().of(job)  # as the next life reads it
+        assert (os.fsencode(path), path.read_bytes()) == (place, b"found")
+
+    world(main, FileStager())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "/nowhere is not on this worker"),
+        ("file/below", "/file/below is not on this worker"),
+        ("d%FFata", r"/d\udcffata is not on this worker"),
+        ("a%0Ab", r"/a\nb is not on this worker"),
+        ("n" * 256, "File name too long"),
+        ("n/" * 3_000, "File name too long"),
+        ("loop/x", "Too many levels of symbolic links"),
+        ("a%00b", "no name of a file"),
+    ],
+)
+def test_a_name_that_no_worker_has_or_could_have_is_the_users(world, tmp_path, name, words):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    ended = failure(world, copies, replace(JOB, inputs=(("data", f"file://{tmp_path}/{name}"),)))
+    assert ended.blame is Blame.USER
+    assert words in ended.evidence
+
+
+def test_a_mount_that_is_away_is_the_machines(world, tmp_path, monkeypatch):
+    def stale(path, **options):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("gpulayer.plugins.builtin.file.Path", type("Away", (type(tmp_path),), {"stat": stale}))
+    ended = failure(world, copies, replace(JOB, inputs=(("data", "file:///mnt/data"),)))
+    assert ended.blame is Blame.INFRASTRUCTURE
 
 
 def test_after_an_unfinished_try_nobody_takes_its_places_for_whole(world):
@@ -196,3 +250,74 @@ def test_what_is_not_wanted_any_more_is_told_so(world):
         assert await asyncio.to_thread(is_told.wait, 30)
 
     world(main, Mine(fetch))
+
+
+def test_good_jobs_behind_a_stager_that_rests_wait_for_it_and_all_are_fetched(host_of, tmp_path, caplog):
+    """Others' bad jobs, or an outage, have made it rest: that ends no attempt that has not even asked."""
+    caplog.set_level("INFO", logger="gpulayer")
+    asked = []
+
+    def fetch(uri, site):
+        asked.append(uri)
+        if uri == "mine:down":
+            raise ConnectionError("no route to host")
+        return site.folder
+
+    clock = ManualClock()
+    host = host_of(stagers=[Mine(fetch)], clock=clock)
+    folders = Journal(tmp_path / "w", boot_id="b")
+    jobs = [replace(JOB, key=NodeKey(Epoch(epoch), 0), inputs=(("a", "mine:up"),)) for epoch in range(2, 5)]
+    bad = replace(JOB, inputs=(("a", "mine:down"),))
+
+    async def main():
+        inputs = Inputs(host, Patience(host, clock), folders, environment={})
+        for pause_ms in (1_000, 5_000, 0):
+            with pytest.raises(Unready) as failed:
+                await inputs.fetch(bad)
+            assert failed.value.blame is Blame.PLUGIN
+            clock.advance(pause_ms)
+        waiting = [asyncio.create_task(inputs.fetch(one)) for one in jobs]
+        done, _ = await asyncio.wait(waiting, timeout=0.5)
+        assert not done
+        assert asked == ["mine:down"] * 3
+        clock.advance(30_000)
+        await asyncio.gather(*waiting)
+        assert asked[3:] == ["mine:up"] * 3
+
+    try:
+        for one in (bad, *jobs):
+            folders.admit(one)
+        asyncio.run(main())
+    finally:
+        folders.close()
+    assert caplog.text.count("input a waits: plugin mine is not asked (Stager.fetch): it has just failed") == 3
+
+
+def test_an_input_that_waits_for_its_stager_is_given_up_when_it_is_not_wanted(world):
+    async def main(life):
+        one = life()
+        with pytest.raises(Unready):
+            await one.fetch(JOB)
+        waiting = asyncio.create_task(one.fetch(JOB))
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        assert not done
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    world(main, Mine(lambda uri, site: 1 / 0), pauses_ms=(60_000,))
+
+
+def test_what_is_wrong_with_our_own_disk_is_not_the_stagers(world, monkeypatch):
+    def fails(folder):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "emptied", fails)
+
+    async def main(life):
+        one = life()
+        with pytest.raises(OSError, match="Input/output error"):
+            await one.fetch(JOB)
+        assert one._host._guard.faults_of("mine")[0] == 0
+
+    world(main, Mine(copies))

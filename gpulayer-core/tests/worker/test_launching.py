@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer.errors import Blame, Unreachable
+from gpulayer.clock import SystemClock
+from gpulayer.errors import Blame, PluginResting, Unreachable
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins import Launched, LaunchRefused, LaunchSite, Machine, NotLaunched
 from gpulayer.plugins.builtin.process import ProcessLauncher
@@ -18,7 +19,9 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.request import Accelerator
 from gpulayer.worker import launching
 from gpulayer.worker.devices import device_variables
-from gpulayer.worker.launching import checked_plan, checked_variables, launch, plan_launch
+from gpulayer.worker.launching import launch, plan_launch
+from gpulayer.worker.patience import Patience
+from gpulayer.worker.plans import checked_plan, checked_variables, with_secrets
 from gpulayer.worker.unready import Unready
 
 SITE = LaunchSite(Path("/w/work"), Path("/w/out"), Path("/w/log"), Path("/w/exit.json"))
@@ -111,6 +114,19 @@ def test_a_plan_of_something_else_is_none(change):
         checked(replace(PLAN, **change))
 
 
+def test_a_key_that_is_no_text_is_told_from_one_that_looks_the_same():
+    with pytest.raises(ValueError, match=r"has the key a NodeKey, where str\(attempt\.key\) is due: '7\.0'"):
+        checked(replace(PLAN, key=JOB.key))
+
+
+def test_secrets_are_set_over_a_plan_but_never_over_what_gpulayer_says():
+    site = replace(SITE, inputs=(("data", Path("/d")),))
+    plan = checked(replace(PLAN, env={"HF_TOKEN": "of the job"}), site=site)
+    forged = dict.fromkeys((*OURS, *HIDDEN, "GPU_DEVICE_ORDINAL", "GPULAYER_INPUT_DATA"), "forged")
+    env = with_secrets(plan, {"HF_TOKEN": "secret", "GPULAYER_TOKEN": "of the job", **forged})
+    assert env == {**plan.env, "HF_TOKEN": "secret", "GPULAYER_TOKEN": "of the job"}
+
+
 class Starts:
     """Stands for the spawner: says this of every start."""
 
@@ -155,8 +171,9 @@ def launched(host_of):
         async def main():
             host = host_of(launchers=[launcher])
             attempt = replace(job, launcher=job.launcher or "mine")
-            planned = await plan_launch(host, attempt, SITE, MACHINE)
-            return await launch(host, attempt, planned, starter or Starts(), site=SITE, machine=MACHINE)
+            patience = Patience(host, SystemClock(), pauses_ms=(0,))
+            planned = await plan_launch(host, patience, attempt, SITE, MACHINE)
+            return await launch(host, patience, attempt, planned, starter or Starts(), site=SITE, machine=MACHINE)
 
         return asyncio.run(main())
 
@@ -294,3 +311,54 @@ def test_what_a_launcher_is_shown_of_an_environment_can_not_be_changed():
     shown = checked_variables({"A": "b"})
     with pytest.raises(TypeError):
         shown["A"] = "c"
+
+
+def test_what_an_act_says_to_a_user_holds_no_secret_of_its_plugin_and_nothing_that_a_terminal_acts_on(host_of):
+    said = NotLaunched(None, "the scheduler refused hunter2hunter2\nall\u202eof it", "hunter2hunter2")
+    launcher = Acts(lambda plan, starter: said)
+    host = host_of(launchers=[launcher], options={"mine": {"token": "hunter2hunter2"}})
+
+    async def main():
+        patience, attempt = Patience(host, SystemClock()), replace(JOB, launcher="mine")
+        planned = await plan_launch(host, patience, attempt, SITE, MACHINE)
+        return await launch(host, patience, attempt, planned, Starts(), site=SITE, machine=MACHINE)
+
+    assert asyncio.run(main()).evidence == "the scheduler refused ***\nall of it\n***"
+
+
+def test_a_launcher_that_has_just_failed_is_not_asked_and_nothing_is_started(host_of):
+    def act(plan, starter):
+        raise ConnectionError("no route to host")
+
+    host, starter = host_of(launchers=[Acts(act)]), Starts()
+
+    async def main():
+        patience, attempt = Patience(host, SystemClock()), replace(JOB, launcher="mine")
+        planned = await plan_launch(host, patience, attempt, SITE, MACHINE)
+        with pytest.raises(Unready):
+            await launch(host, patience, attempt, planned, starter, site=SITE, machine=MACHINE)
+        with pytest.raises(PluginResting):
+            await launch(host, patience, attempt, planned, starter, site=SITE, machine=MACHINE)
+        with pytest.raises(PluginResting):
+            await plan_launch(host, patience, attempt, SITE, MACHINE)
+        assert starter.plans == []
+
+    asyncio.run(main())
+
+
+def test_an_overloaded_machine_is_no_fault_of_the_process_launcher(host_of, monkeypatch):
+    monkeypatch.setattr(launching, "PLAN_DEADLINE_S", 0.01)
+
+    class Stalls(ProcessLauncher):
+        def plan(self, attempt, site, machine):
+            threading.Event().wait(0.1)
+            return super().plan(attempt, site, machine)
+
+    host = host_of(launchers=[Stalls()])
+
+    async def main():
+        patience = Patience(host, SystemClock())
+        for _ in range(3):
+            assert (await plan_launch(host, patience, JOB, SITE, MACHINE)).plan == checked()
+
+    asyncio.run(main())

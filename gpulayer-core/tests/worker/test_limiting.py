@@ -9,8 +9,8 @@ from gpulayer.protocol.messages import ProcessExited
 from gpulayer.spawner.messages import ExitRecord, SpawnLimits
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.limits import Limits
-from gpulayer.worker.launching import end_of
 from gpulayer.worker.limiting import spawn_limits, unenforced
+from gpulayer.worker.starting import end_of
 
 KEY = NodeKey(Epoch(7), 0)
 JOB = Assignment(key=KEY, job_id=JobId("abc"), attempt=1, command=("true",))

@@ -31,17 +31,24 @@ class TestProbe(ProbeContract):
         return LicenceProbe(file)
 
 
-class TestProbeWithoutAFile(ProbeContract):
+class TestProbeOfAMachineWithoutLicences(ProbeContract):
     @pytest.fixture
-    def probe(self, tmp_path):
-        return LicenceProbe(tmp_path / "nowhere")
+    def probe(self, file):
+        file.write_text("# none yet\n", encoding="utf-8")
+        return LicenceProbe(file)
 
 
 def test_what_the_file_says_is_what_there_is(file, tmp_path):
     site = ProbeSite(tmp_path, {})
     assert LicenceProbe(file).look(site) == Findings(resources=(("hfss", 1), ("matlab", 2)))
-    file.unlink()
+    file.write_text("", encoding="utf-8")
     assert LicenceProbe(file).look(site) == Findings()
+
+
+def test_a_file_that_is_not_there_is_a_fault_that_names_the_option(tmp_path):
+    probe = LicenceProbe(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"GPULAYER_PLUGIN_LICENCES_FILE names .*nowhere, which is not there"):
+        probe.look(ProbeSite(tmp_path, {}))
 
 
 def test_none_of_a_licence_is_no_licence():

@@ -10,8 +10,9 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, TextIO, cast
 
+from gpulayer.cli.ending import end_with
 from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
 from gpulayer.errors import GpulayerError, UsageError
 from gpulayer.hiding import hide_process
@@ -31,6 +32,8 @@ __all__ = [
     "worker_command",
     "worker_settings",
 ]
+
+_PYDANTIC_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from gpulayer.cli.exits import exit_for_error  # noqa: PLC0415 - only after an error
 
         return exit_for_error(error)
+
+
+def _leave_out_pydantic_plugins() -> None:
+    """Of this process. Whatever is installed may name plugins of pydantic, which imports them in the middle of a
+    request, and fails where any distribution's metadata is damaged. To be called before pydantic is imported."""
+    os.environ[_PYDANTIC_PLUGINS] = "__all__"
 
 
 def _hide_printed() -> None:
@@ -141,6 +150,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--public-url", action="append", default=[])
     given = parser.parse_args(argv)
     hide_process()
+    _leave_out_pydantic_plugins()
     from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415 - only for what is started
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
     from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
@@ -183,6 +193,7 @@ def run_worker(argv: Sequence[str]) -> int:
     from gpulayer.worker import run  # noqa: PLC0415 - loads the whole worker
 
     settings = worker_settings(argv)
+    _leave_out_pydantic_plugins()  # its plugins may use it; jobs get ``settings.environment``, read before this
     if "--foreground" in argv:
         tell_plainly()
     else:
@@ -233,4 +244,4 @@ def _host_name() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from gpulayer.errors import GpulayerError
+from gpulayer.spec.plain import plain_line
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import ProblemRecord
@@ -49,6 +50,7 @@ _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
 _DRIVING: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # escapes, what turns text around, what breaks lines
 
 
+_LONGEST = 2000  # line of a plugin's
 _LEAST = 16  # of the last column, which is folded
 
 
@@ -74,9 +76,9 @@ def say_warnings(problems: "Iterable[ProblemRecord]") -> None:
     for problem in problems:
         field = f"{problem['field']}: " if problem["field"] else ""
         line = f"warning: plugin {problem['plugin']}: {field}{problem['message']}"
-        say(line.replace("\n", _REPLACED))
+        say(plain_line(line, _LONGEST))
         if problem["hint"]:
-            say(f" hint: {problem['hint']}".replace("\n", _REPLACED))
+            say(f" hint: {plain_line(problem['hint'], _LONGEST)}")
 
 
 def print_line(text: str) -> None:

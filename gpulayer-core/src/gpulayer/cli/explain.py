@@ -30,6 +30,7 @@ def explain(
     resource: needs.ResourceFlag = None,
     launcher: needs.LauncherFlag = "",
     environment: needs.EnvironmentFlag = "",
+    input_: needs.InputFlag = None,
     json: JsonFlag = False,
 ) -> int:
     """Say which worker would get a request now, and what would make the others fit. Exits with 3 where none can."""
@@ -51,6 +52,7 @@ def explain(
         resource=resource,
         launcher=launcher,
         environment=environment,
+        input_=input_,
     )
     with open_client(target) as client:
         reply = client.explain(**options)

@@ -19,6 +19,7 @@ __all__ = [
     "EnvironmentFlag",
     "FrameworkFlag",
     "GroupFlag",
+    "InputFlag",
     "LabelFlag",
     "LauncherFlag",
     "MemoryFlag",
@@ -53,6 +54,10 @@ ResourceFlag = Annotated[
 ]
 LauncherFlag = Annotated[str, typer.Option("--launcher", metavar="NAME", help="A plugin's, to start it with.")]
 EnvironmentFlag = Annotated[str, typer.Option("--environment", metavar="NAME", help="A plugin's, to run in.")]
+InputFlag = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=URI", help="Fetched by the worker; its path: $GPULAYER_INPUT_NAME."),
+]
 LabelFlag = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A worker's label.")]
 WorkerFlag = Annotated[str, typer.Option("--worker", metavar="NAME", help="This worker only.")]
 ZoneFlag = Annotated[str, typer.Option("--zone", metavar="Z", help="Where the worker is.")]
@@ -79,6 +84,7 @@ def request_options(
     resource: Sequence[str] | None,
     launcher: str,
     environment: str,
+    input_: Sequence[str] | None,
 ) -> RequestOptions:
     """Only what was given, so that the defaults stay in one place."""
     options: RequestOptions = {}
@@ -116,6 +122,8 @@ def request_options(
         options["launcher"] = launcher
     if environment:
         options["environment"] = environment
+    if input_:
+        options["inputs"] = pairs(input_, "--input", is_once=True)
     return options
 
 
@@ -133,12 +141,14 @@ def counts(texts: Sequence[str], flag: str) -> dict[str, int]:
     return found
 
 
-def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
-    """``k=v`` each. Raises UsageError."""
+def pairs(texts: Sequence[str], flag: str, *, is_once: bool = False) -> dict[str, str]:
+    """``k=v`` each; the last of a key counts, unless each may be given once. Raises UsageError."""
     found: dict[str, str] = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise UsageError(f"{flag} {text}: not of the form KEY=VALUE", hint=f"write {flag} key=value")
+        if is_once and key in found:
+            raise UsageError(f"{flag} {text}: {key} is given twice", hint=f"write {flag} {key}=… once")
         found[key] = value
     return found

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import EntryPoint, distributions
 from typing import Any, Final
 
 import typer
@@ -18,14 +17,15 @@ from typer.core import TyperCommand, TyperGroup
 from gpulayer.cli.later import LATER_COMMANDS
 from gpulayer.cli.quick import QuickTyper
 from gpulayer.errors import PluginFault, UsageError
+from gpulayer.plugins.discovery import COMMANDS, GROUP, EntryPoint, installed_points
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.settings import PLUGINS_VARIABLE, PluginSettings
 from gpulayer.spec.capabilities import is_plain_name
+from gpulayer.spec.plain import plain_line
 
 __all__ = ["PluginCommand", "find_command", "find_commands", "load_command"]
 
-_GROUP: Final = "gpulayer.commands"
-_PLUGINS: Final = "gpulayer"
+_LONGEST: Final = 400
 _OWN_COMPLETION: Final = ("install_completion", "show_completion")
 
 
@@ -93,35 +93,29 @@ def load_command(command: PluginCommand) -> Any:  # Any: typer's own command typ
 def _first(error: BaseException) -> str:
     """The first line of what it says of itself, which is the plugin's code, too."""
     try:
-        return str(error).strip().partition("\n")[0]
+        return plain_line(str(error).strip().partition("\n")[0], _LONGEST)
     except Exception:
         return "(it can't say what)"
 
 
 def _installed(settings: PluginSettings) -> Iterator[PluginCommand]:
-    seen: set[str] = set()
-    for distribution in distributions():
-        try:
-            name, version = distribution.metadata["Name"] or "", distribution.version or ""
-            points = [point for point in distribution.entry_points if point.group in (_GROUP, _PLUGINS)]
-        except Exception:  # noqa: S112 - half a distribution: pip complains of it, and it adds nothing
-            continue
-        plain = name.lower().replace("_", "-").replace(".", "-")
-        if plain in seen:
-            continue  # hidden by one of its name that comes first
-        seen.add(plain)
-        yield from _of(points, name, version, settings)
+    by_distribution: dict[str, list[EntryPoint]] = {}
+    for point in installed_points():
+        by_distribution.setdefault(point.distribution, []).append(point)
+    for points in by_distribution.values():
+        yield from _of(points, settings)
 
 
-def _of(points: list[EntryPoint], name: str, version: str, settings: PluginSettings) -> Iterator[PluginCommand]:
-    plugins = {point.name for point in points if point.group == _PLUGINS}
+def _of(points: list[EntryPoint], settings: PluginSettings) -> Iterator[PluginCommand]:
+    """Of one distribution."""
+    plugins = {point.name for point in points if point.group == GROUP}
     allowed = settings.allowed
     # A command alone is no plugin, so that no list names it; it runs only when somebody types it.
     is_wanted = allowed is None or bool(allowed & plugins) or (bool(allowed) and not plugins)
     for point in points:
-        if point.group != _GROUP:
+        if point.group != COMMANDS:
             continue
-        command = PluginCommand(point.name, name, version, point.value.partition("[")[0].strip())
+        command = PluginCommand(point.name, point.distribution, point.version, point.value)
         if not is_wanted:
             hint = f"unset it, or add {min(plugins)}" if plugins else "unset it"
             command = replace(

@@ -8,7 +8,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -16,23 +17,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpulayer.cli.console import columns, print_json, print_line, safe, say
+from gpulayer.cli.console import columns, print_json, print_line, say
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.plugin_commands import PluginCommand, find_commands
 from gpulayer.cli.records import age
 from gpulayer.client import calls
-from gpulayer.client.connect import open_transport
+from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.embedded import find_plane
 from gpulayer.client.location import Configured, Local
 from gpulayer.errors import GpulayerError, UsageError
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.plugins.trial import CheckReport, Flaw, check_plugin, installed_plugins
+from gpulayer.spec.plain import plain_line
 
 if TYPE_CHECKING:
     from gpulayer.wire.plugins import PluginRecord
 
-app = command_app(help="List and check plugins, and the commands that they add.")
+app = command_app(
+    help="List and check plugins, and the commands that they add. "
+    "GPULAYER_PLUGIN_<NAME>_<OPTION> sets an option of a plugin, GPULAYER_PLUGINS=a,b (or none) says which are loaded: "
+    "where they run, when that starts. How to write one: docs/plugins/index.md."
+)
 
 _HERE: Final = "here"
 _PLACES_SHOWN: Final = 2
@@ -40,7 +46,9 @@ _ORDER: Final = ("broken", "duplicate", "incompatible", "suspended", "disabled",
 _COLOURS: Final = {"ok": "32", "suspended": "33", "disabled": "2"}
 _RED: Final = "31"
 _INDENT: Final = 4
+_LONGEST: Final = 2000
 _BAD: Final = 1
+_ANSWER_S: Final = 5.0
 
 
 @app.callback(invoke_without_command=True)
@@ -66,12 +74,27 @@ def check(
     """Try one plugin, step by step, and say what to mend. Exits with 0 if it is good, else with 1."""
     report = check_plugin(name, os.environ, waiting=_waiting(f"plugin {name} takes its time …"))
     if not report.is_known:
-        raise UsageError(f"no plugin {name!r} is installed here", hint=_nearest(name, report.known))
+        raise _unknown(name, report.known)
     if json:
         print_json(_report_fields(report))
     else:
         _print_report(report)
     return Exit.OK if report.is_good else _BAD
+
+
+def _unknown(name: str, known: list[str]) -> UsageError:
+    """A command, or a plugin of another place, has that name; or nothing has."""
+    from gpulayer.cli.app import COMMANDS  # noqa: PLC0415 - it is what loads this module
+
+    commands = [one for one in find_commands(PluginSettings.of(os.environ), taken=COMMANDS) if one.name == name]
+    if commands:
+        message = f"{name} is no plugin: {commands[0].origin} adds the command gpulayer {name}, and nothing to check"
+        return UsageError(message, hint=commands[0].hint or f"gpulayer {name} --help tries it")
+    places = sorted({record["where"] for record in _elsewhere("", "", tell=lambda _: None) if record["name"] == name})
+    if places:
+        hint = f"run this where it is installed; gpulayer plugins shows its record of {', '.join(places)}"
+        return UsageError(f"the plugin {name} is loaded by {', '.join(places)}, and not installed here", hint=hint)
+    return UsageError(f"no plugin {name!r} is installed here", hint=_nearest(name, known))
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -88,6 +111,8 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
     if trouble:
         say(f"note: the plugins of this environment are unknown: {trouble}")
     records = [*({**record, "where": _HERE} for record in here), *_elsewhere(target, state)]
+    for note in _stray_options([record["name"] for record in records]):
+        say(note)
     from gpulayer.cli.app import COMMANDS  # noqa: PLC0415 - it is what loads this module
 
     commands = find_commands(PluginSettings.of(os.environ), taken=COMMANDS)
@@ -100,26 +125,56 @@ def _list(target: str, state: str, *, as_json: bool) -> None:
         print_line(line)
 
 
-def _elsewhere(target: str, state: str) -> "list[PluginRecord]":
-    """Of the control plane and its workers, if it can be asked; why not is said."""
-    try:
-        settings = settings_for(target, state=state)
-        where = settings.where
-        if isinstance(where, Local):
-            endpoint = find_plane(where.state_dir)
-            if endpoint is None:
-                say("note: no control plane runs here; these are the plugins of this environment")
-                return []
-            where = Configured(endpoint.location)
-        with open_transport(replace(settings, where=where)) as transport:
-            return transport.send(calls.list_plugins())["plugins"]
-    except UsageError:
-        raise
-    except GpulayerError as error:
-        say(f"note: the control plane's plugins are unknown: {error.message}")
-        if error.hint:
-            say(f" hint: {error.hint}")
-        return []
+def _elsewhere(target: str, state: str, *, tell: Callable[[str], None] = say) -> "list[PluginRecord]":
+    """Of the control plane and its workers, if it can be asked and answers soon; why not is told."""
+    found: list[list[PluginRecord] | None] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            found.append(_ask(settings_for(target, state=state)))
+        except BaseException as error:
+            failed.append(error)
+
+    # In a thread: to look for it, a connection and an answer each have a limit of their own, and together too much.
+    asking = threading.Thread(target=ask, name="gpulayer-plugins-asked", daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    match found, failed:
+        case [[None], _]:
+            tell("note: no control plane runs here; these are the plugins of this environment")
+        case [[list() as records], _]:
+            return records
+        case [_, [GpulayerError() as error]] if not isinstance(error, UsageError):
+            tell(f"note: the control plane's plugins are unknown: {error.message}")
+            if error.hint:
+                tell(f" hint: {error.hint}")
+        case [_, [BaseException() as error]]:
+            raise error
+        case _:
+            tell(
+                f"note: the control plane's plugins are unknown: it gave no answer within {_ANSWER_S:g} s; perhaps it "
+                "still tries them, or one of them holds it up"
+            )
+    return []
+
+
+def _ask(settings: Settings) -> "list[PluginRecord] | None":
+    """None where it is this machine's own, and does not run."""
+    where = settings.where
+    if isinstance(where, Local):
+        endpoint = find_plane(where.state_dir)
+        if endpoint is None:
+            return None
+        where = Configured(endpoint.location)
+    with open_transport(replace(settings, where=where)) as transport:
+        return transport.send(calls.list_plugins())["plugins"]
+
+
+def _stray_options(names: list[str]) -> Iterator[str]:
+    for variable, near in PluginSettings.of(os.environ).strangers(names).items():
+        meant = f"; did you mean an option of {near}?" if near else ""
+        yield f"note: {variable} is set, and no plugin has such a name{meant}"
 
 
 def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and those of this environment
@@ -129,7 +184,7 @@ def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and tho
     shown = _merged([each for each in records if not each["is_builtin"] or each["name"] in bad_own])
     rows = [["STATUS", "PLUGIN", "VERSION", "API", "WHERE", "PROVIDES"]]
     for record in shown:
-        provides = ", ".join(record["provides"]) if record["status"] in ("ok", "suspended") else "-"
+        provides = ", ".join(record["provides"]) if record["status"] in ("ok", "suspended") else ""
         rows.append(
             [
                 record["status"],
@@ -137,12 +192,12 @@ def _table(records: "list[Any]") -> Iterator[str]:  # Any: PluginRecord, and tho
                 record["version"] or "-",
                 record["api"] or "-",
                 _places(record["places"]),
-                provides,
+                provides or "-",
             ]
         )
     if shown:
         now = datetime.now(UTC)
-        header, *lines = columns([[safe(cell).replace("\n", " ") for cell in row] for row in rows])
+        header, *lines = columns([[plain_line(cell, _LONGEST) for cell in row] for row in rows])
         yield header
         for line, record in zip(lines, shown, strict=True):
             yield line
@@ -175,7 +230,7 @@ def _below(record: Mapping[str, Any], now: datetime) -> Iterator[str]:
 
 def _folded(text: str) -> list[str]:
     """Under a row: to the width of the screen where somebody looks, else a line, to be searched."""
-    text = " ".join(text.split())
+    text = plain_line(text, _LONGEST)
     if not sys.stdout.isatty():
         return [" " * _INDENT + text]
     indent = " " * _INDENT
@@ -215,7 +270,7 @@ def _commands_table(commands: list[PluginCommand]) -> Iterator[str]:
     yield ""
     rows = [["STATUS", "COMMAND", "OF"]]
     rows += [[str(command.status), f"gpulayer {command.name}", command.origin] for command in commands]
-    header, *lines = columns([[safe(cell).replace("\n", " ") for cell in row] for row in rows])
+    header, *lines = columns([[plain_line(cell, _LONGEST) for cell in row] for row in rows])
     yield header
     for line, command in zip(lines, commands, strict=True):
         yield line
@@ -245,6 +300,8 @@ def _print_report(report: CheckReport) -> None:
         print_line(f"{sign:<4}  {step.name:<40}  {took:>9}".rstrip())
     if report.api:
         print_line(f"API {report.api}; hooks: {', '.join(report.hooks) or 'none'}")
+    if report.options:
+        print_line(f"options: {', '.join(report.options)}")
     if report.provides:
         print_line(f"provides: {', '.join(report.provides)}")
     for flaw in report.warnings:
@@ -278,6 +335,7 @@ def _report_fields(report: CheckReport) -> dict[str, Any]:  # Any: JSON
         "module": report.target,
         "api": report.api,
         "hooks": report.hooks,
+        "options": report.options,
         "provides": report.provides,
         "steps": [{"step": step.name, "took_s": step.took_s, "ok": step.is_good} for step in report.steps],
         "flaws": flaws(report.flaws),

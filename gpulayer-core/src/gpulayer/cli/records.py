@@ -80,7 +80,7 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("name", record["name"]),
         ("state", "\n".join([record["state"] + (f" ({why})" if why else ""), *more])),
         ("command", command_text(record["command"])),
-        ("needs", _settings(record["request"]) or "nothing in particular"),
+        ("needs", _needs(record)),
         ("runs with", _settings(record.get("options", {}))),
         ("secrets", ", ".join(record.get("secrets", []))),
         ("source", _source(record) if source else ""),
@@ -267,6 +267,13 @@ def _plain(value: object) -> str:
             return " ".join(filter(None, map(_plain, value)))
         case _:
             return next((line for line in str(value).splitlines() if line.strip()), "")
+
+
+def _needs(record: "JobRecord") -> str:
+    """Empty where what it runs with, the line below, is all that it needs of a worker."""
+    options = record.get("options", {})
+    is_told_below = any(options.get(name) for name in ("launcher", "environment", "inputs"))
+    return _settings(record["request"]) or ("" if is_told_below else "nothing in particular")
 
 
 def _settings(fields: "Mapping[str, object]") -> str:

@@ -60,10 +60,7 @@ def submit(
         list[str] | None, typer.Option("--include", metavar="PATTERN", help="Ship it although ignored.")
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Leave it out.")] = None,
-    input_: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=URI", help="Fetched by the worker; its path: $GPULAYER_INPUT_NAME."),
-    ] = None,
+    input_: needs.InputFlag = None,
     output: Annotated[
         list[str] | None,
         typer.Option("--output", metavar="PATTERN", help="What comes home (default: all new or changed files)."),
@@ -130,7 +127,6 @@ def submit(
         "keep_outputs": not no_outputs,
         "include": include or (),
         "exclude": exclude or (),
-        "inputs": needs.pairs(input_ or (), "--input"),
         "outputs": output or (),
         "env": read_env(env or (), _read(env_file), environment=os.environ, file_name=env_file),
         "secrets": read_secrets(secret or (), secret_file or (), environment=os.environ),
@@ -156,6 +152,7 @@ def submit(
         resource=resource,
         launcher=launcher,
         environment=environment,
+        input_=input_,
     )
     options = cast("JobOptions", {**options, **request})
     if retries is not None:

@@ -16,10 +16,11 @@ from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
-from gpulayer.client.embedded import find_plane, start_detached, wait_until_gone, why_not_started
+from gpulayer.client.embedded import find_plane, log_size, start_detached, wait_until_gone, why_not_started
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, GpulayerError, TimedOut, Unreachable
 from gpulayer.net.address import parse_url
+from gpulayer.plugins.settings import PluginSettings
 from gpulayer.sdk.settings import state_folder
 from gpulayer.spec.units import parse_duration_ms
 from gpulayer.variables import background_variables
@@ -68,6 +69,7 @@ def up(
     keep_logs_ms = parse_duration_ms(keep_logs, what="--keep-logs")
     public = [_public(url) for url in public_url or ()]
     chosen = _checked_tls(tls)
+    PluginSettings.of(os.environ)  # before anything is ended or started; in a log nobody would look for what it raises
     folder = state_folder(os.environ, state_dir=state)
     running = find_plane(folder)
     argv = plane_command(
@@ -149,6 +151,7 @@ def _checked_tls(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
 def _start(argv: list[str], folder: Path) -> int:
     log = folder / "plane.log"
     command = [sys.executable, "-P", "-m", "gpulayer.cli.background", *argv]
+    begins = log_size(log)
     process = start_detached(command, log=log, environment=background_variables(os.environ))
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends and process.poll() is None:
@@ -161,7 +164,9 @@ def _start(argv: list[str], folder: Path) -> int:
     if process.poll() is None:
         process.terminate()
         process.wait(timeout=10)
-    raise Unreachable(f"the control plane did not start{why_not_started(log)}", hint=f"the whole log is {log}")
+    raise Unreachable(
+        f"the control plane did not start{why_not_started(log, log_begins=begins)}", hint=f"the whole log is {log}"
+    )
 
 
 def _announce_when_up(folder: Path) -> None:

@@ -27,9 +27,9 @@ _LABELS: Final = {
 
 def rejection_lines(record: "JobRecord") -> list[str]:
     """Of a rejected job: one line that says what was wanted, then a line a worker and reason."""
-    from gpulayer.wire.convert import request_from_wire  # noqa: PLC0415 - only after a rejection
+    from gpulayer.wire.convert import needed_request  # noqa: PLC0415 - only after a rejection
 
-    wanted = request_from_wire(record["request"]).summary()
+    wanted = needed_request(record["request"], record.get("options", {})).summary()
     verdicts = record["verdicts"]
     is_busy = any(verdict["verdict"] == "busy" for verdict in verdicts)
     head = f"all workers that fit are busy: {wanted}" if is_busy else f"no worker fits: {wanted}"
@@ -58,7 +58,8 @@ def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
     for verdict in verdicts:
         change = _change(verdict["fits_with"])
         if verdict["verdict"] == "eligible":
-            rows.append([verdict["worker"], "fits", "", ""])
+            marks = "; ".join(reason["message"] for reason in verdict["reasons"])
+            rows.append([verdict["worker"], "fits", marks, ""])
             continue
         reasons = verdict["reasons"] or [{"code": "busy", "message": "", "wanted": "", "has": ""}]
         for number, reason in enumerate(reasons):

@@ -29,8 +29,10 @@ __all__ = [
     "Running",
     "ensure_plane",
     "find_plane",
+    "is_alive",
     "is_compatible",
     "is_stale",
+    "log_size",
     "log_tail",
     "plane_argv",
     "start_detached",
@@ -43,6 +45,7 @@ PLANE_LOG: Final = "plane.log"
 LIVE_STATES: Final = frozenset({"queued", "provisioning", "staging", "running", "ending", "unreachable"})
 _POLL_S: Final = 0.01
 _START_BYTES: Final = 1 << 20
+_CONFLICT: Final = 2  # the exit code of a control plane that is not the first in its folder, and of wrong use
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ def is_stale(state_dir: Path) -> bool:
 def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None) -> Running:
     """Find or start it. Blocks until it serves; that its worker registers is the control plane's to wait for.
 
-    ``say`` hears what takes time. Raises Unreachable with the tail of ``plane.log`` where it does not come up, and
-    UsageError where another version with live jobs can't be used.
+    ``say`` hears what takes time. Raises Unreachable with what ``plane.log`` says of this start where it does not come
+    up, and UsageError where another version with live jobs can't be used, or for what its plugins would be told.
     """
     found = find_plane(settings.state_dir)
     if found is not None:
@@ -88,14 +91,17 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
         if kept is not None:
             return Running(kept, is_new=False)
     died = _read_endpoint(settings.state_dir)
+    _check_plugin_variables(settings.environment)
     if died is not None and died.restart and not died.embedded:
         say(f"the control plane at {died.url} has died: starting it again as it was")
     else:
         died = None
         say("starting the background control plane")
     argv = plane_argv(settings, died=died)
-    process = start_detached(argv, log=settings.state_dir / PLANE_LOG, environment=settings.environment)
-    endpoint = _await_endpoint(settings, process)
+    log = settings.state_dir / PLANE_LOG
+    begins = log_size(log)
+    process = start_detached(argv, log=log, environment=settings.environment)
+    endpoint = _await_endpoint(settings, process, log_begins=begins)
     return Running(endpoint, is_new=True)
 
 
@@ -147,28 +153,37 @@ def wait_until_gone(endpoint: EndpointFound, state_dir: Path, *, deadline_s: flo
     """Block until that control plane has ended; False where it has not within the deadline."""
     ends = time.monotonic() + deadline_s
     while time.monotonic() < ends:
-        if not _endpoint_is(endpoint, state_dir) and not _is_listening(endpoint) and not _is_alive(endpoint.pid):
+        if not _endpoint_is(endpoint, state_dir) and not _is_listening(endpoint) and not is_alive(endpoint.pid):
             return True
         time.sleep(_POLL_S)
     return False
 
 
-def log_tail(log: Path, *, lines: int = 12) -> str:
-    """The last lines of a log, for a message; empty where there is none."""
+def log_size(log: Path) -> int:
+    """Where the next line will stand: what a process that starts now says comes after it."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def log_tail(log: Path, *, lines: int = 12, begins: int = 0) -> str:
+    """The last lines of a log, for a message; empty where there is none. begins: what stands before is left out."""
     try:
         with open(log, "rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16_384))
+            file.seek(max(0, file.tell() - 16_384, min(begins, file.tell())))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
 
 
-def why_not_started(log: Path) -> str:
-    """What is known of it, to be put behind "it did not start": on a full disk not even the log can say anything."""
+def why_not_started(log: Path, *, log_begins: int = 0) -> str:
+    """What is known of it, to be put behind "it did not start": on a full disk not even the log can say anything.
+    log_begins: of the log, what stands after that."""
     room = "" if _has_room(log.parent) else f": there is no room on the disk of {log.parent}"
-    tail = log_tail(log)
+    tail = log_tail(log, begins=log_begins)
     return room + (f"; the end of its log:\n{tail}" if tail else "")
 
 
@@ -208,7 +223,15 @@ def _is_idle(jobs: Mapping[str, int]) -> bool:
     return not any(count for state, count in jobs.items() if state in LIVE_STATES)
 
 
-def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]") -> EndpointFound:
+def _check_plugin_variables(environment: Mapping[str, str]) -> None:
+    """Raises UsageError for those that the control plane and its worker would refuse, before anything is started."""
+    if any(name.startswith(("GPULAYER_PLUGINS", "GPULAYER_STRICT")) for name in environment):
+        from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415 - most users have none
+
+        PluginSettings.of(environment)
+
+
+def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]", *, log_begins: int) -> EndpointFound:
     ends = time.monotonic() + settings.deadline_s
     has_ended = False
     while time.monotonic() < ends:
@@ -220,14 +243,15 @@ def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]")
         if not has_ended and process.poll() is not None:
             # Either another command's process got the lock and is about to serve, or it can't start at all.
             has_ended = True
-            ends = min(ends, time.monotonic() + settings.deadline_s / 6)
+            others_s = settings.deadline_s / 6 if process.returncode == _CONFLICT else 0.0
+            ends = min(ends, time.monotonic() + others_s)
         time.sleep(_POLL_S)
     if process.poll() is None:
         process.terminate()
         process.wait(timeout=10)
     log = settings.state_dir / PLANE_LOG
     raise Unreachable(
-        f"the background control plane did not start{why_not_started(log)}",
+        f"the background control plane did not start{why_not_started(log, log_begins=log_begins)}",
         hint=f"the whole log is {log}",
         details={"log": str(log)},
     )
@@ -245,7 +269,7 @@ def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
 
 
 def _is_listening(endpoint: EndpointFound) -> bool:
-    if not _is_alive(endpoint.pid):
+    if not is_alive(endpoint.pid):
         return False
     try:
         socket.create_connection((endpoint.host, endpoint.port), timeout=2.0).close()
@@ -254,7 +278,7 @@ def _is_listening(endpoint: EndpointFound) -> bool:
     return True
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """A zombie is dead: it stays one until its parent, perhaps a command that still follows a job, looks."""
     if sys.platform == "win32":
         return True  # there os.kill would end the process; the connection decides

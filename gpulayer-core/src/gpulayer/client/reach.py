@@ -17,6 +17,7 @@ from gpulayer.protocol.retry import FailureKind, Repeatable, next_try_ms
 __all__ = ["Reach", "Route", "Then", "Tries", "Way"]
 
 _CONNECT_S: Final = 10.0
+_STARTS_S: Final = 600.0  # of a control plane that says that it is only just starting
 _CONNECT_OF_SEVERAL_S: Final = 4.0  # the next address may be the one that answers
 _TURNS: Final = frozenset({502, 503, 504})  # of a standby, or of a proxy before one that is down
 _UNAUTHENTICATED: Final = 401
@@ -109,6 +110,8 @@ class Tries:
         self._reach = reach
         self._manner = manner
         self._ends = started + retry_for_s
+        self._retry_for_s = retry_for_s
+        self._starts_until = started + _STARTS_S
         self._round = 1
         self._left = reach.count  # addresses that this round has not tried
         self._has_asked = False
@@ -116,6 +119,8 @@ class Tries:
     def after(self, failed: Failed, way: Way, *, now: float, random01: float) -> Then:
         """Raises the try's error where none may follow."""
         failure = failed.failure
+        if failed.error.details.get("starting") is True and now < self._starts_until:
+            self._ends = max(self._ends, now + self._retry_for_s)  # it says itself that it will be there
         if failure.status == _UNAUTHENTICATED and not self._has_asked:
             self._has_asked = True  # the token may have been replaced where it came from
             return Then(0.0, is_lost=True, refused=failed.error)

@@ -26,7 +26,7 @@ from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import Attempt, Job, Node, Pace, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
-from gpulayer.placement.capacity import Allocation, Free, usable_capacity
+from gpulayer.placement.capacity import Allocation, Free, allocate, usable_capacity
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
@@ -135,6 +135,7 @@ def forget(state: State, worker_id: WorkerId, epoch: Epoch) -> None:
 def lend(turn: Turn) -> None:
     """Lend waiting tasks ahead, best priority and oldest first. A task that must wait for a free slot keeps the
     workers on which it could run from what comes after it: else that would take every slot before the task got one.
+    Where it waits for a device or a resource that is in use, a slot is no help to it, and it keeps nobody off.
     """
     state = turn.state
     if not state.paces or not (turn.gained or turn.has_new_head):
@@ -155,9 +156,9 @@ def lend(turn: Turn) -> None:
         task = job.tasks[entry[3]]
         chosen = _choose(state, known, job, task, room) if room else None
         if chosen is None:
-            for worker_id in [id_ for id_ in room if _may_go(state, known, state.workers[id_])]:
+            for worker_id in [id_ for id_ in room if _waits_for_a_slot(state, known, state.workers[id_])]:
                 del room[worker_id]
-            if turn.has_new_head:
+            if turn.has_new_head or _needs_more_than_a_slot(known.request):  # it may have waited for that until now
                 _make_way(turn, known, job)
             continue
         queue.pop(known)
@@ -279,11 +280,25 @@ def _make_way(turn: Turn, known: RequestClass, job: Job) -> None:
     """A waiting task gets its slot before what is of lower priority and has not started."""
     state = turn.state
     for worker_id, epochs in state.ahead.items():
-        if _may_go(state, known, state.workers[worker_id]):
+        if _waits_for_a_slot(state, known, state.workers[worker_id]):
             for epoch in epochs:
                 attempt = state.attempts[epoch]
                 if state.jobs[attempt.job_id].entry.priority < job.entry.priority:
                     revoke(turn, attempt)
+
+
+def _waits_for_a_slot(state: State, known: RequestClass, worker: Worker) -> bool:
+    """Whether a head that could not be placed would start there, were cores and memory enough free."""
+    if not _may_go(state, known, worker):
+        return False
+    if not _needs_more_than_a_slot(known.request):
+        return True
+    free = replace(worker.free, cpus=worker.facts.cpus, memory_bytes=worker.facts.memory_bytes)
+    return allocate(known.request, worker.id, worker.facts, free) is not None
+
+
+def _needs_more_than_a_slot(request: Request) -> bool:
+    return bool(request.devices or request.resources)
 
 
 def _may_go(state: State, known: RequestClass, worker: Worker) -> bool:

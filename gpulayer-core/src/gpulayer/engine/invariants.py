@@ -81,6 +81,8 @@ def _check_tasks(state: State) -> None:
 
 def _check_workers(state: State) -> None:
     names: set[str] = set()
+    digests = {worker.facts_digest for worker in state.workers.values()}
+    _require(state.facts.keys() == digests, "facts are known that no worker has, or are missing")
     for worker in state.workers.values():
         _require(worker.state is not WorkerState.GONE, f"worker {worker.name} is gone and still known")
         _require(worker.name not in names, f"two workers are named {worker.name}")

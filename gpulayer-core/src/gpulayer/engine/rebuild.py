@@ -30,16 +30,18 @@ def rebuild(
     facts: Iterable[FactsImage] = (),
     heard: Collection[WorkerId] = (),
 ) -> State:
-    """Images of final jobs, ended attempts and removed workers may be among them; they are passed over.
+    """Images of final jobs, ended attempts, removed workers and facts that no worker has may be among them; they are
+    passed over.
 
     heard: workers that have reported to this very process, when it only discards a state that ran ahead of the store.
     """
     state = State(policy=policy)
     if counters is not None:
         state.next_epoch, state.next_seq, state.now_ms = counters.next_epoch, counters.next_seq, counters.now_ms
-    state.facts = {image.digest: image.facts for image in facts}
+    known_facts = {image.digest: image.facts for image in facts}
     for worker_image in workers:
         if worker_image.state is not WorkerState.GONE:
+            state.facts[worker_image.facts_digest] = known_facts[worker_image.facts_digest]
             state.workers[worker_image.id] = _worker(state, worker_image, is_heard=worker_image.id in heard)
     for entry, job_image in sorted(jobs, key=lambda pair: pair[1].seq):
         if not job_image.state.is_final:

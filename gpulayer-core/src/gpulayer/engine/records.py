@@ -13,7 +13,17 @@ from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["AttemptImage", "CounterImage", "FactsImage", "JobImage", "NodeImage", "Record", "TaskImage", "WorkerImage"]
+__all__ = [
+    "AttemptImage",
+    "CounterImage",
+    "FactsForgotten",
+    "FactsImage",
+    "JobImage",
+    "NodeImage",
+    "Record",
+    "TaskImage",
+    "WorkerImage",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,14 @@ class FactsImage:
 
 
 @dataclass(frozen=True, slots=True)
+class FactsForgotten:
+    """No worker of the state has these facts any more. They are kept while an image names them: that of a removed
+    worker, or of one that got them again later in the same batch."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class CounterImage:
     """The one row of counters. ``now_ms``: engine time at this step, so that time goes on after a restart."""
 
@@ -127,4 +145,4 @@ class CounterImage:
     now_ms: int
 
 
-Record = JobImage | TaskImage | AttemptImage | WorkerImage | FactsImage | CounterImage
+Record = JobImage | TaskImage | AttemptImage | WorkerImage | FactsImage | FactsForgotten | CounterImage

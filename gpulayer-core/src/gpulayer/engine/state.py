@@ -214,7 +214,8 @@ class Capacity:
 @dataclass(slots=True)
 class State:
     """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart.
-    ``ahead``: the attempts lent ahead, by worker; workers without one are not in it. ``paces``: volatile.
+    ``facts``: those that a worker has. ``ahead``: the attempts lent ahead, by worker; workers without one are not in
+    it. ``paces``: volatile.
 
     opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
     than this in it, it is time to forget some. undecided: ``--no-wait`` jobs that wait for opinions, by class, and when

@@ -11,6 +11,7 @@ from gpulayer.engine.effects import Effect
 from gpulayer.engine.records import (
     AttemptImage,
     CounterImage,
+    FactsForgotten,
     FactsImage,
     JobImage,
     NodeImage,
@@ -41,6 +42,7 @@ class Turn:
     attempts: dict[Epoch, Attempt] = field(default_factory=dict)
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
     facts: dict[Digest, FactsImage] = field(default_factory=dict)
+    forgotten_facts: dict[Digest, FactsForgotten] = field(default_factory=dict)
     gained: dict[WorkerId, Worker] = field(default_factory=dict)
     has_new_head: bool = False
     rejected: dict[JobId, Request] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Turn:
         records.extend(job_image(job) for job in self.jobs.values())
         records.extend(task_image(job_id, task) for (job_id, _), task in self.tasks.items())
         records.extend(attempt_image(attempt) for attempt in self.attempts.values())
+        records.extend(self.forgotten_facts.values())
         if records:
             records.append(CounterImage(self.state.next_epoch, self.state.next_seq, self.state.now_ms))
         return tuple(records)

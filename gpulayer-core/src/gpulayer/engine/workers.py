@@ -17,7 +17,7 @@ from gpulayer.engine.events import (
     WorkerReported,
     WorkerWentSilent,
 )
-from gpulayer.engine.records import FactsImage
+from gpulayer.engine.records import FactsForgotten, FactsImage
 from gpulayer.engine.state import Attempt, State, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Digest, Epoch, WorkerId
@@ -132,6 +132,7 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
     turn.gained.pop(worker.id, None)
     turn.state.paces.pop(worker.id, None)
     del turn.state.workers[worker.id]
+    _forget_facts(turn.state, worker.facts_digest)
     schedule.workers_changed(turn.state)
 
 
@@ -221,17 +222,31 @@ def _lose(turn: Turn, worker: Worker, attempt: Attempt, evidence: str) -> None:
 
 
 def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -> None:
-    """Facts are stored once by digest and shared. Leases stand, also on devices that are no longer reported."""
+    """Facts are stored once by digest and shared, while any worker has them. Leases stand, also on devices that are no
+    longer reported."""
     if digest not in turn.state.facts:
         turn.state.facts[digest] = facts
         turn.facts[digest] = FactsImage(digest, facts)
     if digest == worker.facts_digest and worker.facts is turn.state.facts[digest]:
         return
-    worker.facts, worker.facts_digest = turn.state.facts[digest], digest
+    before, worker.facts_digest = worker.facts_digest, digest
+    worker.facts = turn.state.facts[digest]
+    if _forget_facts(turn.state, before):
+        turn.forgotten_facts[before] = FactsForgotten(before)
     attempts.refresh_free(turn.state, worker)
     turn.workers[worker.id] = worker
     schedule.workers_changed(turn.state)
     turn.gained[worker.id] = worker
+
+
+def _forget_facts(state: State, digest: Digest) -> bool:
+    """Where no worker has them any more; a figure that goes up and down makes new ones each time."""
+    if any(worker.facts_digest == digest for worker in state.workers.values()):
+        return False
+    del state.facts[digest]
+    for known in state.classes.values():
+        known.eligible.pop(digest, None)
+    return True
 
 
 def _lent_to(state: State, worker: Worker, epoch: Epoch) -> Attempt | None:

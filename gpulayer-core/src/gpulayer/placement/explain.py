@@ -130,7 +130,7 @@ def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[
     mark = _mean_mark(worker.opinions)
     place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
     score = round(mark, 3) if has_marks else place.score
-    return Verdict(worker.name, VerdictKind.ELIGIBLE, score=score), place
+    return Verdict(worker.name, VerdictKind.ELIGIBLE, _marks(worker.opinions), score=score), place
 
 
 def _refusals(opinions: Sequence[tuple[str, Opinion | None]]) -> tuple[Reason, ...]:
@@ -138,6 +138,14 @@ def _refusals(opinions: Sequence[tuple[str, Opinion | None]]) -> tuple[Reason, .
         Reason(ReasonCode.PLUGIN_REJECTED, f"scorer {name}: {opinion.reason}")
         for name, opinion in opinions
         if isinstance(opinion, Refusal)
+    )
+
+
+def _marks(opinions: Sequence[tuple[str, Opinion | None]]) -> tuple[Reason, ...]:
+    return tuple(
+        Reason(ReasonCode.PLUGIN_MARKED, f"scorer {name} marks it {opinion.value:.3g}")
+        for name, opinion in opinions
+        if isinstance(opinion, Mark)
     )
 
 
@@ -213,7 +221,7 @@ def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[
     there = dict(facts.resources)
     less = tuple((name, min(count, there[name])) for name, count in request.resources)
     value = ",".join(f"{name}={count}" for name, count in less if count != dict(request.resources)[name])
-    return less, FieldChange("resource", value)
+    return less, FieldChange("resources", value)
 
 
 def _memory_level(request: Request, facts: WorkerFacts) -> int:

@@ -1,4 +1,5 @@
-"""Light checks of what a plugin registers, against its contract: types, names, signatures, and the parts that are pure.
+"""Light checks of what a plugin registers, against its contract: what loading it checks (``registering.things_of``),
+then signatures, and the parts that are pure.
 
 They call the plugin's code, so they belong into a child (``plugins.trial``). Contract classes of ``gpulayer.testing``
 prove much more, in the plugin's own tests.
@@ -6,7 +7,6 @@ prove much more, in the plugin's own tests.
 
 import ast
 import inspect
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,17 +24,19 @@ from gpulayer.plugins.contracts.launcher import (
     LaunchSite,
     Machine,
 )
-from gpulayer.plugins.contracts.scorer import MAX_LIFETIME_S, ScoreBatch, Scorer
-from gpulayer.plugins.registering import Kind
+from gpulayer.plugins.contracts.problem import Problem, Severity
+from gpulayer.plugins.contracts.scorer import ScoreBatch, Scorer
+from gpulayer.plugins.examples import odd_jobs, usual_job
+from gpulayer.plugins.registering import Kind, things_of
+from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.capabilities import is_plain_name
+from gpulayer.spec.job import JobSpec
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.spec.request import Accelerator
 
-__all__ = ["Misfit", "misfits"]
+__all__ = ["Misfit", "job_check_misfits", "misfits"]
 
+_MOST_PROBLEMS: Final = 1000
 _OLDEST_PYTHON: Final = (3, 9)  # that a check's script has to run in
-_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")  # RFC 3986, 3.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +52,22 @@ def misfits(kind: Kind, thing: object) -> Iterator[Misfit]:
     """What is wrong with one registered object; nothing where all is well. Raises what its code raises."""
     what = type(thing).__name__
     members = sorted(name for name in vars(kind.contract) if not name.startswith("_"))
-    lacking = [name for name in members if not hasattr(thing, name)]
-    if lacking:
+    is_refused = False
+    try:
+        things_of(kind, [thing])
+    except (TypeError, ValueError) as error:
+        is_refused = True
         hint = f"a {kind.word} is a gpulayer.plugins.{kind.contract.__name__}: {', '.join(members)}"
-        yield Misfit(what, f"it has no {' and no '.join(lacking)}", hint)
+        yield Misfit(what, str(error), hint)
+    if isinstance(thing, type) or not all(hasattr(thing, name) for name in members):
         return
-    yield from _name_misfits(kind, thing, what)
     found = [misfit for method in kind.methods for misfit in _call_misfits(kind.contract, thing, method, what)]
     if isinstance(thing, ActingLauncher):
         found += _call_misfits(ActingLauncher, thing, "act", what)
     yield from found
     pure = _PURE.get(kind.contract)
-    if pure is not None and not found:
+    if pure is not None and not is_refused and not found:
         yield from pure(thing, what)
-
-
-def _name_misfits(kind: Kind, thing: object, what: str) -> Iterator[Misfit]:
-    name = getattr(thing, kind.key)
-    where = f"{what}.{kind.key}"
-    if not isinstance(name, str):
-        hint = "make it a property or an attribute" if callable(name) else "it has to be a text"
-        yield Misfit(where, f"it is a {type(name).__name__}, where a text is due", hint)
-    elif kind.key == "scheme" and not _SCHEME.fullmatch(name):
-        yield Misfit(where, f"{name[:60]!r} is no URI scheme", "lower case, without the colon: s3")
-    elif kind.key == "name" and not is_plain_name(name):
-        hint = "a lower-case letter, then letters, digits and . _ + -, at most 63"
-        yield Misfit(where, f"{name[:60]!r} can't be a name", hint)
 
 
 def _call_misfits(contract: type, thing: object, method: str, what: str) -> Iterator[Misfit]:
@@ -84,16 +76,10 @@ def _call_misfits(contract: type, thing: object, method: str, what: str) -> Iter
     function = getattr(thing, method)
     _, *due = inspect.signature(vars(contract)[method]).parameters.values()
     shown = f"{method}({', '.join(str(parameter.replace(annotation=parameter.empty)) for parameter in due)})"
-    if not callable(function):
-        yield Misfit(where, "it can't be called", f"the contract has {shown}")
-        return
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        yield Misfit(where, "it is async, and nobody awaits it", "write it as a plain def; it runs in a thread")
-        return
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # of an extension module: nobody can tell
+        return  # it can't be called, which has been said; or of an extension module: nobody can tell
     words = {parameter.name: None for parameter in due if parameter.kind is parameter.KEYWORD_ONLY}
     try:
         signature.bind(*[None] * (len(due) - len(words)), **words)
@@ -102,10 +88,22 @@ def _call_misfits(contract: type, thing: object, method: str, what: str) -> Iter
         yield Misfit(where, f"it can't be called as {shown}{keyword}: {error}", f"it is {method}{signature} now")
 
 
+def job_check_misfits(check: Callable[[JobSpec], object]) -> Iterator[Misfit]:
+    """What is wrong with what it says of jobs: of a usual one, and of odd ones. Raises what its code raises."""
+    what = "gpulayer_check_job"
+    for spec in (usual_job(), *odd_jobs()):
+        said = check(spec)
+        try:
+            for problem in list_of(Problem, said, at_most=_MOST_PROBLEMS):
+                instance_of(Severity, problem.severity)
+                for text in (problem.message, problem.field, problem.hint):
+                    instance_of(str, text)
+        except (TypeError, ValueError) as error:
+            yield Misfit(what, str(error), "return a list of Problem, empty where there is nothing to say")
+            return
+
+
 def _check_misfits(check: FrameworkCheck, what: str) -> Iterator[Misfit]:
-    kinds: object = check.accelerators
-    if not isinstance(kinds, tuple) or not all(isinstance(kind, Accelerator) for kind in kinds):
-        yield Misfit(f"{what}.accelerators", "it is no tuple of Accelerator", "(Accelerator.CUDA, Accelerator.CPU)")
     script: object = check.script()
     if not isinstance(script, CheckScript) or not isinstance(script.source, str):
         yield Misfit(f"{what}.script", f"it gave a {type(script).__name__}, where a CheckScript is due")
@@ -144,10 +142,6 @@ def _launcher_misfits(launcher: Launcher, what: str) -> Iterator[Misfit]:
 
 
 def _scorer_misfits(scorer: Scorer, what: str) -> Iterator[Misfit]:
-    lifetime_s: object = scorer.lifetime_s
-    if not isinstance(lifetime_s, int | float) or not 1 <= lifetime_s <= MAX_LIFETIME_S:
-        hint = f"a number of seconds from 1 to {MAX_LIFETIME_S:,.0f}"
-        yield Misfit(f"{what}.lifetime_s", f"it is {lifetime_s!r:.60}", hint)
     opinions: object = scorer.score(ScoreBatch((), (), (), wall_ms=1_764_514_800_000))
     if not isinstance(opinions, list | tuple):
         yield Misfit(f"{what}.score", f"it gave a {type(opinions).__name__}, where a list is due")

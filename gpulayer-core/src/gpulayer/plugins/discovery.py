@@ -1,7 +1,8 @@
-"""Which plugins are installed: entry points of the group ``gpulayer``, by what their distributions say of themselves.
+"""What installed distributions add to GPUlayer, by their entry points: plugins (group ``gpulayer``) and commands.
 
-Nothing of a plugin is imported. Distributions are looked for in the order of ``sys.path``, as imports are; of one that
-is there twice (editable and installed, two folders), only the first counts. What can't be read hurts nobody else.
+Nothing of theirs is imported. Distributions are looked for in the order of ``sys.path``, as imports are; of one that is
+there twice (editable and installed, two folders, two spellings of its name), only the first counts. What can't be read
+hurts nobody else.
 """
 
 import logging
@@ -15,14 +16,27 @@ from typing import Final
 
 from gpulayer.spec.capabilities import is_plain_name
 
-__all__ = ["GROUP", "Found", "Installed", "discover"]
+__all__ = ["COMMANDS", "GROUP", "EntryPoint", "Found", "Installed", "discover", "installed_points"]
 
 _log: Final = logging.getLogger(__name__)
 
 GROUP: Final = "gpulayer"
+COMMANDS: Final = "gpulayer.commands"
 
+_GROUPS: Final = (GROUP, COMMANDS)
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _POINTS: Final = "entry_points.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """``group``: ``GROUP`` or ``COMMANDS``. ``value``: as it stands there, without extras."""
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +53,17 @@ class Found:
 
 
 def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
-    """All, by name and distribution; several may have one name. Reads a small file a distribution, and the metadata of
-    those that have plugins: some milliseconds. path: instead of ``sys.path``."""
-    where = list(sys.path if path is None else path)
-    names = {_name(one) for one in _all(where) if f"[{GROUP}]" in _text(one)}
-    found = [point for name in sorted(names) if name for point in _points(name, where)]
+    """All plugins, by name and distribution; several may have one name. Cost and path: see ``installed_points``."""
+    found = [_found(point) for point in installed_points(path) if point.group == GROUP]
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
+
+
+def installed_points(path: Sequence[str] | None = None) -> tuple[EntryPoint, ...]:
+    """Of both groups, by distribution. Reads a small file a distribution, and the metadata of those that have some:
+    some milliseconds. path: instead of ``sys.path``."""
+    where = list(sys.path if path is None else path)
+    names = {_spelled_one_way(_name(one)) for one in _all(where) if f"[{GROUP}" in _text(one)}
+    return tuple(point for name in sorted(names) if name for point in _points(name, where))
 
 
 class Installed:
@@ -88,39 +107,45 @@ def _all(where: list[str], name: str | None = None) -> Iterator[metadata.Distrib
                 _log.warning("not all installed distributions can be listed: %s fails", what, exc_info=True)
 
 
-def _points(name: str, where: list[str]) -> Iterator[Found]:
+def _points(name: str, where: list[str]) -> Iterator[EntryPoint]:
     # Asked by name, the first on the path answers, which may well have no entry point any more.
-    first = next(_all(where, name), None)
+    first = next((one for one in _all(where, name) if _name(one)), None)  # without a name it is half a distribution
     if first is None:
         return
     try:
-        version = str(first.version)
+        version = str(first.version or "")
     except Exception:
         version = ""
-    for key, value in _section(_text(first)):
-        yield _found(key, value, name, version)
+    for group, key, value in _sections(_text(first)):
+        yield EntryPoint(group, key, value.partition("[")[0].strip(), _name(first), version)
 
 
-def _found(name: str, value: str, distribution: str, version: str) -> Found:
-    module = value.partition("[")[0].strip()
+def _spelled_one_way(name: str) -> str:
+    """``Acme_Sched`` and ``acme-sched`` are one distribution:
+    https://packaging.python.org/en/latest/specifications/name-normalization/."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _found(point: EntryPoint) -> Found:
+    name, module = point.name, point.value
     error = hint = ""
     if not is_plain_name(name):
         error = f"{name[:60]!r} can't be the name of a plugin"
         hint = "a lower-case letter, then letters, digits and . _ + -, at most 63 in all"
     elif not _MODULE.fullmatch(module):
-        error = f"its entry point names {value[:60]!r}, which is no module"
+        error = f"its entry point names {module[:60]!r}, which is no module"
         hint = f'the entry point of a plugin is a module: {name} = "package.module"'
-    return Found(name[:63], module, distribution, version, error, hint)
+    return Found(name[:63], module, point.distribution, point.version, error, hint)
 
 
-def _section(text: str) -> Iterator[tuple[str, str]]:
-    is_ours = False
+def _sections(text: str) -> Iterator[tuple[str, str, str]]:
+    group = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
-            is_ours = line == f"[{GROUP}]"
-        elif is_ours and line and line[0] not in "#;":
+            group = line.removeprefix("[").removesuffix("]")
+        elif group in _GROUPS and line and line[0] not in "#;":
             key, _, value = line.partition("=")
-            yield key.strip(), value.strip()
+            yield group, key.strip(), value.strip()
 
 
 def _text(distribution: metadata.Distribution) -> str:

@@ -31,6 +31,7 @@ from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.record import Fault
+from gpulayer.spec.plain import plain_line, plain_text
 
 __all__ = ["Guard", "Life"]
 
@@ -225,6 +226,17 @@ class Guard:
                 if owner == plugin
             )
 
+    def tried_again_ms(self, plugin: str) -> int | None:
+        """Unix time at which the first of its methods that rest is tried; None: when one is asked next."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            rests = [
+                seat.rests_until_ms - now_ms
+                for (owner, _, _), seat in self._seats.items()
+                if owner == plugin and seat.rests and seat.rests_until_ms > now_ms
+            ]
+        return self._clock.wall_ms() + min(rests) if rests else None
+
     def faults_of(self, plugin: str) -> tuple[int, tuple[Fault, ...]]:
         """How many there were, and the newest."""
         with self._lock:
@@ -236,10 +248,13 @@ class Guard:
         _log.log(self._level, "plugin %s, %s: %s", plugin, hook, self.line(plugin, message))
         self._keep(plugin, hook, message)
 
+    def hidden(self, plugin: str, text: str) -> str:
+        """The text without the plugin's secrets."""
+        return self._hide(plugin, text)
+
     def line(self, plugin: str, message: str) -> str:
         """One line of a bearable length, without the plugin's secrets and what a terminal would act on."""
-        line = " ".join(_printable(self._hide(plugin, message)).split())
-        return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+        return plain_line(self._hide(plugin, message), _LINE)
 
     def close(self) -> None:
         """Let the threads end that are idle, and leave no marks; calls that wait for a slot are told that it never
@@ -259,7 +274,11 @@ class Guard:
             now_ms = self._clock.monotonic_ms()
             if again := seat.why_not(now_ms):
                 why = f"it failed {seat.failures} times in a row"
-                raise call.not_asked(why, hint=f"{again}; gpulayer plugins says what went wrong")
+                raise call.not_asked(
+                    why,
+                    hint=f"{again}; gpulayer plugins says what went wrong",
+                    rest_ms=max(0, seat.rests_until_ms - now_ms),
+                )
             if seat.rests:
                 seat.trial, seat.tried_ms = call, now_ms
         call.job = lambda: self._run(call, then)
@@ -467,11 +486,11 @@ class _Call(Generic[T]):
             details={"plugin": self.plugin, "hook": self.hook},
         )
 
-    def not_asked(self, why: str, *, hint: str) -> PluginResting:
+    def not_asked(self, why: str, *, hint: str, rest_ms: int = 0) -> PluginResting:
         return PluginResting(
             f"plugin {self.plugin} is not asked ({self.hook}): {why}",
             hint=hint,
-            details={"plugin": self.plugin, "hook": self.hook},
+            details={"plugin": self.plugin, "hook": self.hook, "rest_ms": rest_ms},
         )
 
     def result(self) -> T:
@@ -523,8 +542,4 @@ def _told_at_length(error: BaseException, hide: Callable[[str], str]) -> str:
             own = [frame for frame in one.stack if not frame.filename.startswith(_OURS) or _OWN in frame.filename]
             one.stack = traceback.StackSummary.from_list(own or list(one.stack))
             left += [one.__cause__, one.__context__]
-    return "\n".join(map(_printable, hide("".join(told.format())).splitlines()))[-_STORY:]
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
+    return plain_text(hide("".join(told.format()))[-_STORY:], _STORY)  # what it says itself comes last

@@ -5,7 +5,7 @@ keyword-only arguments, defaults or be ``async``: pluggy would pass over the fir
 so such a plugin is refused with that as the reason.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pluggy
@@ -22,13 +22,17 @@ from gpulayer.plugins.contracts.scorer import Scorer
 from gpulayer.plugins.contracts.stager import Stager
 from gpulayer.spec.job import JobSpec
 
-__all__ = ["API_VERSION", "PROJECT", "REGISTER_DEADLINE_S", "hookimpl"]
+__all__ = ["API_VERSION", "DEPRECATED", "PROJECT", "REGISTER_DEADLINE_S", "hookimpl"]
 
 PROJECT: Final = "gpulayer"
 API_VERSION: Final = "1.0"
 """Of hooks and contracts together. A plugin that says ``GPULAYER_API = "1.2"`` runs where this is 1.2 or later 1.x."""
 
 REGISTER_DEADLINE_S: Final = 5.0
+
+DEPRECATED: Final[Mapping[str, str]] = {}
+"""Hooks that the next major version takes away, and what to do instead: ``"implement gpulayer_x"``. They work; the
+record of each plugin that implements one has a note of it, and docs/plugins/compatibility.md lists them."""
 
 hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 _hookspec: Final = pluggy.HookspecMarker(PROJECT)

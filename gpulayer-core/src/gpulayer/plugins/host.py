@@ -4,7 +4,7 @@ What is wrong with one is in its record, and everything else works on. With ``st
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from gpulayer.clock import Clock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.guard import Guard, Life
-from gpulayer.plugins.hooks import REGISTER_DEADLINE_S
+from gpulayer.plugins.hooks import DEPRECATED, REGISTER_DEADLINE_S
 from gpulayer.plugins.loading import Loader
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.plugins.registry import Registered, Registry
@@ -93,6 +93,15 @@ class Host:
         """Whether a call of any of its methods would be refused now with PluginResting, because others failed."""
         return self._guard.is_resting(registered.plugin, registered.key)
 
+    def line(self, text: str) -> str:
+        """What a plugin says to others, as a line: of a bearable length, and without the secrets of all plugins. Of its
+        options it may tell the others."""
+        return self._guard.line("", text)
+
+    def hidden(self, registered: Registered[Any], text: str) -> str:  # Any: of any kind
+        """What it has said, without the secrets of its plugin; to be asked before the text is cut."""
+        return self._guard.hidden(registered.plugin, text)
+
     def note(self, plugin: str, method: str, message: str) -> None:
         """Put into a plugin's record what showed elsewhere than in a call of it."""
         self._guard.note(plugin, method, message)
@@ -114,14 +123,18 @@ def load_plugins(
     marks: Path | None = None,
     discover: Callable[[], tuple[Found, ...]] = discover,
     register_deadline_s: float = REGISTER_DEADLINE_S,
+    deprecated: Mapping[str, str] = DEPRECATED,
     begun: Callable[[Callable[[], None]], None] = lambda close: None,
+    trying: Callable[[tuple[str, ...]], None] = lambda names: None,
 ) -> Host:
     """Find, try and register all plugins. Blocks, for some seconds where one hangs at its import.
 
     python: runs the child that tries imports first. marks: the file, of this process alone, that says at the next start
-    which plugin's call ended the process, see ``plugins.marks``. With ``settings.strict`` nothing is tried first, so
-    that what a plugin raises is raised here; raises PluginFault for all else that is wrong with one. begun: told how to
-    let go of it all where this does not return, before anything of a plugin runs; from any thread, more than once.
+    which plugin's call ended the process, see ``plugins.marks``. deprecated: see ``hooks.DEPRECATED``. With
+    ``settings.strict`` nothing is tried first, so that what a plugin raises is raised here; raises PluginFault for all
+    else that is wrong with one. begun: told how to let go of it all where this does not return, before anything of a
+    plugin runs; from any thread, more than once. trying: told which plugins are being imported whenever that changes,
+    for whoever waits for them; none in the end.
     """
     loader = Loader(
         where,
@@ -132,6 +145,8 @@ def load_plugins(
         marks=marks,
         discover=discover,
         register_deadline_s=register_deadline_s,
+        deprecated=deprecated,
+        trying=trying,
     )
     try:
         begun(loader.close)

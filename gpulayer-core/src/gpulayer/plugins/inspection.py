@@ -6,7 +6,7 @@ pluggy accepts much that does not do what it looks like: an argument with a defa
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
@@ -18,7 +18,7 @@ from gpulayer.plugins import hooks
 from gpulayer.plugins.hooks import API_VERSION, PROJECT
 from gpulayer.plugins.record import PluginStatus
 
-__all__ = ["DEFAULT_PRIORITY", "HOOKS", "Inspected", "inspect_plugin", "parameters_of"]
+__all__ = ["DEFAULT_PRIORITY", "HOOKS", "Inspected", "deprecation", "hooks_of", "inspect_plugin", "parameters_of"]
 
 DEFAULT_PRIORITY: Final = 10
 
@@ -75,6 +75,17 @@ def inspect_plugin(plugin: object) -> Inspected:
         hint = f"mark functions with @hookimpl (from gpulayer.plugins); hooks: {', '.join(HOOKS)}"
         return _broken("it implements no hook", hint=hint, api=api, priority=priority)
     return Inspected(api, priority, used)
+
+
+def hooks_of(plugin: ModuleType) -> dict[str, Callable[..., Any]]:  # Any: a hook of any kind
+    """Its implementations by the names of the hooks, as pluggy finds them: a function may have another name."""
+    return {_hook(name, options): function for name, (function, options) in _marked(plugin)}
+
+
+def deprecation(hooks: Collection[str], deprecated: Mapping[str, str]) -> str:
+    """A note on those of these hooks that the next major version takes away; empty where there is none."""
+    found = [f"{hook} is deprecated: {deprecated[hook]}" for hook in hooks if hook in deprecated]
+    return f"{'; '.join(found)} (the plugin API {int(API_VERSION.partition('.')[0]) + 1}.0 ends it)" if found else ""
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:  # Any: a hook of any kind

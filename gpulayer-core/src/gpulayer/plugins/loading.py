@@ -7,7 +7,8 @@ what is left, behind the guard, and asks the hooks that belong here.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -17,7 +18,7 @@ from typing import Final, NoReturn
 
 import pluggy
 
-from gpulayer.clock import Clock
+from gpulayer.clock import Clock, iso_utc
 from gpulayer.errors import PluginFault, UsageError
 from gpulayer.plugins import hooks
 from gpulayer.plugins.ambient import Ambient
@@ -27,13 +28,23 @@ from gpulayer.plugins.discovery import Found, Installed
 from gpulayer.plugins.guard import Guard
 from gpulayer.plugins.hiding import SecretsHider, hide_logged
 from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, why_not_imported
-from gpulayer.plugins.inspection import Inspected, inspect_plugin
+from gpulayer.plugins.inspection import Inspected, deprecation, inspect_plugin
 from gpulayer.plugins.marks import STRIKES, Marks
 from gpulayer.plugins.preflight import Tried, try_imports
 from gpulayer.plugins.record import PluginRecord, PluginStatus
-from gpulayer.plugins.registering import KINDS, Implementation, Kind, Offered, bound, registry_of, things_of
+from gpulayer.plugins.registering import (
+    KINDS,
+    Implementation,
+    Kind,
+    Offered,
+    bound,
+    clashes,
+    provided,
+    registry_of,
+    things_of,
+)
 from gpulayer.plugins.registry import Registry
-from gpulayer.plugins.settings import IMPORT_VARIABLE, PLUGINS_VARIABLE, PluginSettings
+from gpulayer.plugins.settings import IMPORT_VARIABLE, PLUGINS_VARIABLE, PluginSettings, variable_of
 
 __all__ = ["Loader"]
 
@@ -43,8 +54,10 @@ _CORE: Final = "gpulayer-core"
 _OWN_PRIORITY: Final = 0
 _LOOKED_FOR_MS: Final = 10_000
 _IMPORT: Final = "import"
+_RESTART: Final = "; on your own machine: gpulayer down, then start again"
 _JOB_CHECK: Final = "gpulayer_check_job"
 _EVENT_SINK: Final = "gpulayer_on_event"
+_NOW: Final = f"or where {PLUGINS_VARIABLE} names it, which leaves out all that it does not name"
 
 
 @dataclass(slots=True)
@@ -78,6 +91,8 @@ class Loader:
         marks: Path | None,
         discover: Callable[[], tuple[Found, ...]],
         register_deadline_s: float,
+        deprecated: Mapping[str, str],
+        trying: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._where = where
         self._settings = settings
@@ -87,6 +102,8 @@ class Loader:
         self._installed = Installed(discover)
         self._import_deadline_s = settings.import_s
         self._register_deadline_s = register_deadline_s
+        self._deprecated = deprecated
+        self._trying = trying
         found = self._installed.now()
         names = {one.name for one in found} | set(BUILTINS)
         self._options = {name: settings.options_of(name, names) for name in sorted(names)}
@@ -102,6 +119,7 @@ class Loader:
         self._lock = threading.Lock()
         self._looked_ms: int | None = None
         self._gone: dict[str, tuple[str, str]] = {}
+        self._since: tuple[PluginRecord, ...] = ()
 
     def load(self) -> Registry:
         """Raises PluginFault, and what plugins raise, with ``strict`` alone."""
@@ -112,14 +130,17 @@ class Loader:
         self._try()
         for plugin in self._plugins:
             if plugin.is_ok:
-                self._import(plugin)
+                self._trying((plugin.name,))
+                with self._blamed(plugin):
+                    self._import(plugin)
+        self._trying(())
         self._plugins = builtins + self._plugins
         return self._register()
 
     def records(self) -> tuple[PluginRecord, ...]:
         """Of all; by name, core's own first."""
         gone = self._vanished()
-        return tuple(self._record(plugin, gone) for plugin in self._plugins)
+        return (*(self._record(plugin, gone) for plugin in self._plugins), *self._since)
 
     def close(self) -> None:
         """May be repeated."""
@@ -183,16 +204,14 @@ class Loader:
                     plugin,
                     PluginStatus.BROKEN,
                     f"the process ended during {mark.hook} of it, {STRIKES} times in a row",
-                    f"another version of {plugin.record.distribution} is tried at once, this one after a day; "
-                    f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
+                    f"another version of {plugin.record.distribution} is tried at once, this one after a day, {_NOW}",
                 )
             elif self._marks is not None and self._marks.hangs(plugin.name, self._import_deadline_s, is_named=is_named):
                 self._refuse(
                     plugin,
                     PluginStatus.BROKEN,
                     f"its import took longer than {self._import_deadline_s:g} s when it was tried last",
-                    f"it is tried again after an hour, in another version, or with more time ({IMPORT_VARIABLE}); "
-                    f"{PLUGINS_VARIABLE}={plugin.name} tries it now",
+                    f"it is tried again after an hour, in another version, with more time ({IMPORT_VARIABLE}), {_NOW}",
                 )
         names = {plugin.name for plugin in self._plugins} | set(BUILTINS)
         for name in sorted((allowed or frozenset()) - names):
@@ -212,8 +231,12 @@ class Loader:
             return
         wanted = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         founds = [plugin.found for plugin in wanted.values() if plugin.found is not None]
+        left = list(wanted)
+        self._trying(tuple(left))
 
         def told(name: str, tried: Tried) -> None:
+            left.remove(name)
+            self._trying(tuple(left))
             self._keep(wanted[name], tried.inspected)
             if tried.is_late and self._marks is not None:
                 self._marks.hung(name, self._import_deadline_s)
@@ -248,6 +271,8 @@ class Loader:
         self._keep(plugin, inspected)
         if module is not None and inspected.status is PluginStatus.OK:
             plugin.priority = inspected.priority
+            hint = self._line(plugin, deprecation(inspected.hooks, self._deprecated))
+            plugin.record = replace(plugin.record, hint=hint)  # a note: it works
 
     def _module(self, found: Found) -> tuple[ModuleType | None, Inspected]:
         """Behind the guard."""
@@ -268,23 +293,34 @@ class Loader:
         return module, inspected
 
     def _register(self) -> Registry:
+        """All or nothing: of a plugin that registers one thing badly, none is used."""
         by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         offered: list[Offered] = []
         for kind in KINDS:
             if self._where in (*kind.wheres, Where.CHECK):
-                for one in self._implementations(kind.hook, by_name):
-                    offered += self._ask(kind, one, by_name[one.plugin])
-        is_plane = self._where in (Where.PLANE, Where.CHECK)
-        job_checks = self._implementations(_JOB_CHECK, by_name) if is_plane else []
-        event_sinks = self._implementations(_EVENT_SINK, by_name) if is_plane else []
-        registry, refused = registry_of(offered, job_checks, event_sinks, builtins=frozenset(BUILTINS))
-        for name, reasons in refused.items():
-            hint = "uninstall one of the two, or leave it out of GPULAYER_PLUGINS; what has one name must be one thing"
+                for one in self._implementations(kind.hook):
+                    with self._blamed(by_name[one.plugin]):
+                        offered += self._ask(kind, one)
+        for name, reasons in clashes(self._used(offered), builtins=frozenset(BUILTINS)).items():
+            hint = f"uninstall one of the two, or have {PLUGINS_VARIABLE} name one; what has one name must be one thing"
             self._refuse(by_name[name], PluginStatus.DUPLICATE, "; ".join(reasons), hint)
-        self._say_what_they_provide(registry)
+        is_plane = self._where in (Where.PLANE, Where.CHECK)
+        registry = registry_of(
+            self._used(offered),
+            self._implementations(_JOB_CHECK) if is_plane else (),
+            self._implementations(_EVENT_SINK) if is_plane else (),
+        )
+        for name, words in provided(registry).items():
+            by_name[name].record = replace(by_name[name].record, provides=tuple(words))
         return registry
 
-    def _implementations(self, hook: str, by_name: dict[str, _Plugin]) -> list[Implementation]:
+    def _used(self, offered: Sequence[Offered]) -> list[Offered]:
+        """Without those of plugins that are refused by now."""
+        used = {plugin.name for plugin in self._plugins if plugin.is_ok}
+        return [one for one in offered if one.plugin in used]
+
+    def _implementations(self, hook: str) -> list[Implementation]:
+        by_name = {plugin.name: plugin for plugin in self._plugins if plugin.is_ok}
         found = []
         for one in getattr(self._manager.hook, hook).get_hookimpls():
             plugin = by_name.get(one.plugin_name)
@@ -293,13 +329,14 @@ class Loader:
                 found.append(Implementation(plugin.name, plugin.priority, one.function, context))
         return sorted(found, key=lambda one: (one.priority, one.plugin))
 
-    def _ask(self, kind: Kind, one: Implementation, plugin: _Plugin) -> list[Offered]:
+    def _ask(self, kind: Kind, one: Implementation) -> list[Offered]:
+        [plugin] = [each for each in self._plugins if each.name == one.plugin and each.is_ok]
         ask = bound(one)
         try:
             things = self.guard.call(
                 one.plugin,
                 kind.hook,
-                lambda: things_of(kind, ask()),
+                lambda: things_of(kind, ask(), plugin=one.plugin),
                 deadline_s=self._register_deadline_s,
                 passes=(UsageError,),
             )
@@ -309,30 +346,17 @@ class Loader:
         except PluginFault as fault:
             if self._settings.strict:
                 raise
-            self._refuse(plugin, PluginStatus.BROKEN, fault.message, "tell the plugin's author; see its faults")
+            self._refuse(plugin, PluginStatus.BROKEN, fault.message, self._advice(plugin))
             return []
         return [Offered(kind, one.plugin, one.priority, things)]
 
-    def _say_what_they_provide(self, registry: Registry) -> None:
-        given: dict[str, list[str]] = {}
-        for kind, things in (
-            (KINDS[0], registry.probes),
-            (KINDS[1], registry.framework_checks),
-            (KINDS[2], registry.environments.values()),
-            (KINDS[3], registry.launchers.values()),
-            (KINDS[4], registry.stagers.values()),
-            (KINDS[5], registry.scorers),
-            (KINDS[6], registry.providers.values()),
-            (KINDS[7], registry.event_sinks),
-        ):
-            for thing in things:
-                given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
-        for check in registry.job_checks:
-            given.setdefault(check.plugin, []).append("job check")
-        for plugin in self._plugins:
-            is_namesake = plugin.name in BUILTINS and not plugin.record.is_builtin
-            if plugin.name in given and not is_namesake and plugin.record.status is not PluginStatus.DISABLED:
-                plugin.record = replace(plugin.record, provides=tuple(given[plugin.name]))
+    def _advice(self, plugin: _Plugin) -> str:
+        """What may mend it. Options are read in the hooks that register, so that one of them may be what is wrong."""
+        options = sorted(self._options[plugin.name])
+        if not options:
+            return "tell the plugin's author; see its faults"
+        named = ", ".join(variable_of(plugin.name, option) for option in options)
+        return f"look at its options ({named}); gpulayer plugins check {plugin.name} shows where it failed"
 
     # What is told of them.
 
@@ -352,7 +376,24 @@ class Loader:
 
     def _raise(self, plugin: _Plugin) -> NoReturn:
         record = plugin.record
-        raise PluginFault(f"plugin {record.name}: {record.error}", hint=record.hint, details={"plugin": record.name})
+        raise PluginFault(
+            f"plugin {record.name}: {record.error}{_by(record)}", hint=record.hint, details={"plugin": record.name}
+        )
+
+    @contextmanager
+    def _blamed(self, plugin: _Plugin) -> Iterator[None]:
+        """With ``strict`` what a plugin raised is raised as it is; this says whose it was."""
+        try:
+            yield
+        except PluginFault as fault:
+            if fault.message.endswith(_by(plugin.record)):
+                raise
+            message = f"{fault.message}{_by(plugin.record)}"
+            raise PluginFault(message, hint=fault.hint, details=fault.details) from fault
+        except BaseException as error:
+            with suppress(Exception):  # it is the plugin's, and may refuse that, too
+                BaseException.add_note(error, f"(raised by plugin {plugin.name} of {_whose(plugin.record)})")
+            raise
 
     def _line(self, plugin: _Plugin, text: str) -> str:
         return self.guard.line(plugin.name, text)
@@ -368,21 +409,30 @@ class Loader:
                 record,
                 status=PluginStatus.SUSPENDED,
                 error=last[-1].message if last else "",
-                hint="it failed several times in a row, and is tried again by itself",
+                hint=f"it failed several times in a row, and is tried again {self._again(plugin.name)}",
             )
         elif plugin.name in gone:
             error, hint = gone[plugin.name]
             record = replace(record, error=error, hint=hint)
         return record
 
+    def _again(self, name: str) -> str:
+        at_ms = self.guard.tried_again_ms(name)
+        # A time, and not how long: what a worker tells again whenever it changes must not change by itself.
+        return "when it is needed next" if at_ms is None else f"at {str(iso_utc(at_ms))[11:19]} UTC"
+
     def _vanished(self) -> dict[str, tuple[str, str]]:
-        """Loaded, and not installed any more as they were: by name, what to say of it. Looks every few seconds."""
+        """Loaded, and not installed any more as they were: by name, what to say of it. Also finds what was installed
+        since. Looks every few seconds."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             if self._looked_ms is not None and now_ms - self._looked_ms < _LOOKED_FOR_MS:
                 return self._gone
             self._looked_ms = now_ms
-            installed = {(one.name, one.distribution): one.version for one in self._installed.now()}
+            found = self._installed.now()
+            installed = {(one.name, one.distribution): one.version for one in found}
+            tried = {(plugin.record.name, plugin.record.distribution) for plugin in self._plugins}
+            self._since = tuple(_installed_since(one) for one in found if (one.name, one.distribution) not in tried)
             self._gone = {}
             for plugin in self._plugins:
                 record = plugin.record
@@ -392,18 +442,31 @@ class Loader:
                 if version is None:
                     self._gone[record.name] = (
                         f"{_whose(record)} is not installed any more",
-                        "it works on as it was loaded until this process starts again",
+                        f"it works on as it was loaded until this process starts again{_RESTART}",
                     )
                 elif version != record.version:
                     self._gone[record.name] = (
                         f"{record.distribution} {version} is installed now, and {record.version} runs",
-                        "start this process again to use it",
+                        f"start this process again to use it{_RESTART}",
                     )
             return self._gone
 
 
 def _of(found: Found) -> PluginRecord:
     return PluginRecord(found.name, found.distribution, found.version)
+
+
+def _by(record: PluginRecord) -> str:
+    return f" (of {_whose(record)})" if record.distribution else ""
+
+
+def _installed_since(found: Found) -> PluginRecord:
+    return replace(
+        _of(found),
+        status=PluginStatus.DISABLED,
+        error="it was installed after this process started",
+        hint=f"start this process again to load it{_RESTART}",
+    )
 
 
 def _whose(record: PluginRecord) -> str:

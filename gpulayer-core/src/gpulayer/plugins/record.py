@@ -7,11 +7,11 @@ __all__ = ["Fault", "PluginRecord", "PluginStatus"]
 
 
 class PluginStatus(StrEnum):
-    """``suspended``: it failed several times in a row and is not asked for a while; then it is tried again, and stays
-    suspended until that has worked."""
+    """Only what is ``ok`` or ``suspended`` is loaded, and then all of it. ``suspended``: it failed several times in a
+    row and is not asked for a while; then it is tried again, and stays suspended until that has worked."""
 
     OK = "ok"
-    DISABLED = "disabled"  # by GPULAYER_PLUGINS
+    DISABLED = "disabled"  # by GPULAYER_PLUGINS; or it was installed after this process started
     INCOMPATIBLE = "incompatible"  # it needs another API version, or says none
     BROKEN = "broken"  # it could not be imported, or what it registers is not what it should be
     DUPLICATE = "duplicate"  # another plugin has its name, or registers something of the same name
@@ -30,7 +30,8 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
     """A snapshot. ``name``: of its entry point. ``distribution`` and ``version``: of the package that it came with.
-    ``api``: what it says that it needs. ``provides``: ``probe licences``, ``launcher torch``.
+    ``api``: what it says that it needs. ``hint``: what to do about ``error``; without one, about a deprecated hook.
+    ``provides``: ``probe licences``, ``launcher torch``.
     """
 
     name: str

@@ -5,8 +5,9 @@ hook gives what, where, and what such a thing must have.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpulayer.plugins.contracts.context import Context, Where
@@ -24,17 +25,36 @@ from gpulayer.plugins.results import list_of, shown
 from gpulayer.spec.capabilities import is_plain_name
 from gpulayer.spec.request import Accelerator
 
-__all__ = ["KINDS", "MOST_THINGS", "Implementation", "Kind", "Offered", "bound", "registry_of", "things_of"]
+__all__ = [
+    "KINDS",
+    "MOST_THINGS",
+    "Implementation",
+    "Kind",
+    "Offered",
+    "bound",
+    "clashes",
+    "provided",
+    "registry_of",
+    "things_of",
+]
 
 MOST_THINGS: Final = 64
+
+_EMPTY: Final = Registry()
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,62}")  # RFC 3986, 3.1; and it is a plain name, too
+_RULES: Final[Mapping[str, Callable[[str], object]]] = {"name": is_plain_name, "scheme": _SCHEME.fullmatch}
+_NAMES: Final = {
+    "name": "a lower-case letter, then letters, digits and . _ + -, at most 63 in all",
+    "scheme": "that of URIs, without the colon: a lower-case letter, then letters, digits and . + -, at most 63 in all",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``hook`` registers them, where they are used. ``word``: in records: ``launcher torch``. is_single: of one name
-    there may be only one. key: the attribute that holds the name."""
+    """``field``: of the registry, which the hook of that name fills, where they are used. ``word``: in records:
+    ``launcher torch``. is_single: of one name there may be only one. key: the attribute that holds the name."""
 
-    hook: str
+    field: str
     word: str
     contract: type
     wheres: tuple[Where, ...]
@@ -42,24 +62,21 @@ class Kind:
     key: str = "name"
     is_single: bool = True
 
+    @property
+    def hook(self) -> str:
+        return f"gpulayer_register_{self.field}"
+
 
 KINDS: Final = (
-    Kind("gpulayer_register_probes", "probe", Probe, (Where.WORKER,), ("look",)),
+    Kind("probes", "probe", Probe, (Where.WORKER,), ("look",)),
     # Several may know something of one framework, each on its own accelerators.
-    Kind(
-        "gpulayer_register_framework_checks",
-        "check",
-        FrameworkCheck,
-        (Where.WORKER,),
-        ("script",),
-        is_single=False,
-    ),
-    Kind("gpulayer_register_environments", "environment", EnvironmentBuilder, (Where.WORKER,), ("plan", "build")),
-    Kind("gpulayer_register_launchers", "launcher", Launcher, (Where.WORKER,), ("plan",)),
-    Kind("gpulayer_register_stagers", "stager", Stager, (Where.WORKER,), ("fetch",), key="scheme"),
-    Kind("gpulayer_register_scorers", "scorer", Scorer, (Where.PLANE,), ("score",)),
-    Kind("gpulayer_register_providers", "provider", Provider, (Where.PLANE,), ("offers", "create", "list", "destroy")),
-    Kind("gpulayer_register_event_sinks", "event sink", EventSink, (Where.PLANE,), ("tell",), is_single=False),
+    Kind("framework_checks", "check", FrameworkCheck, (Where.WORKER,), ("script",), is_single=False),
+    Kind("environments", "environment", EnvironmentBuilder, (Where.WORKER,), ("plan", "build")),
+    Kind("launchers", "launcher", Launcher, (Where.WORKER,), ("plan",)),
+    Kind("stagers", "stager", Stager, (Where.WORKER,), ("fetch",), key="scheme"),
+    Kind("scorers", "scorer", Scorer, (Where.PLANE,), ("score",)),
+    Kind("providers", "provider", Provider, (Where.PLANE,), ("offers", "create", "list", "destroy")),
+    Kind("event_sinks", "event sink", EventSink, (Where.PLANE,), ("tell",), is_single=False),
 )
 
 
@@ -80,7 +97,7 @@ class Offered:
     kind: Kind
     plugin: str
     priority: int
-    things: tuple[tuple[str, Any], ...]  # Any: by kind
+    things: tuple[Registered[Any], ...]  # Any: by kind
 
 
 def bound(implementation: Implementation) -> Callable[..., Any]:  # Any: by hook
@@ -96,18 +113,16 @@ def bound(implementation: Implementation) -> Callable[..., Any]:  # Any: by hook
     return ask
 
 
-def things_of(kind: Kind, values: object) -> tuple[tuple[str, Any], ...]:  # Any: by kind
-    """Each with its name. All of the plugin's code that this runs belongs behind the guard. Raises TypeError and
-    ValueError that say what it should be."""
-    found: dict[str, Any] = {}
+def things_of(kind: Kind, values: object, *, plugin: str = "") -> tuple[Registered[Any], ...]:  # Any: by kind
+    """Each with what it says of itself, which nobody asks it again. All of the plugin's code that this runs belongs
+    behind the guard. Raises TypeError and ValueError that say what it should be."""
+    found: dict[str, Registered[Any]] = {}
     for thing in _instances(kind, values):
         name = getattr(thing, kind.key)
         what = f"its {kind.word} {type(thing).__name__}"
-        if type(name) is not str or not is_plain_name(name):
+        if type(name) is not str or not _RULES[kind.key](name):
             said = repr(name)[:40] if type(name) is str else shown(name)
-            raise ValueError(
-                f"{what} has the {kind.key} {said}; it must be a lower-case letter, then letters, digits and . _ + -"
-            )
+            raise ValueError(f"{what} has the {kind.key} {said}; it must be {_NAMES[kind.key]}")
         if name in found:
             raise ValueError(f"it registers two of the {kind.key} {name} ({kind.word})")
         for method in (*kind.methods, *(("act",) if isinstance(thing, ActingLauncher) else ())):
@@ -116,50 +131,51 @@ def things_of(kind: Kind, values: object) -> tuple[tuple[str, Any], ...]:  # Any
                 raise TypeError(f"{what} has {shown(act)} where the method {method} is due")
             if inspect.iscoroutinefunction(act) or inspect.isasyncgenfunction(act):
                 raise TypeError(f"{what}: {method} is async; it is called in a thread and may block: write it with def")
-        _check_figures(kind, thing, what)
-        found[name] = thing
-    return tuple(found.items())
+        found[name] = _read(kind, Registered(plugin, thing, name, kind.word), what)
+    return tuple(found.values())
+
+
+def clashes(offered: Sequence[Offered], *, builtins: frozenset[str]) -> dict[str, list[str]]:
+    """By plugin, which of its things others give as well. That is nobody's then; core's own always stay."""
+    givers: dict[tuple[str, str], list[str]] = {}
+    for one in offered:
+        for thing in one.things:
+            givers.setdefault((one.kind.hook, thing.name), []).append(one.plugin)
+    found: dict[str, list[str]] = {}
+    for one in offered:
+        for thing in one.things:
+            others = sorted({each for each in givers[one.kind.hook, thing.name] if each != one.plugin})
+            if one.kind.is_single and others and one.plugin not in builtins:
+                found.setdefault(one.plugin, []).append(
+                    f"{one.kind.word} {thing.name} is registered by {' and '.join(others)}, too"
+                )
+    return found
 
 
 def registry_of(
-    offered: Sequence[Offered],
-    job_checks: Sequence[Implementation],
-    event_sinks: Sequence[Implementation],
-    *,
-    builtins: frozenset[str],
-) -> tuple[Registry, dict[str, list[str]]]:
-    """All that may be asked, by (priority, plugin). And by plugin, what was refused because others give it, too; a
-    thing of core's own always stays."""
-    refused: dict[str, list[str]] = {}
-    found: dict[str, list[Registered[Any]]] = {}
+    offered: Sequence[Offered], job_checks: Sequence[Implementation], event_sinks: Sequence[Implementation]
+) -> Registry:
+    """All that may be asked, by (priority, plugin); no two clash."""
+    ordered = sorted(offered, key=lambda one: (one.priority, one.plugin))
+    fields: dict[str, Any] = {}  # Any: by kind
     for kind in KINDS:
-        ours = [one for one in offered if one.kind is kind]
-        givers: dict[str, list[str]] = {}
-        for one in ours:
-            for name, _ in one.things:
-                givers.setdefault(name, []).append(one.plugin)
-        kept = found.setdefault(kind.hook, [])
-        for one in sorted(ours, key=lambda one: (one.priority, one.plugin)):
-            for name, thing in one.things:
-                others = [plugin for plugin in givers[name] if plugin != one.plugin]
-                if kind.is_single and others and one.plugin not in builtins:
-                    refused.setdefault(one.plugin, []).append(
-                        f"{kind.word} {name} is registered by {' and '.join(sorted(others))}, too"
-                    )
-                else:
-                    kept.append(Registered(one.plugin, thing, name, kind.word))
-    registry = Registry(
-        probes=tuple(found["gpulayer_register_probes"]),
-        framework_checks=tuple(found["gpulayer_register_framework_checks"]),
-        environments=_by_name(found["gpulayer_register_environments"]),
-        launchers=_by_name(found["gpulayer_register_launchers"]),
-        stagers=_by_name(found["gpulayer_register_stagers"]),
-        scorers=tuple(found["gpulayer_register_scorers"]),
-        providers=_by_name(found["gpulayer_register_providers"]),
-        job_checks=_bound(job_checks),
-        event_sinks=(*found["gpulayer_register_event_sinks"], *_hook_sinks(event_sinks)),
-    )
-    return registry, refused
+        things = tuple(thing for one in ordered if one.kind is kind for thing in one.things)
+        is_mapping = isinstance(getattr(_EMPTY, kind.field), Mapping)
+        fields[kind.field] = {one.name: one for one in things} if is_mapping else things
+    fields["event_sinks"] += _hook_sinks(event_sinks)
+    return Registry(**fields, job_checks=_bound(job_checks))
+
+
+def provided(registry: Registry) -> dict[str, list[str]]:
+    """By plugin, in words for people: ``launcher torch``."""
+    given: dict[str, list[str]] = {}
+    for kind in KINDS:
+        things = getattr(registry, kind.field)
+        for thing in things.values() if isinstance(things, Mapping) else things:
+            given.setdefault(thing.plugin, []).append(f"{kind.word} {thing.name}")
+    for check in registry.job_checks:
+        given.setdefault(check.plugin, []).append("job check")
+    return given
 
 
 def _instances(kind: Kind, values: object) -> list[Any]:  # Any: by kind
@@ -180,29 +196,30 @@ def _instances(kind: Kind, values: object) -> list[Any]:  # Any: by kind
     return found
 
 
-def _check_figures(kind: Kind, thing: Any, what: str) -> None:  # Any: whatever was registered
+def _read(kind: Kind, registered: Registered[Any], what: str) -> Registered[Any]:  # Any: whatever was registered
+    """With the figures of its kind."""
+    thing = registered.thing
     if kind.contract is Scorer:
         lifetime_s = thing.lifetime_s
         if type(lifetime_s) not in (int, float) or not 1 <= lifetime_s <= MAX_LIFETIME_S:
             raise ValueError(f"{what} has a lifetime_s that is no number of seconds from 1 to {MAX_LIFETIME_S:g}")
+        return replace(registered, lifetime_s=float(lifetime_s))
     if kind.contract is FrameworkCheck:
         accelerators = thing.accelerators
         if type(accelerators) is not tuple or not all(isinstance(one, Accelerator) for one in accelerators):
             raise TypeError(f"{what} has accelerators that are no tuple of Accelerator")
-
+        return replace(registered, accelerators=accelerators)
     if kind.contract is EventSink:
         kinds = thing.kinds
         if kinds is not None and not (type(kinds) is frozenset and all(isinstance(one, EventKind) for one in kinds)):
             raise TypeError(f"{what} has kinds that are neither None nor a frozenset of EventKind")
+        return replace(registered, kinds=kinds)
+    return registered
 
 
 def _hook_sinks(implementations: Sequence[Implementation]) -> tuple[Registered[EventSink], ...]:
     sinks = ((one.plugin, HookSink(one.thing)) for one in _bound(implementations))
     return tuple(Registered(plugin, sink, sink.name, "event sink") for plugin, sink in sinks)
-
-
-def _by_name(found: Sequence[Registered[Any]]) -> Mapping[str, Registered[Any]]:  # Any: by kind
-    return {one.name: one for one in found}
 
 
 def _bound(implementations: Sequence[Implementation]) -> tuple[Registered[Any], ...]:  # Any: by hook

@@ -14,6 +14,7 @@ from gpulayer.plugins.contracts.provider import Provider
 from gpulayer.plugins.contracts.scorer import Scorer
 from gpulayer.plugins.contracts.stager import Stager
 from gpulayer.spec.job import JobSpec
+from gpulayer.spec.request import Accelerator
 
 __all__ = ["HookSink", "JobCheck", "Registered", "Registry"]
 
@@ -35,14 +36,18 @@ class HookSink:
 class Registered(Generic[T]):
     """``thing``, of the plugin of that name; it is asked through the host alone (``Host.call``).
 
-    name: what it calls itself, as read once, behind the guard: its own ``name`` may be code of the plugin. kind:
-    ``launcher``, ``stager``, …; one plugin may give things of one name and several kinds.
+    What it says of itself was read once, behind the guard, and is kept here: its attributes may be code of the plugin.
+    name: what it calls itself. kind: ``launcher``, ``stager``, …; one plugin may give things of one name and several
+    kinds. lifetime_s: of a scorer. accelerators: of a framework check. kinds: of an event sink; None: all.
     """
 
     plugin: str
     thing: T
     name: str = ""
     kind: str = ""
+    lifetime_s: float = 0.0
+    accelerators: tuple[Accelerator, ...] = ()
+    kinds: frozenset[EventKind] | None = None
 
     @property
     def key(self) -> str:

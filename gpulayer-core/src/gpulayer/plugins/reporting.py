@@ -1,10 +1,13 @@
 """Plugin records as they are sent: what a worker tells its control plane, and what that tells everybody."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpulayer.clock import iso_utc
-from gpulayer.plugins.record import PluginRecord
-from gpulayer.wire.plugins import PluginFields
+from gpulayer.plugins.record import Fault, PluginRecord
+from gpulayer.spec.plain import plain_line
+
+if TYPE_CHECKING:  # a command that lists plugins needs nothing of the wire
+    from gpulayer.wire.plugins import PluginFaultFields, PluginFields
 
 __all__ = ["plugin_to_wire"]
 
@@ -15,28 +18,28 @@ _PROVIDED: Final = 64
 _FAULTS: Final = 8
 
 
-def plugin_to_wire(record: PluginRecord) -> PluginFields:
-    """What is longer than the wire takes is cut: one plugin's long story must not cost its worker a report."""
+def plugin_to_wire(record: PluginRecord) -> "PluginFields":
+    """What is longer than the wire takes, or no text there, is cut: one plugin's story must not cost a report, nor a
+    name that may be what is wrong with it."""
     return {
-        "name": _cut(record.name, _WORD),
-        "distribution": _cut(record.distribution, _LINE),
-        "version": _cut(record.version, _WORD),
-        "api": _cut(record.api, _WORD),
+        "name": plain_line(record.name, _WORD) or "?",
+        "distribution": plain_line(record.distribution, _LINE),
+        "version": plain_line(record.version, _WORD),
+        "api": plain_line(record.api, _WORD),
         "is_builtin": record.is_builtin,
         "status": record.status.value,
-        "error": _cut(record.error, _LINE),
-        "hint": _cut(record.hint, _LINE),
-        "hooks": [_cut(hook, _WORD) for hook in record.hooks[:_HOOKS]],
-        "provides": [_cut(provided, _LINE) for provided in record.provides[:_PROVIDED]],
+        "error": plain_line(record.error, _LINE),
+        "hint": plain_line(record.hint, _LINE),
+        "hooks": [plain_line(hook, _WORD) for hook in record.hooks[:_HOOKS]],
+        "provides": [plain_line(provided, _LINE) for provided in record.provides[:_PROVIDED]],
         "faults": record.faults,
-        "last_faults": [
-            {"at": iso_utc(fault.wall_ms), "hook": _cut(fault.hook, _WORD), "message": _cut(fault.message, _LINE)}
-            for fault in record.last_faults[-_FAULTS:]
-        ],
+        "last_faults": [_fault(fault) for fault in record.last_faults[-_FAULTS:]],
     }
 
 
-def _cut(text: str, limit: int) -> str:
-    if not text.isascii():
-        text = text.encode("utf-8", "replace").decode()  # what is no text on the wire would cost the report, too
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _fault(fault: Fault) -> "PluginFaultFields":
+    return {
+        "at": iso_utc(fault.wall_ms),
+        "hook": plain_line(fault.hook, _WORD),
+        "message": plain_line(fault.message, _LINE),
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
@@ -9,7 +10,15 @@ from gpulayer.errors import UsageError
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.spec.capabilities import is_plain_name
 
-__all__ = ["IMPORT_S", "IMPORT_VARIABLE", "OPTION_PREFIX", "PLUGINS_VARIABLE", "STRICT_VARIABLE", "PluginSettings"]
+__all__ = [
+    "IMPORT_S",
+    "IMPORT_VARIABLE",
+    "OPTION_PREFIX",
+    "PLUGINS_VARIABLE",
+    "STRICT_VARIABLE",
+    "PluginSettings",
+    "variable_of",
+]
 
 PLUGINS_VARIABLE: Final = "GPULAYER_PLUGINS"
 STRICT_VARIABLE: Final = "GPULAYER_STRICT"
@@ -55,6 +64,18 @@ class PluginSettings:
             import_s=_seconds(environment.get(IMPORT_VARIABLE, "").strip()),
         )
 
+    def strangers(self, plugins: Collection[str]) -> dict[str, str]:
+        """Variables of options that fit none of these plugins, each with the one that may be meant, else empty."""
+        prefixes = {_prefix(plugin): plugin for plugin in plugins}
+        found = {}
+        for name in sorted(self.variables):
+            if any(name.startswith(prefix) and len(name) > len(prefix) for prefix in prefixes):
+                continue
+            starts = [name[: at + 1] for at, letter in enumerate(name) if letter == "_"] or [f"{name}_"]
+            near = [close for start in starts for close in get_close_matches(start, prefixes, n=1, cutoff=0.75)]
+            found[OPTION_PREFIX + name] = prefixes[near[-1]] if near else ""
+        return found
+
     def options_of(self, plugin: str, among: Collection[str] = ()) -> Mapping[str, str]:
         """Of this plugin, by option in lower case. A variable that fits several plugins is of the one with the longest
         name among these: ``CHEAP_HOUR_ZONE`` is ``zone`` of ``cheap-hour``, and not ``hour_zone`` of ``cheap``."""
@@ -71,6 +92,11 @@ class PluginSettings:
         """Without the values of all options, whosever they are: for what nobody can put down to one plugin."""
         options = {f"{plugin}.{option}": value for plugin, its in self.options.items() for option, value in its.items()}
         return SecretsHider({"any": {**self.variables, **options}})("any", text)
+
+
+def variable_of(plugin: str, option: str) -> str:
+    """That sets it: ``GPULAYER_PLUGIN_CHEAP_HOUR_ZONE``."""
+    return f"{OPTION_PREFIX}{_prefix(plugin)}{option.upper()}"
 
 
 def _prefix(plugin: str) -> str:

@@ -16,15 +16,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulayer.plugins.hiding import SecretsHider
+from gpulayer.plugins.record import PluginRecord
+from gpulayer.plugins.reporting import plugin_to_wire
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.plain import plain_line, plain_text
 from gpulayer.variables import background_variables
 
 __all__ = ["CHECK_DEADLINE_S", "LIST_DEADLINE_S", "CheckReport", "Flaw", "Step", "check_plugin", "installed_plugins"]
 
 LIST_DEADLINE_S: Final = 120.0
 CHECK_DEADLINE_S: Final = 60.0
+_CHILD: Final = "gpulayer.plugins.trial_child"
 _QUIET_S: Final = 1.5
 _OUTPUT: Final = 4000  # characters of what a plugin printed
+_LINE: Final = 400
+_MOST_ANSWERS: Final = 2**24
+# Of a file that a plugin writes: what it prints lies in one, and must not fill the disk.
+_MOST_WRITTEN: Final = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,8 @@ class Flaw:
 @dataclass(slots=True)
 class CheckReport:
     """``is_known`` is False where no plugin has that name; then ``known`` has the names there are. ``warnings``: it
-    works, and may be in others' way. ``output``: the end of what it printed."""
+    works, and may be in others' way. ``options``: names of those that it is given. ``output``: the end of
+    what it printed."""
 
     name: str
     is_known: bool = True
@@ -60,6 +69,7 @@ class CheckReport:
     api: str = ""
     hooks: list[str] = field(default_factory=list)
     provides: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     warnings: list[Flaw] = field(default_factory=list)
@@ -84,12 +94,13 @@ def installed_plugins(
     """
     # Any: JSON objects of our own child.
     variables = PluginSettings.of(environment).variables
-    answers, ended, output = _child(["records"], environment, python, deadline_s, waiting)
+    answers, ended, output = _child(["records"], environment, python=python, deadline_s=deadline_s, waiting=waiting)
     for answer in answers:
-        if "records" in answer:
-            return answer["records"], ""
-    said = SecretsHider({"": variables})("", output).split("\n")
-    return [], f"trying them {ended}" + (f": {said[-1] or said[-2]}" if output.strip() else "")
+        match answer:
+            case {"records": list(records)} if all(map(_is_record, records)):
+                return records, ""
+    said = SecretsHider({"": variables})("", output).strip().rpartition("\n")[2]
+    return [], f"trying them {ended}" + (f": {plain_line(said, _LINE)}" if said else "")
 
 
 def check_plugin(
@@ -99,11 +110,22 @@ def check_plugin(
     python: str = sys.executable,
     deadline_s: float = CHECK_DEADLINE_S,
     waiting: Callable[[], None] = lambda: None,
+    most_written: int = _MOST_WRITTEN,
 ) -> CheckReport:
-    """See ``CheckReport``. ``environment`` and ``waiting`` as for ``installed_plugins``. Blocks."""
+    """See ``CheckReport``. ``environment`` and ``waiting`` as for ``installed_plugins``. Blocks.
+
+    most_written: bytes that any file may have that the plugin writes, also what it prints.
+    """
     options = PluginSettings.of(environment).options_of(name)
-    answers, ended, output = _child(["check", name], environment, python, deadline_s, waiting)
-    report = CheckReport(name, output=SecretsHider({name: options})(name, output)[-_OUTPUT:])
+    answers, ended, output = _child(
+        ["check", name],
+        environment,
+        python=python,
+        deadline_s=deadline_s,
+        waiting=waiting,
+        most_written=most_written,
+    )
+    report = CheckReport(name, output=_plain_end(SecretsHider({name: options})(name, output)))
     step, flaws_before = "start", 0
     for answer in answers:
         match answer:
@@ -111,17 +133,22 @@ def check_plugin(
                 flaws_before = len(report.flaws)
             case {"end": str(step), "took_s": float(took_s)}:
                 report.steps.append(Step(step, took_s, is_good=len(report.flaws) == flaws_before))
-            case {"flaw": dict(fields)}:
-                report.flaws.append(Flaw(**fields))
-            case {"warning": dict(fields)}:
-                report.warnings.append(Flaw(**fields))
+            case {"flaw": {"what": str(what), "message": str(message), "hint": str(hint), "story": str(story)}}:
+                report.flaws.append(Flaw(what, message, hint, story))
+            case {"warning": {"what": str(what), "message": str(message), "hint": str(hint)}}:
+                report.warnings.append(Flaw(what, message, hint))
             case {"provides": list(names)}:
-                report.provides += names
+                report.provides = list(map(str, names))
+            case {"options": list(names)}:
+                report.options = list(map(str, names))
+            case {"api": str(api), "hooks": list(hooks)}:
+                report.api, report.hooks = api, list(map(str, hooks))
+            case {"distribution": str(distribution), "version": str(version), "target": str(target)}:
+                report.distribution, report.version, report.target = distribution, version, target
+            case {"known": list(known)}:
+                report.is_known, report.known = False, list(map(str, known))
             case {"done": True}:
                 return report
-            case _:
-                for name_, value in answer.items():
-                    setattr(report, name_, value)
     report.steps.append(Step(step, is_good=False))
     report.flaws.append(Flaw(step, f"it {ended}", _mend(ended)))
     return report
@@ -138,9 +165,11 @@ def _mend(ended: str) -> str:
 def _child(
     words: Sequence[str],
     environment: Mapping[str, str],
+    *,
     python: str,
     deadline_s: float,
     waiting: Callable[[], None],
+    most_written: int = _MOST_WRITTEN,
 ) -> tuple[list[dict[str, Any]], str, str]:
     """What it answered, how it ended, what was printed."""
     # Files, not pipes: a program that a plugin left behind can't hold them open against us.
@@ -151,7 +180,7 @@ def _child(
             # -P: the folder a command is typed in must never decide what is imported.
             process = subprocess.Popen(
                 # faulthandler: says where native code crashed.
-                [python, "-P", "-X", "faulthandler", "-m", "gpulayer.plugins.trial_child", str(answers), *words],
+                [python, "-P", "-X", "faulthandler", "-m", _CHILD, str(answers), str(most_written), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -162,7 +191,7 @@ def _child(
                 ended = _wait(process, deadline_s, waiting)
             finally:
                 _kill(process)
-        return _documents(answers), ended, printed.read_bytes()[-4 * _OUTPUT :].decode("utf-8", "replace")
+        return _documents(answers), ended, _end_of(printed, 16 * _OUTPUT)
 
 
 def _wait(process: "subprocess.Popen[bytes]", deadline_s: float, waiting: Callable[[], None]) -> str:
@@ -198,11 +227,39 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
+def _plain_end(output: str) -> str:
+    return plain_text(output[-_OUTPUT:], _OUTPUT)
+
+
+def _end_of(path: Path, size: int) -> str:
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
+        return stream.read(size).decode("utf-8", "replace")
+
+
 def _documents(path: Path) -> list[dict[str, Any]]:
+    """Any: as they stand there; whoever uses one looks at it first, for a plugin may have written, too."""
     found = []
-    for line in path.read_bytes().splitlines():
+    with path.open("rb") as stream:
+        content = stream.read(_MOST_ANSWERS)
+    for line in content.splitlines():
         try:
-            found.append(json.loads(line))
+            document = json.loads(line)
         except ValueError:
-            break  # it ended while it wrote
+            continue  # it ended while it wrote, or it is none of ours
+        if isinstance(document, dict):
+            found.append(document)
     return found
+
+
+def _is_record(value: object) -> bool:
+    """Whether it is what ``reporting.plugin_to_wire`` makes."""
+    if not isinstance(value, dict) or not all(type(value.get(name)) is kind for name, kind in _RECORD.items()):
+        return False
+    return all(type(one) is str for name in ("hooks", "provides") for one in value[name]) and all(
+        isinstance(one, dict) and all(type(one.get(name)) is str for name in ("at", "hook", "message"))
+        for one in value["last_faults"]
+    )
+
+
+_RECORD: Final = {name: type(value) for name, value in plugin_to_wire(PluginRecord("")).items()}

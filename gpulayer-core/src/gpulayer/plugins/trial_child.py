@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,29 +21,35 @@ import gpulayer
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
-from gpulayer.plugins.conformance import Misfit, misfits
+from gpulayer.plugins.conformance import job_check_misfits, misfits
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.hiding import SecretsHider
+from gpulayer.plugins.hooks import DEPRECATED
 from gpulayer.plugins.host import load_plugins
-from gpulayer.plugins.inspection import inspect_plugin, parameters_of
+from gpulayer.plugins.inspection import deprecation, hooks_of, inspect_plugin, parameters_of
 from gpulayer.plugins.record import PluginStatus
-from gpulayer.plugins.registering import KINDS, MOST_THINGS, Kind
+from gpulayer.plugins.registering import KINDS, MOST_THINGS, Kind, things_of
 from gpulayer.plugins.reporting import plugin_to_wire
-from gpulayer.plugins.results import shown
+from gpulayer.plugins.results import list_of
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.spec.job import JobSpec
+from gpulayer.spec.plain import plain_text
 
 __all__ = ["main"]
 
-# Hooks that are what they provide, and need a job or an event to be asked.
-_ASKED: Final = {"gpulayer_check_job": "job check", "gpulayer_on_event": "event sink"}
+_JOB_CHECK: Final = "gpulayer_check_job"
+# Hooks that are what they provide.
+_ASKED: Final = {_JOB_CHECK: "job check", "gpulayer_on_event": "event sink"}
+_SAID: Final = 8000
 # Frames that only lead to the plugin.
 _OURS: Final = tuple(f"{Path(file).parent}{os.sep}" for file in (gpulayer.__file__, importlib.__file__))
 
 
 def main(argv: list[str]) -> None:
-    """``FILE records``, or ``FILE check NAME``; ends the process."""
-    file, work, *rest = argv
+    """``FILE BYTES records``, or ``FILE BYTES check NAME``; no file becomes larger than BYTES. Ends the process."""
+    file, most_written, work, *rest = argv
+    _limit_files(int(most_written))
     # Whatever a plugin does to os.environ or to streams: this has been read and opened before.
     # Never strict: what is wrong is to be told, of all of them.
     settings = replace(PluginSettings.of(os.environ), strict=False)
@@ -55,8 +61,21 @@ def main(argv: list[str]) -> None:
         else:
             _Check(rest[0], settings, write).run()
     for printed in (sys.stdout, sys.stderr):
-        printed.flush()
+        try:
+            printed.flush()
+        except (OSError, ValueError):
+            pass  # no more fits in, or a plugin has closed it
     os._exit(0)  # a thread of a plugin that does not end must not hold this up
+
+
+def _limit_files(most: int) -> None:
+    try:
+        import resource  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # Python ignores SIGXFSZ: a write too many is an OSError
 
 
 class _Check:
@@ -67,6 +86,7 @@ class _Check:
         self._all = found
         options = settings.options_of(name, [each.name for each in found])
         self._hide = SecretsHider({name: options})
+        self._flaws = 0
         self._context = Context(Where.CHECK, name, gpulayer.__version__, options)
 
     def run(self) -> None:
@@ -84,6 +104,7 @@ class _Check:
 
     def _look(self, found: Found, *, others: list[Found]) -> None:
         self._say({"distribution": found.distribution, "version": found.version, "target": found.module})
+        self._say({"options": sorted(self._context.options)})
         if others:
             rivals = " and ".join(f"{each.distribution} {each.version}" for each in (found, *others))
             self._flaw("entry point", f"{rivals} have a plugin of that name", "uninstall one of them")
@@ -99,12 +120,33 @@ class _Check:
             self._say({"api": inspected.api, "hooks": list(inspected.hooks)})
             if inspected.status is not PluginStatus.OK:
                 self._flaw("API and hooks", inspected.error, inspected.hint)
+        if note := deprecation(inspected.hooks, DEPRECATED):
+            self._flaw("API and hooks", note, kind="warning")
         if inspected.status is PluginStatus.OK:
-            for kind in KINDS:
-                if kind.hook in inspected.hooks:
-                    self._register(kind, getattr(module, kind.hook))
-            self._say({"provides": [word for hook, word in _ASKED.items() if hook in inspected.hooks]})
+            self._register(hooks_of(module))
         self._changes(before, threads)
+
+    def _register(self, hooks: Mapping[str, Callable[..., object]]) -> None:
+        before, provides = self._flaws, list[str]()
+        for kind in KINDS:
+            if kind.hook in hooks:
+                provides += self._registered(kind, hooks[kind.hook])
+        if _JOB_CHECK in hooks:
+            self._check_jobs(hooks[_JOB_CHECK])
+        provides += [word for hook, word in _ASKED.items() if hook in hooks]
+        if self._flaws == before:  # else nothing of it is used
+            self._say({"provides": provides})
+
+    def _check_jobs(self, function: Callable[..., object]) -> None:
+        names = parameters_of(function)
+
+        def check(spec: JobSpec) -> object:
+            given = {"spec": spec, "ctx": self._context}
+            return function(*[given[name] for name in names])
+
+        with self._step(_JOB_CHECK):
+            for each in job_check_misfits(check):
+                self._flaw(each.what, each.message, each.hint)
 
     def _import(self, name: str) -> ModuleType | None:
         imported: list[ModuleType] = []
@@ -112,29 +154,31 @@ class _Check:
             imported.append(importlib.import_module(name))
         return imported[0] if imported else None
 
-    def _register(self, kind: Kind, function: Callable[..., object]) -> None:
+    def _registered(self, kind: Kind, function: Callable[..., object]) -> list[str]:
         things: list[object] = []
         with self._step(kind.hook):
             given = function(*[self._context for _ in parameters_of(function)])
             things = self._things(kind, given)
-        provides = []
+        before = self._flaws
         for thing in things:
             with self._step(f"{kind.word} {type(thing).__name__}"):
-                if not self._told(misfits(kind, thing)):
-                    provides.append(f"{kind.word} {getattr(thing, kind.key)}")
-        self._say({"provides": provides})
+                for each in misfits(kind, thing):
+                    self._flaw(each.what, each.message, each.hint)
+        provides: list[str] = []
+        if self._flaws == before:
+            try:
+                provides = [f"{kind.word} {one.name}" for one in things_of(kind, things)]
+            except (TypeError, ValueError) as error:  # two of one name
+                self._flaw(kind.hook, str(error), "one object for each thing that has a name")
+        return provides
 
     def _things(self, kind: Kind, given: object) -> list[object]:
-        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-            due = f"a list of {kind.contract.__name__}"
-            self._flaw(kind.hook, f"it gave {shown(given)}, where {due} is due")
-            return []
+        """All, where it is a list of so many that could be registered."""
         things: list[object] = []
-        for thing in given:
-            if len(things) >= MOST_THINGS:
-                self._flaw(kind.hook, f"it gave more than {MOST_THINGS} objects", "one for each thing that has a name")
-                break
-            things.append(thing)
+        try:
+            things = list_of(object, given, at_most=MOST_THINGS, what=kind.contract.__name__)
+        except (TypeError, ValueError) as error:
+            self._flaw(kind.hook, str(error), f"return a list of {kind.contract.__name__}", story=_story(error))
         return things
 
     def _changes(self, before: Ambient, threads: set[threading.Thread]) -> None:
@@ -158,14 +202,8 @@ class _Check:
             self._flaw(name, message, _advice(error), story=_story(error))
         self._say({"end": name, "took_s": time.perf_counter() - started})
 
-    def _told(self, found: Iterator[Misfit]) -> int:
-        count = 0
-        for each in found:
-            self._flaw(each.what, each.message, each.hint)
-            count += 1
-        return count
-
     def _flaw(self, what: str, message: str, hint: str = "", *, story: str = "", kind: str = "flaw") -> None:
+        self._flaws += kind == "flaw"
         self._say({kind: {"what": what, "message": message, "hint": hint, "story": story}})
 
     def _say(self, answer: dict[str, Any]) -> None:  # Any: JSON
@@ -174,7 +212,7 @@ class _Check:
     def _hidden(self, value: Any) -> Any:  # Any: JSON
         match value:
             case str():
-                return self._hide(self._name, value)
+                return plain_text(self._hide(self._name, value), _SAID)
             case list():
                 return [self._hidden(each) for each in value]
             case dict():

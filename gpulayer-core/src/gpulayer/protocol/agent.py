@@ -42,6 +42,7 @@ from gpulayer.protocol.messages import (
     Finish,
     FollowLog,
     Forget,
+    Hold,
     Input,
     Journal,
     KillTree,
@@ -64,6 +65,7 @@ from gpulayer.protocol.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    SpawnPutOff,
     Stage,
     Staged,
     StagingFailed,
@@ -357,6 +359,7 @@ def _node_event(
     | DiskFilled
     | Spawned
     | SpawnFailed
+    | SpawnPutOff
     | TreeSignalled
     | ProcessExited
     | ProcessLost
@@ -385,6 +388,8 @@ def _node_event(
                 _forget(state, held, actions)
             else:
                 _end(held, outcome_of_failed_spawn(held, event), now_ms, actions)
+        case SpawnPutOff() if held.phase is Phase.SPAWNING:
+            _put_off(state, held, now_ms, actions)
         case TreeSignalled() if held.phase is Phase.RUNNING and not held.is_signalled:
             held.is_signalled = True
             actions.append(Journal(held.key, held.progress))
@@ -466,6 +471,18 @@ def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
     actions += [Journal(held.key, held.progress), FollowLog(held.key)]
     if held.stop is not None:
         _signal(held, now_ms, actions)
+
+
+def _put_off(state: AgentState, held: Held, now_ms: int, actions: list[Action]) -> None:
+    """It has not begun, and waits like one without room; on disk it stays as it is: a next start looks whether it runs
+    and has it wait again."""
+    if held.is_void:
+        _forget(state, held, actions)
+    elif held.stop is not None:
+        _end(held, outcome_of_stop(held, "it was stopped before the program started"), now_ms, actions)
+    else:
+        held.phase, held.changed_ms, held.is_staged, held.has_waited = Phase.STAGING, now_ms, False, True
+        actions.append(Hold(held.assignment))
 
 
 def _deliver(state: AgentState, held: Held, now_ms: int, actions: list[Action]) -> None:

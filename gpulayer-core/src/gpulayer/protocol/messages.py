@@ -28,6 +28,7 @@ __all__ = [
     "Finish",
     "FollowLog",
     "Forget",
+    "Hold",
     "Input",
     "Item",
     "Journal",
@@ -52,6 +53,7 @@ __all__ = [
     "SignalTree",
     "Spawn",
     "SpawnFailed",
+    "SpawnPutOff",
     "Spawned",
     "Stage",
     "Staged",
@@ -239,6 +241,13 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SpawnPutOff:
+    """Nothing has been started yet: what its start has to ask is not to be asked now."""
+
+    key: NodeKey
+
+
+@dataclass(frozen=True, slots=True)
 class TreeSignalled:
     """SIGTERM has been sent to the whole tree."""
 
@@ -332,6 +341,7 @@ Input = (
     | DiskFilled
     | Spawned
     | SpawnFailed
+    | SpawnPutOff
     | TreeSignalled
     | ProcessExited
     | ProcessLost
@@ -375,15 +385,23 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait until what a start has to ask may be asked; answered by Staged or StagingFailed."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
 class AbandonStage:
-    """Stop staging; no answer is wanted."""
+    """Stop staging, or holding; no answer is wanted."""
 
     key: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start the program unless it was; answered by Spawned or SpawnFailed, later by ProcessExited or ProcessLost.
+    """Start the program unless it was; answered by Spawned, SpawnFailed or SpawnPutOff, later by ProcessExited or
+    ProcessLost.
 
     kill_by_ms: when the spawner must end the tree by itself unless that time is moved (``Extend``): it must hold while
     the agent is dead or stuck.
@@ -498,6 +516,7 @@ Action = (
     Admit
     | Journal
     | Stage
+    | Hold
     | AbandonStage
     | Spawn
     | Extend

@@ -15,7 +15,7 @@ from gpulayer.spec.capabilities import (
     DEFAULT_ENVIRONMENT,
     DEFAULT_LAUNCHER,
     check_capability,
-    check_input,
+    check_inputs,
     check_resource,
 )
 from gpulayer.spec.environment import check_environment
@@ -70,7 +70,7 @@ LATER_OPTIONS: Final = frozenset(
 
 class RequestOptions(TypedDict, total=False):
     """What it needs. resources: how many by name, of what workers count. launcher, environment: names of what plugins
-    add on workers."""
+    add on workers. inputs: URIs by name, which the worker fetches before the program starts."""
 
     accelerator: str | Sequence[str]
     devices: int
@@ -89,19 +89,18 @@ class RequestOptions(TypedDict, total=False):
     resources: Mapping[str, int]
     launcher: str
     environment: str
+    inputs: Mapping[str, str]
 
 
 class JobOptions(RequestOptions, total=False):
     """What it needs, what it brings and how it runs.
 
     secrets: values by name of variable, or names alone, whose values are those of this process's environment.
-    inputs: URIs by name, which the worker fetches before the program starts.
     """
 
     source: str | os.PathLike[str] | None
     include: Sequence[str]
     exclude: Sequence[str]
-    inputs: Mapping[str, str]
     outputs: Sequence[str]
     keep_outputs: bool
     env: Mapping[str, str]
@@ -151,7 +150,7 @@ _LEAST_LOG: Final = 64 * 1024
 _LEAST_MEMORY: Final = 1_000_000
 _JOB_NAMES: Final = frozenset(JobOptions.__annotations__)
 _REQUEST_NAMES: Final = frozenset(RequestOptions.__annotations__)
-_RUN_BY: Final = frozenset({"launcher", "environment"})  # fields of a submission, from which the need follows
+_RUN_BY: Final = frozenset({"launcher", "environment", "inputs"})  # fields of a submission, from which the need follows
 
 
 def plan_job(
@@ -173,14 +172,13 @@ def plan_job(
         submission["launcher"] = options["launcher"]
     if options.get("environment"):
         submission["environment"] = options["environment"]
-    if options.get("inputs"):
-        for name, uri in options["inputs"].items():
-            check_input(name, uri)
-        submission["inputs"] = dict(options["inputs"])
     own_env, secrets_given = options.get("env", {}), options.get("secrets", ())
     env = {name: value for name, value in base_env.items() if name not in secrets_given} | dict(own_env)
     if env:
         submission["env"] = env
+    if options.get("inputs"):
+        submission["inputs"] = _inputs(options["inputs"])
+        check_inputs(submission["inputs"], env=env)
     if options.get("name"):
         submission["name"] = options["name"]
     if options.get("tags"):
@@ -281,8 +279,12 @@ def plan_request(options: RequestOptions) -> "RequestFields":
     launcher, environment = options.get("launcher", ""), options.get("environment", "")
     capabilities = [f"launcher:{launcher}"] if launcher not in ("", DEFAULT_LAUNCHER) else []
     capabilities += [f"environment:{environment}"] if environment not in ("", DEFAULT_ENVIRONMENT) else []
+    for capability in capabilities:
+        check_capability(capability)
+    if options.get("inputs"):
+        capabilities += check_inputs(_inputs(options["inputs"]))
     if capabilities:
-        fields["capabilities"] = [check_capability(capability) for capability in capabilities]
+        fields["capabilities"] = list(dict.fromkeys(capabilities))
     return fields
 
 
@@ -388,6 +390,19 @@ def _counts(resources: Mapping[str, int]) -> dict[str, int]:
     if not isinstance(resources, Mapping):
         raise UsageError("resources: give a dictionary of numbers by name", hint='resources={"licence": 1}')
     return {check_resource(name): _at_least(count, 1, f"resources.{name}") for name, count in resources.items()}
+
+
+def _inputs(given: Mapping[str, str]) -> dict[str, str]:
+    """A path is text, too: what is wrong with it is said of the text."""
+    if not isinstance(given, Mapping):
+        raise UsageError("inputs: give a dictionary of URIs by name", hint='inputs={"data": "file:///mnt/data"}')
+    found: dict[str, str] = {}
+    for name, uri in given.items():
+        text: object = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
+        if not isinstance(text, str):
+            raise UsageError(f"inputs.{name}: a URI is text, not {type(uri).__name__}")
+        found[str(name)] = text
+    return found
 
 
 def _at_least(value: int, least: int, what: str) -> int:

@@ -3,20 +3,20 @@
 What is told is read from the log in the store, so nothing is lost with this process, and nobody who commits waits for
 a sink. Each sink has a loop and a cursor: where in the log it stands. Cursors are written some seconds or some events
 later, and at the end; what came after the last one written is told again by the next start. Without a sink there is
-no loop and no read.
+no loop and no read; sinks that stand at the same place are told from one read.
 """
 
 import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from gpulayer.errors import GpulayerError, PluginFault
+from gpulayer.errors import GpulayerError, PluginFault, PluginResting
 from gpulayer.faults import here
-from gpulayer.plugins.contracts.event import EVENT_DEADLINE_S, EventKind, EventRefused, EventSink, PlaneEvent
-from gpulayer.server.store import LogPage, Side, log
+from gpulayer.plugins.contracts.event import EVENT_DEADLINE_S, EventRefused, EventSink, PlaneEvent
+from gpulayer.server.store import LogPage, LogRow, Side, log
 from gpulayer.server.telling import LEAVING, TOLD, event_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["LOGGED", "Announcer", "Pace"]
 LOGGED: Final = "logged"
 """The key of the hub that is woken when there may be more in the log."""
 
-_ASK_DEADLINE_S: Final = 2.0
+_METHOD: Final = "EventSink.tell"
 _CLOSE_S: Final = 5.0
 _LAST_CALL_S: Final = 1.0
 _LONGEST_SLEEP_S: Final = 60.0
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class Pace:
     """rows: read at a time. gather_s: from news to the look at the log, so that a busy plane is not asked for each
     commit. save_s, save_rows: how old, and how far behind, a cursor that is written down may be. wait_first_ms to
-    wait_last_ms: before an event is told again, doubled each time; tries: before it is passed over.
-    deadline_s: of one call."""
+    wait_last_ms: before an event is told again, doubled each time; tries: calls that failed or were late, before it is
+    passed over. deadline_s: of one call."""
 
     rows: int = 200
     gather_s: float = 0.05
@@ -59,7 +59,6 @@ class _Told:
     """One sink. cursor: the last row that it is done with; saved: as the store has it."""
 
     sink: "Registered[EventSink]"
-    kinds: frozenset[EventKind] | None
     cursor: int = 0
     saved: int = 0
     has_news: bool = False  # it was told something since the cursor was saved
@@ -70,34 +69,33 @@ class _Told:
     def key(self) -> str:
         return f"{self.sink.plugin}/{self.sink.name}"
 
-    @property
-    def method(self) -> str:
-        """Of its own: a sink that fails is not asked for a while, and its plugin's others are."""
-        return f"EventSink.tell {self.sink.name}"
+    def wants(self, event: PlaneEvent) -> bool:
+        return self.sink.kinds is None or event.kind in self.sink.kinds
 
 
-@dataclass(slots=True, eq=False)
 class _Try:
-    """One call of a sink, which may go on after its deadline. Written in the plugin's thread."""
+    """One call of a sink, which may go on after its deadline. ``ended`` is set when it has returned, and whether it was
+    told is known."""
 
-    event: PlaneEvent
-    has_begun: bool = False
-    has_ended: bool = False
-    is_told: bool = False
+    def __init__(self, event: PlaneEvent) -> None:
+        self.ended = asyncio.Event()
+        self.is_told = False
+        self._event = event
+        self._loop = asyncio.get_running_loop()
 
     def tell(self, sink: EventSink) -> None:
-        self.has_begun = True
+        """In the plugin's thread."""
         try:
-            sink.tell(self.event)
+            sink.tell(self._event)
             self.is_told = True
         finally:
-            self.has_ended = True
+            with suppress(RuntimeError):  # the loop has gone
+                self._loop.call_soon_threadsafe(self.ended.set)
 
 
 @dataclass(slots=True)
 class _Waits:
     pace: Pace
-    tries: int = 0
     next_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,8 +110,10 @@ class _Waits:
 class Announcer:
     """``start`` it when the plane's driver runs, ``close`` it before that ends."""
 
-    def __init__(self, plane: "Plane", host: "Host", *, pace: Pace | None = None) -> None:
+    def __init__(self, plane: "Plane", host: "Host", *, pace: Pace | None = None, after: int | None = None) -> None:
+        """after: number of the event after which sinks begin that the store does not know; None: the newest."""
         self._plane = plane
+        self._after = after
         self._host = host
         self._pace = pace or Pace()
         self._sinks: list[_Told] = []
@@ -121,21 +121,19 @@ class Announcer:
         self._poked = asyncio.Event()
         self._news = asyncio.Event()
         self._saving = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._page = LogPage(())  # the last one with rows
+        self._page_after = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
 
     async def start(self) -> None:
-        """Begin to tell. A sink that the store does not know begins with what happens next; where the store can't be
-        used now, all begin when it can.
-
-        A sink that does not say its kinds is left out; its plugin's record says so.
-        """
-        if not self._host.registry.event_sinks:
-            return
-        known = await asyncio.gather(*(self._ask(sink) for sink in self._host.registry.event_sinks))
+        """Begin to tell. A sink that the store does not know begins ``after``; where the store can't be used now, all
+        begin when it can."""
         sinks: dict[str, _Told] = {}
-        for told in known:
-            if told is not None and sinks.setdefault(told.key, told) is not told:
+        for sink in self._host.registry.event_sinks:
+            told = _Told(sink)
+            if sinks.setdefault(told.key, told) is not told:
                 self._note(told, "left out: another sink of the plugin has its name")
         if not sinks or self._is_closing:
             return
@@ -166,9 +164,10 @@ class Announcer:
         self._store_id = await self._plane.query(log.read_store_id)
         cursors = await self._plane.query(log.read_sink_cursors)
         newest = await self._plane.query(log.last_seq)
+        begins = newest if self._after is None else min(self._after, newest)
         for key, told in sinks.items():
-            told.cursor = told.saved = cursors.get(key, newest)
-        new = tuple((key, newest) for key in sinks if key not in cursors)
+            told.cursor = told.saved = cursors.get(key, begins)
+        new = tuple((key, begins) for key in sinks if key not in cursors)
         if new:
             await self._plane.driver.submit(side=Side(sink_cursors=new))
 
@@ -201,14 +200,6 @@ class Announcer:
         """Look at the time again; for whoever moves the clock."""
         self._poked.set()
 
-    async def _ask(self, sink: "Registered[EventSink]") -> _Told | None:
-        try:
-            kinds = await self._host.acall(sink, "EventSink.kinds", _kinds, deadline_s=_ASK_DEADLINE_S)
-        except PluginFault as fault:
-            _log.warning("an event sink is left out: %s", fault.message)
-            return None
-        return _Told(sink, kinds)
-
     async def _keep_telling(self, told: _Told) -> None:
         """Until cancelled. The store may be away for a while; then the log waits."""
         waits = _Waits(self._pace)
@@ -217,8 +208,9 @@ class Announcer:
                 watch.clear()
                 try:
                     page = await self._read(told)
-                except GpulayerError as error:
-                    _log.warning("the event log can't be read for %s: %s", told.key, error.message)
+                except Exception as error:
+                    story = None if isinstance(error, GpulayerError) else error
+                    _log.warning("the event log can't be read for %s: %s", told.key, error, exc_info=story)
                     await self._wait(waits.grow())
                     continue
                 waits = _Waits(self._pace)
@@ -229,9 +221,16 @@ class Announcer:
                     await asyncio.sleep(self._pace.gather_s)
 
     async def _read(self, told: _Told) -> LogPage:
-        page = await self._plane.query(
-            log.read_log, after=told.cursor, limit=self._pace.rows, kinds=TOLD, leaving=LEAVING
-        )
+        async with self._reading:
+            rows = self._page.rows
+            if rows and self._page_after <= told.cursor < rows[-1].seq:
+                page = replace(self._page, rows=[row for row in rows if row.seq > told.cursor])
+            else:
+                page = await self._plane.query(
+                    log.read_log, after=told.cursor, limit=self._pace.rows, kinds=TOLD, leaving=LEAVING
+                )
+                if page.rows:
+                    self._page, self._page_after = page, told.cursor
         if page.rows and page.rows[0].seq > told.cursor + 1:  # rows are numbered without gaps
             first, last = told.cursor + 1, page.rows[0].seq - 1
             self._note(told, f"it has missed events {first} to {last}: they are no longer kept")
@@ -239,8 +238,8 @@ class Announcer:
 
     async def _tell_page(self, told: _Told, page: LogPage) -> None:
         for row in page.rows:
-            event = event_of(row, page, store_id=self._store_id)
-            if event is not None and (told.kinds is None or event.kind in told.kinds):
+            event = self._event_of(told, row, page)
+            if event is not None and told.wants(event):
                 if not await self._tell(told, event):
                     return
                 told.has_news = True
@@ -252,33 +251,43 @@ class Announcer:
         if told.cursor - told.saved >= self._pace.save_rows:
             await self._save()
 
+    def _event_of(self, told: _Told, row: LogRow, page: LogPage) -> PlaneEvent | None:
+        try:
+            return event_of(row, page, store_id=self._store_id)
+        except Exception:  # a row that we do not understand must not stand in the way of all others
+            _log.exception("row %d of the event log (%s) can't be told of", row.seq, row.kind)
+            self._note(told, f"it has missed event {row.seq} ({row.kind}), which can't be told of; plane.log says why")
+            return None
+
     async def _tell(self, told: _Told, event: PlaneEvent) -> bool:
-        """Until it is told, refused or given up; False where it is none of these and the plane closes."""
-        waits, running = _Waits(self._pace), None
+        """Until it is told, refused or given up; False where it is none of these and the plane closes. Never returns
+        True while a call of the sink runs."""
+        waits, tries = _Waits(self._pace), 0
         while True:
-            if running is None or running.has_ended:
-                if running is not None and running.is_told:
+            trying = _Try(event)
+            try:
+                told.is_called = True
+                await self._host.acall(
+                    told.sink, _METHOD, trying.tell, deadline_s=self._pace.deadline_s, passes=(EventRefused,)
+                )
+                break
+            except EventRefused as refusal:
+                self._note(told, f"event {event.seq} ({event.kind}) was refused: {refusal}")
+                break
+            except PluginResting as resting:
+                _log.info("event %d is told later: %s", event.seq, resting.message)
+            except PluginFault as fault:
+                _log.info("event %d is told again: %s", event.seq, fault.message)
+                told.is_called = False
+                await trying.ended.wait()  # a call that is late may go on for as long as it likes
+                if trying.is_told:
                     break  # it was late, not lost
-                running, told.is_called = _Try(event), True
-                try:
-                    await self._host.acall(
-                        told.sink, told.method, running.tell, deadline_s=self._pace.deadline_s, passes=(EventRefused,)
-                    )
-                    break
-                except EventRefused as refusal:
-                    self._note(told, f"event {event.seq} ({event.kind}) was refused: {refusal}")
-                    break
-                except PluginFault as fault:
-                    _log.info("event %d is told again: %s", event.seq, fault.message)
-                finally:
-                    told.is_called = False
-                if not running.has_begun:
-                    running = None  # it rests after earlier failures: that is no try
-            if running is not None:
-                waits.tries += 1
-                if waits.tries >= self._pace.tries:
-                    self._note(told, f"event {event.seq} ({event.kind}) was given up after {waits.tries} tries")
+                tries += 1
+                if tries >= self._pace.tries:
+                    self._note(told, f"event {event.seq} ({event.kind}) was given up after {tries} tries")
                     return True
+            finally:
+                told.is_called = False
             if self._is_closing:
                 return False
             await self._wait(waits.grow())
@@ -328,13 +337,7 @@ class Announcer:
 
     def _note(self, told: _Told, message: str) -> None:
         _log.warning("event sink %s: %s", told.key, message)
-        self._host.note(told.sink.plugin, told.method, message)
-
-
-def _kinds(sink: EventSink) -> frozenset[EventKind] | None:
-    """Raises TypeError and ValueError for what can't be kinds."""
-    kinds = sink.kinds
-    return None if kinds is None else frozenset(EventKind(kind) for kind in kinds)
+        self._host.note(told.sink.plugin, _METHOD, message)
 
 
 def _ended(task: "asyncio.Task[None]") -> None:

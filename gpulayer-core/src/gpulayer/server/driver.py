@@ -6,7 +6,8 @@ step runs while a commit that may fail is in flight. When a commit fails the sta
 from the store, and the driver is read-only until a probe write succeeds.
 
 Nothing slow happens here: routes do their IO before and after. Stepping is cut into slices of about 2 ms, and short
-events go ahead between the slices of a long one, so that a batch of 10,000 jobs never stalls a heartbeat.
+events go ahead between the slices of a long one, so that a batch of 10,000 jobs never stalls a heartbeat, nor does
+much that has become due at once.
 """
 
 import asyncio
@@ -245,12 +246,8 @@ class Driver:
         started_ms = self._clock.monotonic_ms()
         state = self._loaded()
         if self._is_due():
-            events = due(state, self.now())
-            ticks = _Arrival([_constant(event) for event in events], None, None)
             self._tick_after_ms = 0
-            opened.arrivals.append(ticks)
-            for _ in self._steps(opened, ticks):
-                await asyncio.sleep(0)
+            await self._step_due(opened, state, started_ms)
         while self._queue and opened.steps < _BATCH_STEPS:
             if self._queue[0].is_alone and opened.arrivals:
                 return
@@ -262,15 +259,32 @@ class Driver:
             if arrival.is_alone or self._clock.monotonic_ms() - started_ms > _BATCH_MS:
                 return
 
-    def _step_short(self, opened: _Open) -> None:
-        """Between two slices: the short arrivals at the head of the queue."""
-        for _ in range(_SLICE_STEPS):
-            if not self._queue or len(self._queue[0].makes) > _SHORT or self._queue[0].is_alone:
+    async def _step_due(self, opened: _Open, state: State, started_ms: int) -> None:
+        """What time has brought, as much as goes into a batch. Where somebody else has something to say meanwhile, some
+        of it may not be true any more (who was silent has reported), so that it is looked for anew."""
+        ticks = _Arrival([], None, None)
+        opened.arrivals.append(ticks)
+        while events := due(state, self.now()):
+            ticks.makes = [_constant(event) for event in events]
+            for _ in self._steps(opened, ticks):
+                await asyncio.sleep(0)
+                if opened.steps >= _BATCH_STEPS or self._clock.monotonic_ms() - started_ms > _BATCH_MS:
+                    return
+                if self._step_short(opened):
+                    break
+            else:
                 return
+
+    def _step_short(self, opened: _Open) -> bool:
+        """Between two slices: the short arrivals at the head of the queue. Returns whether there were any."""
+        for count in range(_SLICE_STEPS):
+            if not self._queue or len(self._queue[0].makes) > _SHORT or self._queue[0].is_alone:
+                return count > 0
             arrival = self._queue.popleft()
             opened.arrivals.append(arrival)
             for _ in self._steps(opened, arrival):
                 pass
+        return True
 
     def _steps(self, opened: _Open, arrival: _Arrival) -> Iterator[None]:
         """Step an arrival; yields where the loop should get its turn. Raises _StepFailed."""

@@ -16,7 +16,16 @@ from typing import Final
 from gpulayer.errors import Conflict, UsageError
 from gpulayer.server.settings import Layout
 
-__all__ = ["EndpointKeeper", "is_ours", "keep_port", "kept_port", "locked", "make_private", "write_private"]
+__all__ = [
+    "EndpointKeeper",
+    "is_ours",
+    "keep_port",
+    "kept_port",
+    "lock_holder",
+    "locked",
+    "make_private",
+    "write_private",
+]
 
 _OTHERS: Final = 0o077
 _WRITE_OF_OTHERS: Final = 0o022
@@ -85,6 +94,23 @@ def locked(layout: Layout) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def lock_holder(layout: Layout) -> int | None:
+    """The process that has the folder's lock now, to be ended by whoever must; None where nobody has it, or where it
+    can't be told who."""
+    try:
+        descriptor = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.read(descriptor, 32).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() and int(text) > 1 else None
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def is_ours(layout: Layout, lock: int) -> bool:

@@ -156,7 +156,9 @@ class LocalWorker:
                 self._agent_end_at = now + self._agent_s
                 self.stop()
             elif now >= self._agent_end_at:
-                _log.warning("the worker did not end within %.0f s; killing it", self._agent_s)
+                _log.warning(
+                    "the worker (process %s) did not end within %.0f s; killing it", self._pid(), self._agent_s
+                )
                 self._agent_end_at = math.inf  # from here on the kernel has it
                 self._signal_agent(signal.SIGKILL)
             if self._agent_end_at != math.inf:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,13 +26,14 @@ from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
+from gpulayer.server.job_checks import JobChecks
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
 from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import PlaneSettings
-from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, reads
+from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
 from gpulayer.server.store.codec import dump
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
@@ -57,6 +58,8 @@ _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
 _TREES_KEPT: Final = 4096
 _LOADING_ENDS_S: Final = 1.0
+_SLOW_S: Final = 3.0
+_NAMED: Final = 8
 _STILL_LOADING: Final = "(plugins still load)"  # stands for all scorers until they are known: who waits, waits for them
 
 
@@ -108,9 +111,11 @@ class Plane:
         )
         self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)
+        self.job_checks = JobChecks()
         self.worker_plugins: dict[WorkerId, list[PluginFields]] = {}
         self._are_plugins_loaded = host is not None
         self._has_outside = False
+        self._trying: tuple[str, ...] = ()
         self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
         self.shutdown_asked = asyncio.Event()
@@ -129,6 +134,7 @@ class Plane:
         self._saving: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._announcer: Announcer | None = None
+        self._began_after: int | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -137,6 +143,7 @@ class Plane:
         if self._are_plugins_loaded:
             await self._use_scorers()
         await self.driver.load()
+        self._began_after = await self.query(log.last_seq)
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
@@ -145,6 +152,8 @@ class Plane:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
                 await self._loading
+            else:
+                self._loading.add_done_callback(self._part_ended)
         else:
             await self._announce()
 
@@ -168,13 +177,14 @@ class Plane:
             await self._announcer.close()
         self.driver.close()
         if self._driving is not None:
-            await self._driving
-            self._driving = None
+            driving, self._driving = self._driving, None
+            with suppress(Exception):  # ``_part_ended`` has said it
+                await driving
         if self._loading is not None:
             loading, self._loading = self._loading, None
             await asyncio.wait({loading}, timeout=_LOADING_ENDS_S)
             loading.cancel()
-            with suppress(asyncio.CancelledError, GpulayerError):
+            with suppress(asyncio.CancelledError, Exception):  # ``start`` or the log has said it
                 await loading
         if self._asking is not None:
             asking, self._asking = self._asking, None
@@ -201,10 +211,8 @@ class Plane:
     def starting(self) -> str:
         """What submissions wait for since the start, for people; empty where for nothing."""
         if not self._are_plugins_loaded:
-            return (
-                f"it tries its plugins, which may take {self.settings.plugins.import_s:g} s each to be imported; "
-                "gpulayer plugins says which one takes long"
-            )
+            tried = f"it tries {_some(self._trying)}" if self._trying else "it loads its plugins"
+            return f"{tried}; each may take {self.settings.plugins.import_s:g} s to be imported"
         if self._has_outside and self.settings.has_local_worker and not self.local_worker_reported.is_set():
             return "its worker starts, and may be trying plugins; gpulayer plugins says which one takes long"
         return ""
@@ -217,35 +225,66 @@ class Plane:
                 if self.is_closing
                 else "the control plane still loads its plugins",
                 hint="try again in a moment; its log, plane.log in the state folder, names those that take long",
+                details={} if self.is_closing else {"starting": True},
             )
         return self.plugins
 
     async def _load_plugins(self) -> None:
+        """What fails here is logged, and the control plane goes on with what there is; where it is strict, it ends."""
         try:
-            self.plugins = await load_for_plane(self.settings, clock=self.clock)
-        except GpulayerError as error:
+            await self._begin("plugins", self._load)
+            await self._begin("scorers", self._use_scorers)
+            # Before anybody submits.
+            await self._begin("event sinks", self._announce)
+            self._are_plugins_loaded = True
+        finally:
+            self._plugins_settled.set()  # nobody waits for what will not come
+
+    async def _begin(self, what: str, begin: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await begin()
+        except Exception as error:
             if self.settings.plugins.strict:
                 raise
-            _log.error("%s; the control plane goes on without any", error.message)
-        await self._use_scorers()
-        await self._announce()  # before anybody submits: a new event sink begins with what happens from here on
-        self._has_outside = any(not record.is_builtin for record in self.plugins.records())
-        self._are_plugins_loaded = True
-        self._plugins_settled.set()
+            story = None if isinstance(error, GpulayerError) else error
+            _log.error("%s: %s; the control plane goes on without any", what, error, exc_info=story)
+
+    async def _load(self) -> None:
+        telling = asyncio.create_task(self._tell_of_slow_ones(), name="slow plugins")
+        try:
+            self.plugins = await load_for_plane(self.settings, clock=self.clock, trying=self._are_tried)
+        finally:
+            telling.cancel()
+        records = await self.in_thread(self.plugins.records)  # it looks whether they are still installed
+        self._has_outside = any(not record.is_builtin for record in records)
+
+    def _are_tried(self, names: tuple[str, ...]) -> None:
+        self._trying = names
+
+    async def _tell_of_slow_ones(self) -> None:
+        """Of imports that are still tried nobody else can tell: whoever waits may look here."""
+        told: tuple[str, ...] = ()
+        while True:
+            await asyncio.sleep(_SLOW_S)
+            if self._trying not in ((), told):
+                told = self._trying
+                _log.warning("still trying %s", _some(told))
 
     async def _announce(self) -> None:
         if not self.is_closing:
-            self._announcer = Announcer(self, self.plugins)
+            self._announcer = Announcer(self, self.plugins, after=self._began_after)
             await self._announcer.start()
 
     async def _use_scorers(self) -> None:
-        scorers = Scorers(self.plugins, clock=self.clock, submit=self.driver.submit)
-        names = await scorers.register()
-        if names:
-            self.scorers = scorers
-            self._asking = asyncio.create_task(scorers.run(), name="scorers")
-            self._asking.add_done_callback(self._part_ended)
-        await self.driver.use_scorers(names)
+        names: tuple[str, ...] = ()
+        try:
+            scorers = Scorers(self.plugins, clock=self.clock, submit=self.driver.submit)
+            if scorers.names:
+                self.scorers, names = scorers, scorers.names
+                self._asking = asyncio.create_task(scorers.run(), name="scorers")
+                self._asking.add_done_callback(self._part_ended)
+        finally:
+            await self.driver.use_scorers(names)  # whatever happens, nobody waits any longer for those that load
 
     def _part_ended(self, part: "asyncio.Task[None]") -> None:
         """Without its driver a plane answers nothing right: end, so that a new start can load the state. And a plugin's
@@ -302,6 +341,11 @@ class Plane:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:
                 self._outputs.popitem(last=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"plugin{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}{more}"
 
 
 class _Attempts:

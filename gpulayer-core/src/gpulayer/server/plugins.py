@@ -24,9 +24,11 @@ def no_plugins(clock: Clock) -> Host:
     return Host(Registry(), Guard(clock=clock), lambda: ())
 
 
-async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
+async def load_for_plane(
+    settings: PlaneSettings, *, clock: Clock, trying: Callable[[tuple[str, ...]], None] = lambda _: None
+) -> Host:
     """The host of a control plane; what is wrong with one of its plugins is logged in a line. Raises PluginFault, with
-    ``strict``, for the first such thing.
+    ``strict``, for the first such thing. trying: see ``load_plugins``.
 
     Nobody waits for it when the process ends: what a plugin does there may never return.
     """
@@ -40,6 +42,7 @@ async def load_for_plane(settings: PlaneSettings, *, clock: Clock) -> Host:
                 version=__version__,
                 marks=settings.layout.plugin_marks,
                 begun=abandoned.then,
+                trying=trying,
             )
         except GpulayerError:
             raise

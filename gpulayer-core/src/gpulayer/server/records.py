@@ -20,7 +20,7 @@ from gpulayer.spec.request import Request
 from gpulayer.spec.tree import Entry, EntryKind
 from gpulayer.spec.verdict import ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
-from gpulayer.wire.convert import device_to_wire, facts_to_wire, verdict_to_wire
+from gpulayer.wire.convert import device_to_wire, facts_to_wire, placed_request, verdict_to_wire
 from gpulayer.wire.jobs import (
     AttemptRecord,
     EventRecord,
@@ -74,7 +74,7 @@ def job_record(
         "state": str(image.state),
         "reason": _noted(image) or reason,
         "command": submission["command"],
-        "request": submission.get("request", {}),
+        "request": placed_request(submission),
         "options": {name: submission[name] for name in _OPTIONS if name in submission},
         "source": submission.get("source"),
         "tags": submission.get("tags", {}),

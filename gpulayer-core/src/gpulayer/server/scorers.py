@@ -1,29 +1,37 @@
 """The scorers of a control plane: asked in batches when the engine wants opinions, and what they say goes back to it.
 
 Each has a task of its own, so that one that is slow or hangs holds up nobody but those who wait for it, and these no
-longer than the engine lets them. A scorer that fails has no opinion on what it was asked, for some seconds.
+longer than the engine lets them. A scorer that fails has no opinion on what it was asked, for some seconds; where the
+guard lets it rest, as long as it rests.
+
+Who only wants to know (``explain``) asks beside that, a batch of everybody's questions at a time, with slots and a
+breaker of the guard of their own: however many ask, and whatever they ask, placement does not notice. What was said to
+them is kept for a moment.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from gpulayer.clock import Clock
 from gpulayer.engine import State, opinions
 from gpulayer.engine.effects import AskScorer, Effect
 from gpulayer.engine.events import OpinionsGiven
-from gpulayer.errors import GpulayerError, PluginFault
+from gpulayer.errors import GpulayerError, PluginFault, PluginResting
 from gpulayer.ids import Digest
 from gpulayer.placement.eligibility import is_eligible
-from gpulayer.plugins.contracts.scorer import MAX_LIFETIME_S, SCORER_DEADLINE_S, Pair, ScoreBatch, Scorer
+from gpulayer.plugins.contracts.scorer import SCORER_DEADLINE_S, Pair, ScoreBatch, Scorer
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered
 from gpulayer.plugins.results import instance_of
 from gpulayer.server.driver import Make
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Mark, Opinion, Refusal
+from gpulayer.spec.plain import plain_line
 from gpulayer.spec.request import Request
 
 __all__ = ["Scorers", "lacking_opinions"]
@@ -32,8 +40,9 @@ _log: Final = logging.getLogger(__name__)
 
 _BATCH_PAIRS: Final = 20_000
 _EVENT_PAIRS: Final = 2_000  # the driver takes as long as it takes over one event
-_NAME_S: Final = 1.0
 _FAULT_MS: Final = 10_000
+_CURIOUS_MS: Final = 10_000  # what was said to who only wanted to know is kept so long
+_CURIOUS_PAIRS: Final = 100_000
 _REASON: Final = 200
 
 Submit = Callable[..., Awaitable[object]]  # ``Driver.submit``
@@ -50,35 +59,53 @@ class _Asked:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(slots=True)
+class _Curious:
+    """What people want to know of one scorer, and what it has said to them: until when that is kept."""
+
+    registered: Registered[Scorer]
+    waiting: dict[Request, Machines] = field(default_factory=dict)
+    known: dict[tuple[Request, Digest], tuple[Opinion | None, int]] = field(default_factory=dict)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def lacks(self, request: Request, machines: Machines, now_ms: int) -> Machines:
+        return {
+            digest: facts
+            for digest, facts in machines.items()
+            if (word := self.known.get((request, digest))) is None or word[1] <= now_ms
+        }
+
+    def keep(self, batch: Mapping[Request, Machines], said: Sequence[Said], *, now_ms: int, until_ms: int) -> None:
+        count = sum(map(len, said))
+        if len(self.known) + count > _CURIOUS_PAIRS:
+            self.known = {pair: word for pair, word in self.known.items() if word[1] > now_ms}
+            for pair in list(islice(self.known, max(0, len(self.known) + count - _CURIOUS_PAIRS))):
+                del self.known[pair]
+        for request, pairs in zip(batch, said, strict=True):
+            for digest, opinion in pairs:
+                self.known[request, digest] = (opinion, until_ms)
+
+
 class Scorers:
-    """``register`` them, keep ``run`` going in one task, and ``take`` what the engine wants to know."""
+    """Keep ``run`` going in one task, and ``take`` what the engine wants to know. names: in the order of use."""
 
     def __init__(self, host: Host, *, clock: Clock, submit: Submit) -> None:
         self._host = host
         self._clock = clock
         self._submit = submit
-        self._scorers: dict[str, _Asked] = {}
-
-    async def register(self) -> tuple[str, ...]:
-        """Their names, in the order of use. One that can't even say its name is left out."""
-        for registered in self._host.registry.scorers:
-            try:
-                name = await self._host.acall(
-                    registered, "Scorer.name", lambda scorer: str(instance_of(str, scorer.name)), deadline_s=_NAME_S
-                )
-            except PluginFault as fault:
-                _log.warning("a scorer is not used: %s", fault.message)
-                continue
-            self._scorers[name] = _Asked(registered)
-        return tuple(self._scorers)
+        self._scorers = {one.name: _Asked(one) for one in host.registry.scorers}
+        self._curious = {one.name: _Curious(one) for one in host.registry.scorers}
+        self.names = tuple(self._scorers)
 
     def take(self, state: State, effects: Iterable[Effect]) -> None:
         """What these effects ask is put to the scorers soon. Quick; from the event loop alone."""
         for effect in effects:
             if isinstance(effect, AskScorer) and (asked := self._scorers.get(effect.scorer)) is not None:
-                machines = asked.waiting.setdefault(effect.request, {})
-                machines.update((digest, state.facts[digest]) for digest in effect.digests)
-                asked.wake.set()
+                facts = state.facts  # of later steps of the batch, too: what no worker has any more is not in it
+                machines = {digest: facts[digest] for digest in effect.digests if digest in facts}
+                if machines:
+                    asked.waiting.setdefault(effect.request, {}).update(machines)
+                    asked.wake.set()
 
     async def run(self) -> None:
         """Until cancelled. Raises what a plugin raised where the host is strict."""
@@ -87,28 +114,50 @@ class Scorers:
                 group.create_task(self._serve(name), name=f"scorer {name}")
 
     async def ask(self, request: Request, lacking: Mapping[str, Machines]) -> dict[tuple[str, Digest], Opinion | None]:
-        """What they say now, side by side, for who only wants to know. It goes nowhere else."""
+        """What they say now or said a moment ago, side by side, for who only wants to know. It goes nowhere else."""
         known: dict[tuple[str, Digest], Opinion | None] = {}
 
         async def ask_one(name: str, machines: Machines) -> None:
-            _, said = await self._ask(self._scorers[name].registered, {request: machines})
-            known.update(((name, digest), opinion) for digest, opinion in said[0])
+            curious = self._curious[name]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * SCORER_DEADLINE_S):  # a batch that is on its way, and the next
+                    await self._learn(curious, request, machines)
+            for digest in machines:
+                if (word := curious.known.get((request, digest))) is not None:
+                    known[name, digest] = word[0]
 
         async with asyncio.TaskGroup() as group:
             for name, machines in lacking.items():
-                if name in self._scorers:
+                if name in self._curious:
                     group.create_task(ask_one(name, machines))
         return known
+
+    async def _learn(self, curious: _Curious, request: Request, machines: Machines) -> None:
+        """Until all of it is known. Whoever has the turn asks for all who wait for theirs."""
+        lacks = curious.lacks(request, machines, self._clock.monotonic_ms())
+        if not lacks:
+            return
+        curious.waiting.setdefault(request, {}).update(lacks)
+        try:
+            async with curious.turn:
+                while lacks := curious.lacks(request, machines, self._clock.monotonic_ms()):
+                    curious.waiting.setdefault(request, {}).update(lacks)  # who had the turn may have given up
+                    batch = _next_batch(curious.waiting)
+                    lifetime_ms, said = await self._ask(curious.registered, "Scorer.score (explain)", batch)
+                    now_ms = self._clock.monotonic_ms()
+                    curious.keep(batch, said, now_ms=now_ms, until_ms=now_ms + min(lifetime_ms, _CURIOUS_MS))
+        finally:
+            curious.waiting.pop(request, None)  # others who wait for the same put it there again
 
     async def _serve(self, name: str) -> None:
         asked = self._scorers[name]
         while True:
             await asked.wake.wait()
-            batch = _next_batch(asked)
+            batch = _next_batch(asked.waiting)
             if not batch:
                 asked.wake.clear()
                 continue
-            lifetime_ms, said = await self._ask(asked.registered, batch)
+            lifetime_ms, said = await self._ask(asked.registered, "Scorer.score", batch)
             makes = [
                 make
                 for request, pairs in zip(batch, said, strict=True)
@@ -120,19 +169,20 @@ class Scorers:
                 # The engine's state is gone, or this fault of ours is in the driver's log: it asks again either way.
                 _log.info("opinions of scorer %s are dropped: %s", name, error.message)
 
-    async def _ask(self, registered: Registered[Scorer], batch: Mapping[Request, Machines]) -> tuple[int, list[Said]]:
+    async def _ask(
+        self, registered: Registered[Scorer], method: str, batch: Mapping[Request, Machines]
+    ) -> tuple[int, list[Said]]:
         """The lifetime of the answer, and what was said of the machines of each request."""
         wall_ms = self._clock.wall_ms()
         try:
-            return await self._host.acall(
-                registered,
-                "Scorer.score",
-                lambda scorer: _score(scorer, batch, wall_ms),
-                deadline_s=SCORER_DEADLINE_S,
+            said = await self._host.acall(
+                registered, method, lambda scorer: _score(scorer, batch, wall_ms), deadline_s=SCORER_DEADLINE_S
             )
         except PluginFault as fault:
             _log.info("%s", fault.message)
-            return _FAULT_MS, [[(digest, None) for digest in machines] for machines in batch.values()]
+            rest_ms = fault.details.get("rest_ms", 0) if isinstance(fault, PluginResting) else 0
+            return max(_FAULT_MS, rest_ms), [[(digest, None) for digest in machines] for machines in batch.values()]
+        return int(registered.lifetime_s * 1000), said
 
 
 def lacking_opinions(state: State, request: Request) -> dict[str, Machines]:
@@ -148,13 +198,13 @@ def lacking_opinions(state: State, request: Request) -> dict[str, Machines]:
     return found
 
 
-def _next_batch(asked: _Asked) -> dict[Request, Machines]:
+def _next_batch(waiting: dict[Request, Machines]) -> dict[Request, Machines]:
     """Whole requests as far as they go into one, and a piece of one that is too large. Taken out of what waits."""
     batch: dict[Request, Machines] = {}
     room = _BATCH_PAIRS
-    for request, machines in list(asked.waiting.items()):
+    for request, machines in list(waiting.items()):
         if len(machines) <= room:
-            batch[request] = asked.waiting.pop(request)
+            batch[request] = waiting.pop(request)
         elif not batch:
             batch[request] = {digest: machines.pop(digest) for digest in list(machines)[:room]}
             break
@@ -173,7 +223,7 @@ def _given(scorer: str, request: Request, lifetime_ms: int, piece: tuple[tuple[D
     return lambda at: OpinionsGiven(at, scorer, request, lifetime_ms, piece)
 
 
-def _score(scorer: Scorer, batch: Mapping[Request, Machines], wall_ms: int) -> tuple[int, list[Said]]:
+def _score(scorer: Scorer, batch: Mapping[Request, Machines], wall_ms: int) -> list[Said]:
     """In the plugin's thread, all of it: iterating over its answer is its doing, too."""
     places: dict[Digest, int] = {}
     machines: list[WorkerFacts] = []
@@ -186,11 +236,8 @@ def _score(scorer: Scorer, batch: Mapping[Request, Machines], wall_ms: int) -> t
                 machines.append(facts)
             pairs.append(Pair(number, place))
     said = _checked(scorer.score(ScoreBatch(tuple(batch), tuple(machines), tuple(pairs), wall_ms)), len(pairs))
-    lifetime_s = float(scorer.lifetime_s)
-    if not 1 <= lifetime_s <= MAX_LIFETIME_S:  # NaN is refused too
-        raise ValueError(f"its lifetime_s is {lifetime_s:g}, not from 1 to {MAX_LIFETIME_S:g}")
     following = iter(said)
-    return int(lifetime_s * 1000), [[(digest, next(following)) for digest in of] for of in batch.values()]
+    return [[(digest, next(following)) for digest in of] for of in batch.values()]
 
 
 def _checked(answer: Sequence[Mark | Refusal | None], count: int) -> list[Opinion | None]:
@@ -215,6 +262,4 @@ def _checked(answer: Sequence[Mark | Refusal | None], count: int) -> list[Opinio
 
 def _line(reason: str) -> str:
     """One, of a length that fits into others, without what a terminal would act on."""
-    plain = "".join(character if character.isprintable() else " " for character in reason[: 4 * _REASON])
-    line = " ".join(plain.split()) or "it gives no reason"
-    return line if len(line) <= _REASON else line[: _REASON - 1] + "…"
+    return plain_line(reason, _REASON) or "it gives no reason"

@@ -17,7 +17,6 @@ from gpulayer.errors import BadRequest, IdempotencyMismatch, NotFound, TooLarge
 from gpulayer.ids import ID_LENGTH, Digest, JobId, RandomBytes, new_job_id
 from gpulayer.server.auth import Caller
 from gpulayer.server.driver import Make
-from gpulayer.server.job_checks import check_jobs
 from gpulayer.server.job_secrets import Withheld, open_secrets, seal_all, withhold
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import AuditEntry, IdempotencyRow, JobRow, SecretRow, Side, reads
@@ -160,8 +159,10 @@ async def _submit(
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         totals = await check_uploaded(plane, root, "source")
         plane.trees.keep(root, totals.digests)
-    warnings = await check_jobs(
-        await plane.loaded_plugins(), lambda: specs_of(withheld.submissions, batch=len(submissions) > 1)
+    warnings = await plane.job_checks.check(
+        await plane.loaded_plugins(),
+        len(submissions),
+        lambda start, stop: specs_of(withheld.submissions[start:stop], batch=len(submissions) > 1),
     )
     await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()

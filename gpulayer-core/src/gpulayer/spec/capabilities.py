@@ -5,6 +5,8 @@ that needs it is refused with the reason. What every worker can do (the defaults
 """
 
 import re
+import unicodedata
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,9 +15,11 @@ from gpulayer.errors import UsageError
 __all__ = [
     "DEFAULT_ENVIRONMENT",
     "DEFAULT_LAUNCHER",
+    "EVERYBODYS",
     "KINDS",
     "check_capability",
     "check_input",
+    "check_inputs",
     "check_resource",
     "input_variable",
     "is_plain_name",
@@ -23,6 +27,7 @@ __all__ = [
 
 DEFAULT_LAUNCHER: Final = "process"
 DEFAULT_ENVIRONMENT: Final = "system"
+EVERYBODYS: Final = frozenset({f"environment:{DEFAULT_ENVIRONMENT}", f"launcher:{DEFAULT_LAUNCHER}"})
 KINDS: Final = ("environment", "launcher", "stager")
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9._+-]{0,62}")
@@ -51,10 +56,32 @@ def check_capability(capability: str) -> str:
     return capability
 
 
+def check_inputs(inputs: Mapping[str, str], *, env: Collection[str] = ()) -> list[str]:
+    """Of one job, whose other variables are ``env``: the capabilities that they need. Raises UsageError."""
+    needed = [f"stager:{check_input(name, uri)}" for name, uri in inputs.items()]
+    names: dict[str, str] = {}
+    for name in inputs:
+        variable = input_variable(name)
+        other = names.setdefault(variable, name)
+        if other != name:
+            raise UsageError(
+                f"inputs: {other} and {name} would both be {variable}", hint="give one of them another name"
+            )
+        if variable in env:
+            raise UsageError(f"inputs: {name} is {variable}, which env sets, too", hint="leave it out there")
+    return needed
+
+
 def check_input(name: str, uri: str) -> str:
     """The scheme of the URI, in lower case. Raises UsageError for a name that no variable can have, and for no URI."""
     if not _INPUT.fullmatch(name):
         raise UsageError(f"inputs: {name[:60]!r} can't name an input", hint="write it like data=file:///mnt/data")
+    # What reads a URI drops them without a word, and then it names something else.
+    if uri != uri.strip() or any(unicodedata.category(character) == "Cc" for character in uri):
+        raise UsageError(
+            f"inputs.{name}: {uri[:60]!r} has a control character, or a blank at its ends",
+            hint="write what belongs to the name with percent signs: a line end is %0A, a blank %20",
+        )
     try:
         scheme = urlsplit(uri).scheme
     except ValueError:
@@ -64,7 +91,7 @@ def check_input(name: str, uri: str) -> str:
             f"inputs.{name}: {uri[:60]!r} is a path, and a file of this machine can't be sent in this way yet",
             hint="ship it with --source; a file that the worker has is written file:///mnt/data",
         )
-    if not is_plain_name(scheme) or "\0" in uri:
+    if not is_plain_name(scheme):
         raise UsageError(f"inputs.{name}: {uri[:60]!r} is no URI", hint="write it like file:///mnt/data on the worker")
     return scheme
 

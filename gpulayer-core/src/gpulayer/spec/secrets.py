@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from gpulayer.errors import UsageError
+from gpulayer.variables import DEVICE_VARIABLES
 
 __all__ = [
     "GRANTS",
@@ -31,16 +32,6 @@ MAX_LINES: Final = 1_000  # of all of a job's secrets: each line is looked for i
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _OURS: Final = "GPULAYER_"
-# What a launcher sets: a job must see the devices that it was given and no others.
-_DEVICES: Final = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "ZE_AFFINITY_MASK",
-    }
-)
 
 
 class Secret(str):
@@ -78,7 +69,7 @@ def check_secret(name: str, value: str) -> None:
             f"secrets: {shown_name(name)!r} can't name a variable",
             hint="letters, digits and _ alone; the value does not go with the name",
         )
-    if name.startswith(_OURS) or name in _DEVICES:
+    if name.startswith(_OURS) or name in DEVICE_VARIABLES:
         raise UsageError(f"secrets: {name} is set by GPUlayer itself", hint="give it another name")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise UsageError(f"secrets: {name} is not UTF-8 text", hint="encode it, for example with base64")

@@ -32,6 +32,7 @@ class ReasonCode(StrEnum):
     OFFLINE = "offline"
     QUOTA = "quota"
     PLUGIN_REJECTED = "plugin_rejected"
+    PLUGIN_MARKED = "plugin_marked"  # of a worker that fits
     UNKNOWN_VALUE = "unknown_value"
     RESOURCE = "resource"
     CAPABILITY = "capability"
@@ -62,7 +63,8 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of the request and the value with which this worker would fit."""
+    """One field of the request and the value with which this worker would fit: of ``resources`` as the flag takes
+    it, ``licence=1,seat=2``."""
 
     field: str
     value: str
@@ -70,13 +72,14 @@ class FieldChange:
     @property
     def flag(self) -> str:
         """The change as it is typed: ``--device-memory 24GB``, or ``without --device-model``."""
-        option = "--" + self.field.replace("_", "-")
+        option = "--resource" if self.field == "resources" else "--" + self.field.replace("_", "-")
         return f"{option} {self.value}" if self.value else f"without {option}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Reasons are complete for an ineligible worker; ``fits_with`` is empty where nothing simple would help."""
+    """Reasons are complete for an ineligible worker; of one that is eligible they are what scorers think of it.
+    ``fits_with`` is empty where nothing simple would help."""
 
     worker: str
     kind: VerdictKind

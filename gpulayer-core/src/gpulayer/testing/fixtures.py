@@ -6,6 +6,7 @@ A test pays only for those that it names. Each leaves nothing behind: no process
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -28,8 +29,9 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def plane_plugins() -> Mapping[str, str]:
-    """Modules by the names of the plugins that ``plane`` loads; to be overridden, like ``plane_options``."""
+def plane_plugins() -> Mapping[str, str | ModuleType]:
+    """By the names of the plugins that ``plane`` loads their modules, or the names of those; to be overridden, like
+    ``plane_options``."""
     return {}
 
 
@@ -43,10 +45,13 @@ def plane_options() -> Mapping[str, Mapping[str, str]]:
 def plane(
     tmp_path: Path,
     clock: ManualClock,
-    plane_plugins: Mapping[str, str],
+    plane_plugins: Mapping[str, str | ModuleType],
     plane_options: Mapping[str, Mapping[str, str]],
 ) -> "Iterator[LivePlane]":
-    """A control plane of the test's own, with ``clock`` as its clock: no lease runs out however long the test takes."""
+    """A control plane of the test's own, with ``clock`` as its clock: no lease runs out however long the test takes.
+
+    A plugin of it that failed fails the test at its end, unless the test has asked for ``plane.faults()``.
+    """
     from gpulayer.testing.plane import LivePlane  # noqa: PLC0415 - the server is much to import
 
     live = LivePlane(
@@ -54,6 +59,8 @@ def plane(
     ).start()
     yield live
     live.stop()
+    faults = "\n".join(live.faults())
+    assert not faults, f"plugins of this control plane failed, and the test did not ask for plane.faults():\n{faults}"
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ given, none that happen to be installed.
 import asyncio
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Self, TypeVar
 
 import httpx
@@ -23,6 +25,7 @@ from gpulayer.clock import Clock, ManualClock, SystemClock
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.discovery import Found
 from gpulayer.plugins.host import Host, load_plugins
+from gpulayer.plugins.record import PluginRecord, PluginStatus
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.sdk import Client
 from gpulayer.sdk.settings import resolve_settings
@@ -32,6 +35,7 @@ from gpulayer.server.gate import Gate, GatedServer, GateLimits
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import Side, Store
 from gpulayer.server.tokens import Role, TokenKind
+from gpulayer.spec.capabilities import is_plain_name
 
 __all__ = ["LivePlane", "until"]
 
@@ -39,14 +43,16 @@ T = TypeVar("T")
 
 _PATIENCE_S: Final = 20.0
 _TEN_YEARS_S: Final = 10 * 365 * 86_400  # a test may let that much time pass
+_TESTER: Final = "test"
 
 
 class LivePlane:
     """One state folder, served. ``restart`` stops and starts it, as after an upgrade.
 
-    url, token: of an administrator, for who talks to it otherwise than by ``client``. bare: speaks HTTP, without any
-    credentials. clock: None: the machine's. plugin_modules: by the names of the plugins; they are loaded as
-    installed ones are. plugin_options: by plugin, then by option. settings: of ``PlaneSettings``.
+    url, token: of the administrator ``test``, for who talks to it otherwise than by ``client``. bare: speaks HTTP,
+    without any credentials. clock: None: the machine's. plugin_modules: modules, or their names, by the names of the
+    plugins; they are loaded as installed ones are. plugin_options: by plugin, then by option. settings: of
+    ``PlaneSettings``. Raises TypeError and ValueError for modules that can't be loaded so.
     """
 
     def __init__(
@@ -54,20 +60,22 @@ class LivePlane:
         state_dir: Path,
         *,
         clock: Clock | None = None,
-        plugin_modules: Mapping[str, str] | None = None,
+        plugin_modules: Mapping[str, str | ModuleType] | None = None,
         plugin_options: Mapping[str, Mapping[str, str]] | None = None,
         **settings: Any,  # Any: their fields
     ) -> None:
         self.settings = PlaneSettings(state_dir=state_dir, **settings)
         self.clock = clock
         self.wrap_store: Callable[[Store], Any] = lambda store: store  # Any: a test's own store
-        self.plugin_modules = dict(plugin_modules or {})
+        self.plugin_modules = {name: _module_name(name, one) for name, one in (plugin_modules or {}).items()}
         self.plugin_options = dict(plugin_options or {})
         self.host: Callable[[], Host | None] = self._load_plugins
         self.limits = GateLimits()
         self.tls: ssl.SSLContext | None = None
         self.url = self.token = ""
         self._client: Client | None = None
+        self._left: list[str] = []
+        self._seen: dict[str, int] = {}
 
     @property
     def client(self) -> Client:
@@ -76,8 +84,23 @@ class LivePlane:
             self._client = Client(settings=resolve_settings(url=self.url, token=self.token, environment={}))
         return self._client
 
+    def plugin_records(self) -> tuple[PluginRecord, ...]:
+        """What it knows of each plugin that it was given, as ``gpulayer plugins`` shows it: status, faults, reasons."""
+        return tuple(record for record in self.plane.plugins.records() if not record.is_builtin)
+
+    def faults(self) -> list[str]:
+        """What went wrong with its plugins since this was asked last, a line each: ``mine, Scorer.score: KeyError: …``.
+
+        Whoever asks has seen it. Of many faults at once the newest stand for all.
+        """
+        left, self._left = self._left, []
+        return left + self._new_faults()
+
     def start(self) -> Self:
         """Returns when it answers. Raises what its start raised."""
+        if hasattr(self, "plane"):  # of the one before
+            self._left += self._new_faults()
+            self._seen = {}
         self.loop = asyncio.new_event_loop()
         self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.listener.bind(("127.0.0.1", 0))
@@ -93,7 +116,7 @@ class LivePlane:
             raise self._failures[0]
         self.bare = httpx.Client(timeout=30, trust_env=False, verify=False)  # noqa: S501 - it is on loopback
         if not self.token:
-            self.token = self.new_token(TokenKind.CLIENT, life_s=_TEN_YEARS_S)
+            self.token = self.new_token(TokenKind.CLIENT, name=_TESTER, owner=_TESTER, life_s=_TEN_YEARS_S)
         return self
 
     def stop(self) -> None:
@@ -153,6 +176,21 @@ class LivePlane:
         """See ``until`` of this module."""
         return until(check, timeout_s)
 
+    def _new_faults(self) -> list[str]:
+        said = []
+        for record in self.plugin_records():
+            is_refused = record.status not in (PluginStatus.OK, PluginStatus.SUSPENDED)
+            if is_refused and record.name not in self._seen:
+                said.append(f"{record.name} is {record.status}: {record.error} ({record.hint})")
+            new = record.faults - self._seen.get(record.name, 0)
+            shown = record.last_faults[-new:] if new > 0 else ()
+            said += [f"{record.name}, {fault.hook}: {fault.message}" for fault in shown]
+            if new > len(shown):
+                said.append(f"{record.name}: and {new - len(shown)} more before these")
+            if is_refused or record.faults:
+                self._seen[record.name] = record.faults
+        return said
+
     def _load_plugins(self) -> Host:
         found = tuple(
             Found(name, module, f"gpulayer-{name}", "0") for name, module in sorted(self.plugin_modules.items())
@@ -194,6 +232,27 @@ class LivePlane:
             await self.server.serve()
         finally:
             await self.plane.close()
+
+
+def _module_name(plugin: object, module: object) -> str:
+    """By which the child that tries it, and the control plane, import it."""
+    if not isinstance(plugin, str) or not is_plain_name(plugin):
+        raise ValueError(
+            f"{plugin!r} can't be the name of a plugin: a lower-case letter, then letters, digits and . _ + -"
+        )
+    if isinstance(module, str):
+        return module
+    if not isinstance(module, ModuleType):
+        raise TypeError(
+            f"the plugin {plugin} is a module or the name of one, not a {type(module).__name__}: "
+            f'{{"{plugin}": "gpulayer_{plugin.translate(_TO_IDENTIFIER)}"}}'
+        )
+    if sys.modules.get(module.__name__) is not module:
+        raise ValueError(f"the module {module.__name__} of the plugin {plugin} can't be imported by its name")
+    return module.__name__
+
+
+_TO_IDENTIFIER: Final = str.maketrans("-.+", "___")
 
 
 def until(check: Callable[[], T], timeout_s: float = 10.0) -> T:

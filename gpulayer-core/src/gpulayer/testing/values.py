@@ -1,17 +1,17 @@
 """Values to ask plugins about: machines, attempts, jobs and events as they come, and odd ones that are legal too."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins.contracts.event import EventKind, JobSummary, PlaneEvent
 from gpulayer.plugins.contracts.launcher import LaunchSite
+from gpulayer.plugins.examples import UNICODE, odd_jobs
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.job import JobSpec
 from gpulayer.spec.machine import Device, Locality, WorkerFacts
-from gpulayer.spec.request import Accelerator, Request
+from gpulayer.spec.request import Accelerator
 
 __all__ = [
     "UNICODE",
@@ -23,8 +23,6 @@ __all__ = [
     "odd_machines",
     "site_in",
 ]
-
-UNICODE: Final = "Grüße, 世界 🌍"
 
 _GIB: Final = 2**30
 
@@ -65,27 +63,35 @@ def site_in(folder: Path) -> LaunchSite:
     return LaunchSite(folder / "work", folder / "output", folder / "log", folder / "exit.json")
 
 
-def odd_jobs() -> Sequence[JobSpec]:
-    """Legal all, and as far from the usual as a submission can be."""
-    return (
-        JobSpec(("true",)),
-        JobSpec((UNICODE, "", "a\nb"), name=UNICODE, tags=((UNICODE, ""),), env=(("X", UNICODE),)),
-        JobSpec(("true", *["x" * 1000] * 200), tags=tuple((f"tag-{number}", "x") for number in range(64))),
-        JobSpec(("true",), request=Request(devices=1024, cpus=100_000, device_models=(UNICODE,))),
-        JobSpec(("true",), launcher="nobodys", environment="nobodys", inputs=(("data", "nobodys:///x"),)),
-    )
-
-
 def an_event(kind: EventKind, **changes: Any) -> PlaneEvent:  # Any: fields of PlaneEvent
-    """Of a job or of a worker, by its kind."""
-    is_of_job = kind.partition(".")[0] == "job"
-    event = PlaneEvent(
-        id=f"an-incarnation-{kind}",
-        seq=12,
-        at_ms=1_700_000_000_000,
-        kind=kind,
-        job=JobSummary("7f3a000000000001", "a job", "somebody", {"team": "vision"}, "running") if is_of_job else None,
-        worker="box",
-        details={"attempt": 1, "evidence": None} if is_of_job else {},
-    )
+    """As a control plane tells of that kind: of a job ``train`` of ``ada``'s that failed in the end, or of ``box``."""
+    number, at_ms = list(EventKind).index(kind), 1_764_514_800_000
+    event = PlaneEvent(f"5b0c7e1a9d2f4e68-{1000 + number}-{at_ms + number:x}", 1000 + number, at_ms + number, kind)
+    if kind.partition(".")[0] == "worker":
+        event = replace(event, worker="box", details=MappingProxyType({"worker_id": "fedcba9876543210"}))
+    else:
+        event = replace(event, job=_summary(kind), details=MappingProxyType(_details(kind)))
     return replace(event, **changes)
+
+
+def _summary(kind: EventKind) -> JobSummary:
+    tags = MappingProxyType({"team": "vision"})
+    state = {EventKind.JOB_SUBMITTED: "queued", EventKind.JOB_UNREACHABLE: "unreachable", EventKind.JOB_ENDED: "failed"}
+    summary = JobSummary("7f3a000000000001", "train", "ada", tags, state.get(kind, "running"))
+    return replace(summary, exit_code=3, ended_by="program") if kind is EventKind.JOB_ENDED else summary
+
+
+def _details(kind: EventKind) -> dict[str, str | int | None]:
+    attempt: dict[str, str | int | None] = {"attempt": 1, "workers": "box"}
+    match kind:
+        case EventKind.JOB_SUBMITTED:
+            return {}
+        case EventKind.JOB_RETRIED:
+            lost = {"ended_by": "worker_lost", "blame": "infrastructure", "evidence": "the machine failed"}
+            return {**lost, **attempt, "attempt": 2}
+        case EventKind.JOB_UNREACHABLE:
+            return {**attempt, "reason": "its worker has not reported for a while"}
+        case EventKind.JOB_ENDED:
+            return {"ended_by": "program", "blame": "user", "evidence": "", **attempt}
+        case _:
+            return attempt

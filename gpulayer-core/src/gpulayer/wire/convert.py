@@ -7,7 +7,7 @@ is checked here is meaning (an unknown accelerator, a specifier that does not pa
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
@@ -16,8 +16,9 @@ from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.capabilities import (
     DEFAULT_ENVIRONMENT,
     DEFAULT_LAUNCHER,
+    EVERYBODYS,
     check_capability,
-    check_input,
+    check_inputs,
     check_resource,
 )
 from gpulayer.spec.environment import check_environment
@@ -52,8 +53,10 @@ __all__ = [
     "facts_to_wire",
     "framework_need",
     "limits_to_wire",
+    "needed_request",
     "outcome_from_wire",
     "outcome_to_wire",
+    "placed_request",
     "request_from_wire",
     "request_to_wire",
     "source_to_wire",
@@ -161,7 +164,7 @@ def request_from_wire(fields: RequestFields) -> Request:
         region=fields.get("region", ""),
         network_group=fields.get("network_group", ""),
         resources=tuple(sorted(fields.get("resources", {}).items())),
-        capabilities=tuple(sorted(set(fields.get("capabilities", ())))),
+        capabilities=tuple(sorted({*fields.get("capabilities", ())} - EVERYBODYS)),
     )
 
 
@@ -260,7 +263,7 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
     return JobSpec(
         command=command,
         kind=kind,
-        request=_with_capabilities(request_from_wire(submission.get("request", {})), submission),
+        request=needed_request(submission.get("request", {}), submission),
         name=submission.get("name", ""),
         tags=tuple(sorted(submission.get("tags", {}).items())),
         priority=submission.get("priority", 0),
@@ -290,22 +293,38 @@ def _plain(name: str, default: str) -> str:
     return "" if name == default else name
 
 
-def _with_capabilities(request: Request, submission: JobSubmission) -> Request:
-    """What the submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+def needed_request(fields: RequestFields, submission: Mapping[str, Any]) -> Request:  # Any: as checked by its form
+    """The request with what a submission's launcher, environment and inputs need of a worker. Raises BadRequest."""
+    request = request_from_wire(fields)
     needed = set(request.capabilities)
     try:
-        for kind, name, default in (
-            ("launcher", submission.get("launcher", ""), DEFAULT_LAUNCHER),
-            ("environment", submission.get("environment", ""), DEFAULT_ENVIRONMENT),
-        ):
-            if name and name != default:
-                needed.add(check_capability(f"{kind}:{name}"))
-        for name, uri in submission.get("inputs", {}).items():
-            needed.add(f"stager:{check_input(name, uri)}")
+        needed.update(check_capability(f"{kind}:{name}") for kind, name in _run_by(submission))
+        needed.update(check_inputs(submission.get("inputs", {}), env=submission.get("env", {})))
     except UsageError as error:
         raise BadRequest(error.message, hint=error.hint) from None
-    capabilities = tuple(sorted(needed))
+    capabilities = tuple(sorted(needed - EVERYBODYS))
     return request if capabilities == request.capabilities else replace(request, capabilities=capabilities)
+
+
+def placed_request(submission: JobSubmission) -> RequestFields:
+    """Of a submission that was accepted: what placement goes by, with all capabilities that the job needs. Nothing is
+    checked: what is to be accepted may have changed since."""
+    fields = submission.get("request", {})
+    if "capabilities" not in fields and submission.keys().isdisjoint(("launcher", "environment", "inputs")):
+        return fields  # most of them, and lists have many
+    needed = {f"stager:{uri.partition(':')[0].lower()}" for uri in submission.get("inputs", {}).values()}
+    needed |= {f"{kind}:{name}" for kind, name in _run_by(submission)}
+    needed.update(fields.get("capabilities", ()))
+    placed: RequestFields = {**fields, "capabilities": sorted(needed - EVERYBODYS)}
+    if not placed["capabilities"]:
+        del placed["capabilities"]
+    return placed
+
+
+def _run_by(submission: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any: see above
+    """What has a name there, by kind of capability."""
+    named = ("launcher", submission.get("launcher", "")), ("environment", submission.get("environment", ""))
+    return [(kind, name) for kind, name in named if name]
 
 
 def _secret_names(submission: JobSubmission) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ from gpulayer.protocol.messages import (
     Finish,
     FollowLog,
     Forget,
+    Hold,
     Input,
     Journal,
     KillTree,
@@ -71,7 +72,7 @@ from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
 from gpulayer.worker.disk import Reserve
-from gpulayer.worker.environments import Environments
+from gpulayer.worker.environments import Builds, Environments
 from gpulayer.worker.facts import KnownFacts, Probing, devices_of
 from gpulayer.worker.frameworks import FrameworkChecks
 from gpulayer.worker.inputs import Inputs
@@ -80,6 +81,7 @@ from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
 from gpulayer.worker.node_work import NodeWork
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.session import NotKnown, Plane, Superseded
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
@@ -93,6 +95,7 @@ _log: Final = logging.getLogger(__name__)
 _HOLD_S: Final = 25
 _HOLD_LIMIT_S: Final = _HOLD_S + 5.0  # its answer is empty then: a later one is none
 _LOOK_EVERY_S: Final = 60.0
+_RECORDS_EVERY_S: Final = 1.0
 _LOST: Final = (Unreachable, TimedOut, UntrustedServer)
 _LEAVE_AGAIN_MS: Final = 50
 _Result = TypeVar("_Result")
@@ -111,6 +114,8 @@ class Agent:
         reserve: Reserve,
         stager: Stager,
         host: Host,
+        patience: Patience,
+        builds: Builds,
         probing: Probing,
         checks: FrameworkChecks,
         facts: WorkerFacts,
@@ -124,10 +129,13 @@ class Agent:
         self._reserve = reserve
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
         self._host = host
+        self._plugins: tuple[PluginRecord, ...] = ()
         self._told_plugins: tuple[PluginRecord, ...] | None = None
         self._checks = checks
         self._known = KnownFacts(facts, probing, checks.found)
-        self._environments = Environments(host, settings.work_dir, environment=settings.environment, start=self._start)
+        self._environments = Environments(
+            host, patience, builds, settings.work_dir, environment=settings.environment, start=self._start
+        )
         self._work = NodeWork(
             feed=self._feed,
             plane=plane,
@@ -136,9 +144,10 @@ class Agent:
             keeper=self._keeper,
             stager=stager,
             host=host,
+            patience=patience,
             known=self._known,
             environments=self._environments,
-            inputs=Inputs(host, folders, environment=settings.environment),
+            inputs=Inputs(host, patience, folders, environment=settings.environment),
         )
         self._network = NetworkWatch()
         self._clock = clock
@@ -190,6 +199,7 @@ class Agent:
         # Before the first report, which carries the facts.
         self._known.set_enforced(attached.enforces)
         self._known.set_addresses(self._network.addresses, own=self._plane.local_address)
+        self._plugins = await asyncio.to_thread(self._host.records)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -201,6 +211,7 @@ class Agent:
                     group.create_task(self._watch_commands(), name="commands"),
                     group.create_task(self._watch_machine(), name="facts"),
                     group.create_task(self._watch_frameworks(), name="framework checks"),
+                    group.create_task(self._watch_plugins(), name="plugin records"),
                     group.create_task(self._watch_network(), name="network"),
                     group.create_task(self._keeper.watch(), name="room"),
                     group.create_task(asyncio.to_thread(self._folders.sweep), name="sweep"),
@@ -280,6 +291,8 @@ class Agent:
                 self._keeper.save_contact(contact_ms)
             case Stage(assignment):
                 self._stages[assignment.key] = self._start_for(assignment.key, self._work.stage(assignment))
+            case Hold(assignment):
+                self._stages[assignment.key] = self._start_for(assignment.key, self._work.hold(assignment))
             case AbandonStage(key):
                 task = self._stages.pop(key, None)
                 if task is not None:
@@ -461,14 +474,16 @@ class Agent:
                     await asyncio.sleep(self._plane.backoff_s(1))
 
     async def _watch_machine(self) -> None:
+        look = self._known.catch_up
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
             before = self._known.facts
-            if await self._known.look_again():
+            if await look():
                 facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
                 if devices_of(before) != devices_of(facts):
                     self._checks.renew()
+            look = self._known.look_again
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _watch_frameworks(self) -> None:
         def tell() -> None:
@@ -476,6 +491,15 @@ class Agent:
                 self._feed(FactsChanged())
 
         await self._checks.watch(lambda: self._known.facts, tell=tell)
+
+    async def _watch_plugins(self) -> None:
+        """Their records come from the disk, too, which may be a slow one: nothing else waits for them."""
+        while True:
+            await asyncio.sleep(_RECORDS_EVERY_S)
+            records = await asyncio.to_thread(self._host.records)
+            if records != self._plugins:
+                self._plugins = records
+                self._feed(FactsChanged())
 
     async def _watch_network(self) -> None:
         while True:
@@ -491,8 +515,7 @@ class Agent:
     # Actions that wait ------------------------------------------------------------------------------------------------
 
     async def _report(self, plan: ReportPlan) -> None:
-        plugins = self._host.records()
-        told = None if plugins == self._told_plugins else plugins
+        told = None if self._plugins == self._told_plugins else self._plugins
         body = report_to_wire(plan, self._known.facts, told)
         path = f"{self._plane.worker_path}/reports"
         limit_s = answer_limit_ms(self._state, tries=self._report_tries) / 1000

@@ -5,18 +5,9 @@ from typing import Final
 
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
+from gpulayer.variables import DEVICE_VARIABLES
 
 __all__ = ["DEVICE_VARIABLES", "device_variables"]
-
-DEVICE_VARIABLES: Final = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "ZE_AFFINITY_MASK",
-    }
-)
 
 # Level Zero reads an empty mask as "no mask", so what hides every device is an index that no machine has.
 _NO_XPU: Final = "255"

@@ -1,23 +1,27 @@
 """What a program finds around it: environments, planned for each attempt, built once for each key, and kept.
 
-A build has a folder of its own, ``environments/<builder>/<hash>``: of the key, and of the worker's variables that jobs
-get, which what is built may contain. ``ready`` beside it holds the finished environment and is written last; a folder
-without it is emptied and built anew. Attempts that want the same wait for one build. It belongs to none of them: it is
-told that it is not wanted any more when the last of them has gone, and who comes then waits for its end first.
+A key has a folder, ``environments/<builder>/<hash>``: of the key, and of the worker's variables that jobs get, which
+what is built may contain. Each build has a fresh one in it, where it also stays: what is built may hold its own path,
+so it can't be moved. ``ready`` names the one that is finished, and is written last; the others go when the next build
+begins. So whatever a build left behind that did not end well, and whatever still writes there, is in nobody's way.
+
+Attempts that want the same wait for one build. It belongs to none of them: it is told that it is not wanted any more
+when the last of them has gone, and who comes then waits for its end first, in whichever agent's life it was begun.
 """
 
 import asyncio
 import hashlib
 import json
 import logging
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
-from gpulayer.errors import Blame, DiskFull, PluginFault
+from gpulayer.errors import Blame, DiskFull, PluginFault, PluginResting
 from gpulayer.plugins.contracts.environment import (
     ENVIRONMENT_DEADLINE_S,
     ENVIRONMENT_PLAN_DEADLINE_S,
@@ -38,21 +42,77 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.variables import is_handed_on
 from gpulayer.worker.disk import is_full_error
 from gpulayer.worker.identity import write_whole
-from gpulayer.worker.launching import checked_variables
-from gpulayer.worker.unready import Unready, emptied, plain_text, unready_by_fault
+from gpulayer.worker.patience import Patience
+from gpulayer.worker.plans import checked_variables
+from gpulayer.worker.story import attempt_text
+from gpulayer.worker.unready import OWN_DEADLINE_S, Unready, plain_text, unready_by_fault
 
-__all__ = ["Environments"]
+__all__ = ["Builds", "Environments"]
 
 _log: Final = logging.getLogger(__name__)
 _KEY_LIMIT: Final = 1_000
 _STEPS_LIMIT: Final = 10_000
+_STEPS_TEXT_LIMIT: Final = 1_000_000
 _LINES_KEPT: Final = 20
 _LINE_LIMIT: Final = 500
+_LOGGED_BYTES: Final = 100_000  # of one build, in the worker's log
 _CACHED: Final = 1_000
 _TRIES: Final = 3
+_READY: Final = "ready"
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 Ended = Environment | Exception
 Start = Callable[[Coroutine[Any, Any, Ended], str], asyncio.Task[Ended]]
+
+
+class Builds:
+    """Which builds go on in this process, whichever agent began them: one a folder. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[Path, _Claim] = {}
+
+    def claim(self, folder: Path) -> "_Claim | None":
+        """For the build that asks first; None for others until it has ended."""
+        with self._lock:
+            if folder in self._claims:
+                return None
+            return self._claims.setdefault(folder, _Claim(self, folder))
+
+    def is_claimed(self, folder: Path) -> bool:
+        with self._lock:
+            return folder in self._claims
+
+    def begin(self, claim: "_Claim") -> bool:
+        with self._lock:
+            claim.is_begun = self._claims.get(claim.folder) is claim
+            return claim.is_begun
+
+    def end(self, claim: "_Claim", *, is_begun: bool) -> None:
+        with self._lock:
+            if claim.is_begun == is_begun and self._claims.get(claim.folder) is claim:
+                del self._claims[claim.folder]
+
+
+class _Claim:
+    """A folder, for one build: ``begin`` and ``end`` are for its thread, ``give_up`` for who asked for it."""
+
+    def __init__(self, builds: Builds, folder: Path) -> None:
+        self._builds = builds
+        self.folder = folder
+        self.is_begun = False
+
+    def begin(self) -> bool:
+        """False where it was given up."""
+        return self._builds.begin(self)
+
+    def end(self) -> None:
+        self._builds.end(self, is_begun=True)
+
+    def give_up(self) -> None:
+        """Nothing, where it has begun: it ends when it does."""
+        self._builds.end(self, is_begun=False)
 
 
 class _Build:
@@ -62,7 +122,17 @@ class _Build:
         self.wanted_by = wanted_by
         self.was_unwanted = False
         self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._left_to_log = _LOGGED_BYTES
         self.task: asyncio.Task[Ended] | None = None
+
+    def say(self, builder: str, text: str) -> None:
+        """A line of it, from any thread. What says more than is worth keeping has its last lines kept all the same."""
+        self.lines.append(text)
+        if self._left_to_log > 0:
+            self._left_to_log -= len(text) + 1
+            _log.info("environment %s: %s", builder, text)
+            if self._left_to_log <= 0:
+                _log.info("environment %s: what else this build says is not kept here", builder)
 
     def is_cancelled(self) -> bool:
         """Asked by the build's thread."""
@@ -71,10 +141,22 @@ class _Build:
 
 
 class Environments:
-    """Of one start of a worker. ``start``: begins a task that the worker looks after; it never raises."""
+    """Of one start of an agent. ``start``: begins a task that it looks after; it never raises. patience, builds: of the
+    process."""
 
-    def __init__(self, host: Host, work_dir: Path, *, environment: Mapping[str, str], start: Start) -> None:
+    def __init__(
+        self,
+        host: Host,
+        patience: Patience,
+        builds: Builds,
+        work_dir: Path,
+        *,
+        environment: Mapping[str, str],
+        start: Start,
+    ) -> None:
         self._host = host
+        self._patience = patience
+        self._going_on = builds
         self._root = work_dir / "environments"
         self._environment = MappingProxyType(dict(environment))
         self._start = start
@@ -84,17 +166,29 @@ class Environments:
         self._plans: dict[str, EnvironmentPlan] = {}
         self._made: dict[tuple[str, EnvironmentPlan], tuple[WorkerFacts, Environment]] = {}
         self._builds: dict[Path, _Build] = {}
-        self._locks: dict[Path, threading.Lock] = {}
 
     async def of(self, assignment: Assignment, work_dir: Path, facts: WorkerFacts) -> Environment:
         """The same one for as long as it is not forgotten. work_dir: of the job, its source in it.
 
-        Raises Unready where it can't be made, and DiskFull.
+        Raises Unready where it can't be made, DiskFull and OSError, and PluginResting where its builder is not to be
+        asked now, or an earlier build has to end first: see ``until_free``.
         """
         known = self._of.get(assignment.key)
         if known is None:
             known = self._of[assignment.key] = await self._make(assignment, work_dir, facts)
         return known
+
+    async def until_free(self, assignment: Assignment, why: PluginResting) -> None:
+        """Returns when ``of`` may be asked again. Raises Unready."""
+        builder, folder = self._builder_of(assignment), why.details.get("folder", "")
+
+        def is_busy() -> bool:
+            return folder != "" and self._going_on.is_claimed(Path(folder))
+
+        try:
+            await self._patience.until_free(builder, why, who=attempt_text(assignment), is_busy=is_busy)
+        except PluginFault as fault:
+            raise unready_by_fault(EndedBy.ENVIRONMENT, fault) from None
 
     def forget(self, key: NodeKey) -> None:
         """What it was for has ended; what was built stays."""
@@ -107,17 +201,23 @@ class Environments:
                 build.task.cancel()
 
     async def _make(self, assignment: Assignment, work_dir: Path, facts: WorkerFacts) -> Environment:
-        name = assignment.environment or DEFAULT_ENVIRONMENT
-        builder = self._host.registry.environments.get(name)
-        if builder is None:
-            raise Unready(EndedBy.ENVIRONMENT, f"this worker makes no environment {name}", Blame.INFRASTRUCTURE)
+        name, builder = assignment.environment or DEFAULT_ENVIRONMENT, self._builder_of(assignment)
         try:
             plan = await self._plan(name, builder, assignment, work_dir)
             if not plan.key:
                 return await self._made_in_place(name, builder, plan, work_dir, facts)
+        except PluginResting:
+            raise
         except (BuildFailed, PluginFault) as error:
             raise _unready(name, error) from None
         return await self._built(name, builder, plan, facts)
+
+    def _builder_of(self, assignment: Assignment) -> Registered[EnvironmentBuilder]:
+        name = assignment.environment or DEFAULT_ENVIRONMENT
+        builder = self._host.registry.environments.get(name)
+        if builder is None:
+            raise Unready(EndedBy.ENVIRONMENT, f"this worker makes no environment {name}", Blame.INFRASTRUCTURE)
+        return builder
 
     async def _plan(
         self, name: str, builder: Registered[EnvironmentBuilder], assignment: Assignment, work_dir: Path
@@ -125,11 +225,11 @@ class Environments:
         # It reads the work folder and nothing else: for all that bring no source, an empty one.
         if assignment.source is None and name in self._plans:
             return self._plans[name]
-        plan = await self._host.acall(
+        plan = await self._patience.acall(
             builder,
             "EnvironmentBuilder.plan",
             lambda thing: _checked_plan(thing.plan(EnvironmentRequest(name, work_dir))),
-            deadline_s=ENVIRONMENT_PLAN_DEADLINE_S,
+            deadline_s=OWN_DEADLINE_S if name == DEFAULT_ENVIRONMENT else ENVIRONMENT_PLAN_DEADLINE_S,
             passes=(BuildFailed,),
         )
         if assignment.source is None:
@@ -150,7 +250,7 @@ class Environments:
             return known[1]
         build = _Build(wanted_by=1)
         try:
-            made = await self._ask(builder, plan, work_dir, facts, build, lock=threading.Lock())
+            made = await self._ask(builder, plan, work_dir, facts, build)
         finally:
             build.wanted_by = 0
         if len(self._made) >= _CACHED:
@@ -176,7 +276,7 @@ class Environments:
                 return ended
             if build.was_unwanted and left:
                 continue  # it gave up because the last who wanted it had gone; now somebody wants it again
-            if isinstance(ended, BuildFailed | PluginFault):
+            if isinstance(ended, BuildFailed | PluginFault) and not isinstance(ended, PluginResting):
                 raise _unready(name, ended, *build.lines)
             raise ended
         raise AssertionError("unreachable")
@@ -197,9 +297,15 @@ class Environments:
         folder: Path,
         build: _Build,
     ) -> Ended:
-        lock = self._locks.setdefault(folder, threading.Lock())
         try:
-            return await self._ask(builder, plan, folder, facts, build, lock=lock)
+            claim = self._going_on.claim(folder)
+            if claim is None:  # of another life of the agent, or one that did not come back in time
+                raise PluginResting(
+                    f"plugin {builder.plugin} is not asked (EnvironmentBuilder.build): an earlier build of the same "
+                    "has not ended yet",
+                    details={"plugin": builder.plugin, "folder": str(folder)},
+                )
+            return await self._ask(builder, plan, folder, facts, build, claim=claim)
         except Exception as error:  # for whoever waits, if anybody does
             return error
         finally:
@@ -213,46 +319,61 @@ class Environments:
         facts: WorkerFacts,
         build: _Build,
         *,
-        lock: threading.Lock,
+        claim: _Claim | None = None,
     ) -> Environment:
-        def log(line: str) -> None:
-            text = plain_text(line)[:_LINE_LIMIT]
-            build.lines.append(text)
-            _log.info("environment %s: %s", builder.plugin, text)
+        """claim: on ``folder``, for what is kept there."""
 
-        site = BuildSite(folder, facts, self._environment, log=log, is_cancelled=build.is_cancelled)
+        def log(line: str) -> None:
+            said = self._host.hidden(builder, line) if type(line) is str else line
+            build.say(builder.plugin, plain_text(said)[:_LINE_LIMIT])
 
         def ask(thing: EnvironmentBuilder) -> Environment:
-            # One that did not come back in time may still be at work in the folder.
-            if not lock.acquire(blocking=False):
-                raise BuildFailed("an earlier build of the same has not ended yet", is_users=False)
+            if claim is None:
+                return made_in(thing, folder)
+            if not claim.begin():
+                raise BuildFailed("nobody waits for it any more")
             try:
-                if plan.key:
-                    kept = _kept(folder)  # it may have been finished since it was looked for
-                    if kept is not None:
-                        return kept
-                    _ready(folder).unlink(missing_ok=True)
-                    emptied(folder)
+                kept = _kept(folder)  # it may have been finished since it was looked for
+                if kept is not None:
+                    return kept
+                fresh = _on_our_disk(_fresh, folder)
+                made = made_in(thing, fresh)
+                _on_our_disk(_keep, folder, fresh, made)
+                return made
+            finally:
+                claim.end()
+
+        def made_in(thing: EnvironmentBuilder, place: Path) -> Environment:
+            site = BuildSite(place, facts, self._environment, log=log, is_cancelled=build.is_cancelled)
+            try:
                 made = instance_of(Environment, thing.build(plan, site))
-                made = Environment(checked_variables(made.variables))
-                if plan.key:
-                    _keep(folder, made)
+                return Environment(checked_variables(made.variables))
             except OSError as error:
                 if is_full_error(error):
                     raise DiskFull(str(error)) from error
                 raise
-            else:
-                return made
-            finally:
-                lock.release()
 
-        return await self._host.acall(
-            builder,
-            "EnvironmentBuilder.build",
-            ask,
-            deadline_s=ENVIRONMENT_DEADLINE_S,
-            passes=(BuildFailed, DiskFull),
-        )
+        try:
+            return await self._patience.acall(
+                builder,
+                "EnvironmentBuilder.build",
+                ask,
+                deadline_s=ENVIRONMENT_DEADLINE_S,
+                passes=(BuildFailed, DiskFull, _OurDisk),
+            )
+        except _OurDisk as failed:
+            raise failed.error from failed
+        finally:
+            if claim is not None:
+                claim.give_up()
+
+
+class _OurDisk(Exception):
+    """Carries a failure of this worker's disk past the guard: it is not the builder's."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _unready(name: str, error: BuildFailed | PluginFault, *lines: str) -> Unready:
@@ -268,22 +389,48 @@ def _checked_plan(value: object) -> EnvironmentPlan:
     key, steps = instance_of(str, plan.key), instance_of(tuple, plan.steps)
     if len(key) > _KEY_LIMIT or len(steps) > _STEPS_LIMIT:
         raise ValueError(f"a key may have {_KEY_LIMIT:,} characters, and a plan {_STEPS_LIMIT:,} steps")
-    hash(plan)  # what is not by value can't be told from others
-    return EnvironmentPlan(str(key), steps)
+    # Value by value: what a plugin made would run its code where plans are compared, outside of the guard.
+    plain = tuple(tuple(_own(word) for word in instance_of(tuple, step)) for step in steps)
+    if sum(len(word) + 1 for step in plain for word in step) > _STEPS_TEXT_LIMIT:
+        raise ValueError(f"the steps of a plan may have {_STEPS_TEXT_LIMIT:,} characters in all")
+    return EnvironmentPlan(_own(key), plain)
 
 
-def _ready(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.ready")
+def _own(text: object) -> str:
+    """A text of our own: what is made of one by ``str`` may still be of the plugin's kind."""
+    return "".join((instance_of(str, text),))
 
 
-def _keep(folder: Path, made: Environment) -> None:
-    write_whole(_ready(folder), json.dumps(dict(made.variables)).encode())
+def _fresh(folder: Path) -> Path:
+    """A folder for one build, whose name was none's before; what builds left behind that did not end well goes. Its
+    path is not used again at once: what they started may still write there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    left = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+    fresh = folder / str(max(left, default=0) + 1)
+    fresh.mkdir(mode=0o700)
+    for number in left:
+        shutil.rmtree(folder / str(number), ignore_errors=True)
+    return fresh
+
+
+def _keep(folder: Path, place: Path, made: Environment) -> None:
+    write_whole(folder / _READY, json.dumps({"place": place.name, "variables": dict(made.variables)}).encode())
 
 
 def _kept(folder: Path) -> Environment | None:
     """What was built there, in this start or an earlier one; None where it is to be built."""
     try:
-        variables = json.loads(_ready(folder).read_bytes())
-        return Environment(checked_variables(variables)) if folder.is_dir() else None
-    except (OSError, ValueError, TypeError):
+        said = json.loads((folder / _READY).read_bytes())
+        made = Environment(checked_variables(said["variables"]))
+        return made if (folder / str(int(said["place"]))).is_dir() else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _on_our_disk(work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs) -> _Result:
+    try:
+        return work(*given, **named)
+    except OSError as error:
+        if is_full_error(error):
+            raise DiskFull(str(error)) from error
+        raise _OurDisk(error) from error

@@ -1,15 +1,19 @@
 """What this machine offers: the findings of all probes, and of framework checks, as one set of facts.
 
 A probe that fails, takes too long or says what can't be true costs nothing but news: what it found last stands, and
-nothing of it where it never answered.
+nothing of it where it never answered. One that was late at a start is waited for at the next starts for a moment only,
+for an hour: it has its time all the same, and what it finds then follows as news.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, TypeVar
 
+from gpulayer.clock import Clock
 from gpulayer.errors import PluginFault
 from gpulayer.net.interfaces import own_first
 from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
@@ -25,43 +29,113 @@ from gpulayer.worker.findings import (
     MAX_RESOURCES,
     checked_findings,
 )
+from gpulayer.worker.identity import write_whole
 
 __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
 
 _log: Final = logging.getLogger(__name__)
 _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
 _MAX_CAPABILITIES: Final = 256
+_LATE_FOR_MS: Final = 3_600_000
+_MOMENT_S: Final = 2.0
 
 T = TypeVar("T")
 
 
 class Probing:
-    """The probes of this machine, and what each of them found last."""
+    """The probes of this machine, and what each of them found last. ``aclose`` it in the end.
 
-    def __init__(self, host: Host, site: ProbeSite, *, version: str, labels: tuple[tuple[str, str], ...]) -> None:
+    moment_s: how long one is waited for at the start that was late at the last one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        site: ProbeSite,
+        *,
+        version: str,
+        labels: tuple[tuple[str, str], ...],
+        clock: Clock,
+        deadline_s: float = PROBE_DEADLINE_S,
+        moment_s: float = _MOMENT_S,
+    ) -> None:
         self._host = host
         self._site = site
         self._version = version
         self._labels = labels
         self._last: dict[int, Findings] = {}
         self._noted: set[str] = set()
+        self._deadline_s = deadline_s
+        self._moment_s = moment_s
+        self._late = _Late(site.work_dir / "late-probes.json", clock)
+        self._going_on: set[asyncio.Task[None]] = set()
+        self._has_more_to_come = False
+
+    async def start(self) -> WorkerFacts:
+        """The first look, at the start of a worker; after ``catch_up`` it is whole."""
+        versions = {record.name: record.version for record in await asyncio.to_thread(self._host.records)}
+        keys = [f"{probe.plugin} {versions.get(probe.plugin, '')} {probe.key}" for probe in self._host.registry.probes]
+        known = await asyncio.to_thread(self._late.read)
+        soon: list[asyncio.Task[None]] = []
+        later: list[asyncio.Task[None]] = []
+        for number, probe in enumerate(self._host.registry.probes):
+            task = asyncio.create_task(self._first_look(number, probe, keys[number]), name=f"probe {probe.plugin}")
+            self._going_on.add(task)
+            task.add_done_callback(self._going_on.discard)
+            (later if keys[number] in known else soon).append(task)
+        try:
+            if later:
+                await asyncio.wait(later, timeout=self._moment_s)
+            if soon:
+                await asyncio.wait(soon)
+        except BaseException:
+            await self.aclose()
+            raise
+        await asyncio.to_thread(self._late.write)
+        self._has_more_to_come = bool(self._going_on)
+        return self._facts()
+
+    async def catch_up(self) -> WorkerFacts | None:
+        """What is known when all have answered that ``start`` did not wait for, or their time is over; None where it
+        waited for all."""
+        if not self._has_more_to_come:
+            return None
+        if self._going_on:
+            await asyncio.wait(self._going_on)
+        await asyncio.to_thread(self._late.write)
+        return self._facts()
+
+    async def aclose(self) -> None:
+        """Nobody waits any more."""
+        for task in tuple(self._going_on):
+            task.cancel()
+        await asyncio.gather(*self._going_on, return_exceptions=True)
 
     async def look(self) -> WorkerFacts:
         """Ask every probe, side by side, each for ``PROBE_DEADLINE_S`` at most."""
         probes = self._host.registry.probes
-        found = await asyncio.gather(*(self._look(number, probe) for number, probe in enumerate(probes)))
+        await asyncio.gather(*(self._look(number, probe) for number, probe in enumerate(probes)))
+        return self._facts()
+
+    def _facts(self) -> WorkerFacts:
+        found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
         self._note_doubles(found)
         facts = combine(found, version=self._version, labels=self._labels)
         return replace(facts, capabilities=capabilities_of(self._host.registry))
 
-    async def _look(self, number: int, probe: Registered[Probe]) -> Findings:
+    async def _first_look(self, number: int, probe: Registered[Probe], key: str) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await self._look(number, probe)
+        self._late.note(key, is_late=loop.time() - began_s >= self._deadline_s)
+
+    async def _look(self, number: int, probe: Registered[Probe]) -> None:
         try:
             self._last[number] = await self._host.acall(
-                probe, "Probe.look", lambda thing: checked_findings(thing.look(self._site)), deadline_s=PROBE_DEADLINE_S
+                probe, "Probe.look", lambda thing: checked_findings(thing.look(self._site)), deadline_s=self._deadline_s
             )
         except PluginFault as fault:
             _log.warning("%s", fault.message)
-        return self._last.get(number, Findings())
 
     def _note_doubles(self, found: Sequence[Findings]) -> None:
         first: dict[str, int] = {}
@@ -77,6 +151,45 @@ class Probing:
                         probes[by].plugin,
                         probes[number].plugin,
                     )
+
+
+class _Late:
+    """Which probes were late at the last start, in a file: by name, since when."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._since: dict[str, int] = {}
+        self._is_written = True
+
+    def read(self) -> frozenset[str]:
+        """Those of the last hour. A file that can't be read says nothing."""
+        now_ms = self._clock.wall_ms()
+        try:
+            said = json.loads(self._path.read_bytes())
+            self._since = {
+                str(key): int(wall_ms) for key, wall_ms in said.items() if 0 <= now_ms - int(wall_ms) < _LATE_FOR_MS
+            }
+        except (OSError, ValueError, TypeError, AttributeError):
+            self._since = {}
+        return frozenset(self._since)
+
+    def note(self, key: str, *, is_late: bool) -> None:
+        """One that is late again stays noted since the first time: it is waited for once an hour."""
+        if is_late and key not in self._since:
+            self._since[key] = self._clock.wall_ms()
+            self._is_written = False
+        elif not is_late and self._since.pop(key, None) is not None:
+            self._is_written = False
+
+    def write(self) -> None:
+        if self._is_written:
+            return
+        try:
+            write_whole(self._path, json.dumps(self._since).encode())
+        except OSError as error:
+            _log.warning("which probes are late can't be kept: %s", error)
+        self._is_written = True
 
 
 class KnownFacts:
@@ -105,9 +218,16 @@ class KnownFacts:
         self._checked = tuple(found)
         return self._set(replace(self.facts, frameworks=self._frameworks()))
 
+    async def catch_up(self) -> bool:
+        """Wait for the probes that the start did not wait for; True where something has changed."""
+        facts = await self._probing.catch_up()
+        return facts is not None and self._set_probed(facts)
+
     async def look_again(self) -> bool:
         """True where something has changed."""
-        facts = await self._probing.look()
+        return self._set_probed(await self._probing.look())
+
+    def _set_probed(self, facts: WorkerFacts) -> bool:
         self._probed = facts.frameworks
         addresses = own_first(self._own, facts.addresses)
         kept = replace(facts, enforces=self.facts.enforces, addresses=addresses, frameworks=self._frameworks())

@@ -21,7 +21,6 @@ from typing import IO, Final
 
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.contracts.environment import (
-    ENVIRONMENT_PLAN_DEADLINE_S,
     BuildSite,
     Environment,
     EnvironmentBuilder,
@@ -36,7 +35,8 @@ from gpulayer.spec.machine import Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
 from gpulayer.worker.findings import checked_text
 from gpulayer.worker.identity import write_whole
-from gpulayer.worker.launching import checked_variables
+from gpulayer.worker.plans import checked_variables
+from gpulayer.worker.unready import OWN_DEADLINE_S
 
 __all__ = ["FrameworkChecks", "jobs_python", "read_answer", "run_script"]
 
@@ -48,6 +48,7 @@ _OUTPUT_LIMIT: Final = 16 << 20
 _KEPT_BYTES: Final = 64 << 10
 _REASON_LIMIT: Final = 2_000
 _VERSION_LIMIT: Final = 100
+_AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
 _LOOK_S: Final = 0.1  # how often its output is measured
 _TOLD_BYTES: Final = 2_000
 _PRELUDE: Final = """
@@ -80,8 +81,8 @@ class _Ran:
 
 
 class FrameworkChecks:
-    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. is_fresh: they ran
-    in this one, and the machine has not changed since."""
+    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. is_fresh: all
+    ran in this one, and the machine has not changed since."""
 
     def __init__(
         self,
@@ -91,13 +92,16 @@ class FrameworkChecks:
         environment: Mapping[str, str],
         python: str = "",
         deadline_s: float = CHECK_DEADLINE_S,
+        again_s: Sequence[float] = _AGAIN_S,
     ) -> None:
-        """environment: the worker's. python: that of the jobs; empty: what they find on their ``PATH``."""
+        """environment: the worker's. python: that of the jobs; empty: what they find on their ``PATH``. again_s: until
+        what could not be asked is asked again, by tries in a row."""
         self._host = host
         self._work_dir = work_dir
         self._environment = MappingProxyType(dict(environment))
         self._python = python
         self._deadline_s = deadline_s
+        self._again_s = again_s
         self.is_fresh = not host.registry.framework_checks
         self._is_stale = asyncio.Event()
         self._by_check: dict[int, tuple[Framework, ...]] = {}
@@ -124,11 +128,18 @@ class FrameworkChecks:
         self._is_stale.set()
 
     async def watch(self, facts: Callable[[], WorkerFacts], *, tell: Callable[[], None]) -> None:
-        """Until cancelled. What was found before holds until the checks have run anew; ``tell``: as of ``run``."""
+        """Until cancelled. What was found before holds until the checks have run anew; ``tell``: as of ``run``. What
+        could not be asked, because a plugin failed, is asked again."""
+        tries = 0
         while True:
             if not self.is_fresh:
                 await self.run(facts(), tell=tell)
-            await self._is_stale.wait()
+            tries = 0 if self.is_fresh else tries + 1
+            try:
+                async with asyncio.timeout(self._again_s[min(tries, len(self._again_s)) - 1] if tries else None):
+                    await self._is_stale.wait()
+            except TimeoutError:
+                continue
             self._is_stale.clear()
             self.is_fresh = False
 
@@ -141,6 +152,7 @@ class FrameworkChecks:
             return
         python = self._python or jobs_python(variables, otherwise=sys.executable)
         slots = asyncio.Semaphore(_SIDE_BY_SIDE)
+        unasked: list[int] = []
 
         async def run(number: int, registered: Registered[FrameworkCheck]) -> None:
             async with slots:
@@ -148,13 +160,13 @@ class FrameworkChecks:
                     self._by_check[number] = await self._run_one(number, registered, python, variables)
                 except PluginFault as fault:  # then it is not even known what it would have been about
                     _log.warning("%s", fault.message)
-                    self._by_check.setdefault(number, ())
+                    unasked.append(number)
             tell()
 
         async with asyncio.TaskGroup() as group:
             for number, registered in enumerate(self._host.registry.framework_checks):
                 group.create_task(run(number, registered))
-        self.is_fresh = True
+        self.is_fresh = not unasked
         await asyncio.to_thread(self._remember)
 
     async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
@@ -166,7 +178,7 @@ class FrameworkChecks:
             return checked_variables(instance_of(Environment, thing.build(plan, site)).variables)
 
         builder = self._host.registry.environments[DEFAULT_ENVIRONMENT]
-        return await self._host.acall(builder, "EnvironmentBuilder.build", ask, deadline_s=ENVIRONMENT_PLAN_DEADLINE_S)
+        return await self._host.acall(builder, "EnvironmentBuilder.build", ask, deadline_s=OWN_DEADLINE_S)
 
     async def _run_one(
         self, number: int, registered: Registered[FrameworkCheck], python: str, variables: Mapping[str, str]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-from gpulayer.errors import Blame, DiskFull, PluginFault
+from gpulayer.errors import Blame, DiskFull, PluginFault, PluginResting
 from gpulayer.plugins.contracts.stager import (
     STAGER_DEADLINE_S,
     STAGER_SILENCE_S,
@@ -23,17 +23,20 @@ from gpulayer.plugins.contracts.stager import (
 )
 from gpulayer.plugins.guard import Life
 from gpulayer.plugins.host import Host
+from gpulayer.plugins.registry import Registered
 from gpulayer.plugins.results import instance_of
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.disk import is_full_error
 from gpulayer.worker.identity import write_whole
 from gpulayer.worker.journal import Journal
+from gpulayer.worker.patience import Patience
+from gpulayer.worker.story import attempt_text
 from gpulayer.worker.unready import Unready, emptied, plain_text, unready_by_fault
 
 __all__ = ["Inputs"]
 
-_SIDE_BY_SIDE: Final = 4  # of one scheme, over all attempts: as many as the guard has threads for it
+_SIDE_BY_SIDE: Final = 4  # of one scheme, over all attempts: fewer than the guard has threads for one stager
 
 Places = tuple[tuple[str, Path], ...]
 
@@ -44,12 +47,14 @@ class Inputs:
     def __init__(
         self,
         host: Host,
+        patience: Patience,
         folders: Journal,
         *,
         environment: Mapping[str, str],
         silence_s: float = STAGER_SILENCE_S,
     ) -> None:
         self._host = host
+        self._patience = patience
         self._folders = folders
         self._environment = MappingProxyType(dict(environment))
         self._silence_s = silence_s
@@ -57,11 +62,14 @@ class Inputs:
         self._slots: dict[str, asyncio.Semaphore] = {}
 
     async def fetch(self, assignment: Assignment) -> None:
-        """Raises Unready, DiskFull and OSError."""
+        """One whose stager is not to be asked now waits for it. Raises Unready, DiskFull and OSError."""
         folder = await asyncio.to_thread(self._folders.renew_inputs, assignment.key)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._fetch(name, uri, folder / name)) for name, uri in assignment.inputs]
+                tasks = [
+                    group.create_task(self._fetch(assignment, name, uri, folder / name))
+                    for name, uri in assignment.inputs
+                ]
         except ExceptionGroup as failed:  # the first is the reason; the others were ended because of it
             raise failed.exceptions[0] from None
         places = tuple((name, task.result()) for (name, _), task in zip(assignment.inputs, tasks, strict=True))
@@ -89,12 +97,28 @@ class Inputs:
         """Its folder goes with the attempt."""
         self._places.pop(key, None)
 
-    async def _fetch(self, name: str, uri: str, folder: Path) -> Path:
+    async def _fetch(self, assignment: Assignment, name: str, uri: str, folder: Path) -> Path:
         scheme = urlsplit(uri).scheme.lower()
         stager = self._host.registry.stagers.get(scheme)
         if stager is None:
             text = f"input {name}: this worker has no stager for {scheme}:"
             raise Unready(EndedBy.STAGING, text, Blame.INFRASTRUCTURE)
+        try:
+            while True:
+                try:
+                    async with self._slots.setdefault(scheme, asyncio.Semaphore(_SIDE_BY_SIDE)):
+                        return await self._ask(stager, uri, folder)
+                except PluginResting as resting:
+                    who = f"{attempt_text(assignment)}, input {name}"
+                    await self._patience.until_free(stager, resting, who=who)
+        except StageFailed as failed:
+            blame = Blame.INFRASTRUCTURE if failed.is_users is False else Blame.USER
+            text = plain_text(f"input {name} can't be fetched", failed.message, failed.hint)
+            raise Unready(EndedBy.STAGING, text, blame) from None
+        except PluginFault as fault:
+            raise unready_by_fault(EndedBy.STAGING, fault, f"input {name} could not be fetched") from None
+
+    async def _ask(self, stager: Registered[Stager], uri: str, folder: Path) -> Path:
         life = Life(self._silence_s)
         is_wanted = True
 
@@ -105,31 +129,24 @@ class Inputs:
 
         def ask(thing: Stager) -> Path:
             try:
-                emptied(folder)
                 return _checked_place(thing.fetch(uri, site))
             except OSError as error:
                 if is_full_error(error):
                     raise DiskFull(str(error)) from error
                 raise
 
-        async with self._slots.setdefault(scheme, asyncio.Semaphore(_SIDE_BY_SIDE)):
-            try:
-                return await self._host.acall(
-                    stager,
-                    "Stager.fetch",
-                    ask,
-                    deadline_s=STAGER_DEADLINE_S,
-                    passes=(StageFailed, DiskFull),
-                    life=life,
-                )
-            except StageFailed as failed:
-                blame = Blame.INFRASTRUCTURE if failed.is_users is False else Blame.USER
-                text = plain_text(f"input {name} can't be fetched", failed.message, failed.hint)
-                raise Unready(EndedBy.STAGING, text, blame) from None
-            except PluginFault as fault:
-                raise unready_by_fault(EndedBy.STAGING, fault, f"input {name} could not be fetched") from None
-            finally:
-                is_wanted = False
+        await asyncio.to_thread(emptied, folder)  # what goes wrong with our own disk is not the stager's
+        try:
+            return await self._patience.acall(
+                stager,
+                "Stager.fetch",
+                ask,
+                deadline_s=STAGER_DEADLINE_S,
+                passes=(StageFailed, DiskFull),
+                life=life,
+            )
+        finally:
+            is_wanted = False
 
 
 def _checked_place(value: object) -> Path:

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -35,11 +35,13 @@ from gpulayer.wire.convert import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.agent import Agent
 from gpulayer.worker.disk import Reserve, is_full, is_full_error
+from gpulayer.worker.environments import Builds
 from gpulayer.worker.facts import KnownFacts, Probing
 from gpulayer.worker.frameworks import FrameworkChecks
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.session import Endpoints, NotKnown, Plane, Superseded, is_passing
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import SpawnerLink
@@ -98,8 +100,9 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     identities.next_boot()  # this is a start, too: its session is the newest
     host = await _plugins(settings)
     try:
-        facts = (await _look(_probing(settings, host), _checks(settings, host))).facts
-        return await _introduced(settings, identities, facts)
+        async with aclosing(_probing(settings, host)) as probing:
+            facts = (await _look(probing, _checks(settings, host))).facts
+            return await _introduced(settings, identities, facts)
     finally:
         host.close()
 
@@ -150,7 +153,7 @@ async def _plugins(settings: WorkerSettings) -> Host:
 
 def _probing(settings: WorkerSettings, host: Host) -> Probing:
     site = ProbeSite(settings.work_dir, MappingProxyType(dict(settings.environment)))
-    return Probing(host, site, version=settings.version, labels=settings.labels)
+    return Probing(host, site, version=settings.version, labels=settings.labels, clock=SystemClock())
 
 
 def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
@@ -160,7 +163,7 @@ def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
 async def _look(probing: Probing, checks: FrameworkChecks) -> KnownFacts:
     """At the start. The first of all waits for the checks: the control plane refuses a job at once where none of the
     workers that it knows has what it wants."""
-    facts = await probing.look()
+    facts = await probing.start()
     if not checks.is_known:
         await checks.run(facts)
     return KnownFacts(facts, probing, checks.found)
@@ -215,16 +218,25 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
     with suppress(_Stopped):
         host = await _or_stop(present.stop, _plugins(settings))
         try:
-            await _live_with(settings, reserve, identities, boot=boot, host=host, present=present)
+            async with aclosing(_probing(settings, host)) as probing:
+                await _live_with(settings, reserve, identities, boot=boot, host=host, probing=probing, present=present)
         finally:
             host.close()
 
 
 async def _live_with(
-    settings: WorkerSettings, reserve: Reserve, identities: IdentityStore, *, boot: int, host: Host, present: _Present
+    settings: WorkerSettings,
+    reserve: Reserve,
+    identities: IdentityStore,
+    *,
+    boot: int,
+    host: Host,
+    probing: Probing,
+    present: _Present,
 ) -> None:
-    clock, probing, checks = SystemClock(), _probing(settings, host), _checks(settings, host)
+    clock, checks = SystemClock(), _checks(settings, host)
     facts = (await _or_stop(present.stop, _look(probing, checks))).facts
+    patience, builds = Patience(host, clock), Builds()
 
     def on_session(session: SessionReply) -> None:
         if present.session is None:
@@ -267,6 +279,8 @@ async def _live_with(
                     reserve=reserve,
                     stager=Stager(plane, cache),
                     host=host,
+                    patience=patience,
+                    builds=builds,
                     probing=probing,
                     checks=checks,
                     facts=facts,

@@ -18,6 +18,8 @@ from gpulayer.errors import (
     DiskFull,
     GpulayerError,
     NotFound,
+    PluginFault,
+    PluginResting,
     StaleAttempt,
     TooLarge,
 )
@@ -38,6 +40,7 @@ from gpulayer.protocol.messages import (
     ProcessLost,
     Spawned,
     SpawnFailed,
+    SpawnPutOff,
     Staged,
     StagingFailed,
     TreeSignalled,
@@ -54,14 +57,17 @@ from gpulayer.worker.facts import KnownFacts
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
-from gpulayer.worker.launching import SpawnerStarter, end_of, launch, plan_launch
+from gpulayer.worker.launching import launch, launcher_of, plan_launch
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.masking import Masks, masked_input
 from gpulayer.worker.outputs import deliver_outputs
+from gpulayer.worker.patience import Patience
 from gpulayer.worker.session import Plane
 from gpulayer.worker.spawner_link import SpawnerLink
 from gpulayer.worker.stage import Stager
-from gpulayer.worker.unready import Unready
+from gpulayer.worker.starting import SpawnerStarter, end_of
+from gpulayer.worker.story import attempt_text
+from gpulayer.worker.unready import Unready, unready_by_fault
 from gpulayer.worker.usage import until_over
 
 __all__ = ["NodeWork"]
@@ -87,6 +93,7 @@ class NodeWork:
         keeper: Keeper,
         stager: Stager,
         host: Host,
+        patience: Patience,
         known: KnownFacts,
         environments: Environments,
         inputs: Inputs,
@@ -98,11 +105,13 @@ class NodeWork:
         self._keeper = keeper
         self._stager = stager
         self._host = host
+        self._patience = patience
         self._known = known
         self._environments = environments
         self._inputs = inputs
         self._vault = Vault(plane)
         self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
+        self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
 
     def site(self, assignment: Assignment) -> LaunchSite:
         """Its folders and files."""
@@ -140,7 +149,7 @@ class NodeWork:
                 async with asyncio.TaskGroup() as group:
                     if assignment.inputs:
                         group.create_task(self._inputs.fetch(assignment))
-                    group.create_task(self._environment(assignment))
+                    group.create_task(self._environment_when_free(assignment))
             except ExceptionGroup as failed:  # the first is the reason; the other was ended because of it
                 raise failed.exceptions[0] from None
 
@@ -153,19 +162,29 @@ class NodeWork:
             here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
 
-        def failed(error: Exception) -> Input:
-            if isinstance(error, Unready):
-                return StagingFailed(key, error.evidence, error.ended_by, error.blame)
-            if isinstance(error, DiskFull) or is_full_error(error):
-                evidence = f"{self._keeper.full_text()}\n{_told(error)}"
-                return StagingFailed(key, evidence, ended_by=EndedBy.DISK_FULL)
-            is_bad_tree = isinstance(error, BadRequest | TooLarge | Conflict)
-            return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
+        await self._guarded(key, stage, lambda error: self._failed_staging(key, error))
 
-        await self._guarded(key, stage, failed)
+    async def hold(self, assignment: Assignment) -> None:
+        """Wait until what put its start off may be asked again; answered by Staged or StagingFailed."""
+        key = assignment.key
+
+        async def hold() -> Input:
+            await self._environment_when_free(assignment)
+            why = self._put_off.pop(key, None)
+            if why is not None:
+                try:
+                    await self._patience.until_free(
+                        launcher_of(self._host, assignment), why, who=attempt_text(assignment)
+                    )
+                except PluginFault as fault:
+                    raise unready_by_fault(EndedBy.ENVIRONMENT, fault) from None
+            return Staged(key)
+
+        await self._guarded(key, hold, lambda error: self._failed_staging(key, error))
 
     async def spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
-        """Answered by Spawned or SpawnFailed, and by the end of a program that has ended already."""
+        """Answered by Spawned or SpawnFailed, and by the end of a program that has ended already; by SpawnPutOff where
+        a plugin is not to be asked now."""
         key = assignment.key
 
         async def spawn() -> Input:
@@ -182,13 +201,23 @@ class NodeWork:
                 except GpulayerError as error:
                     return SpawnFailed(key, None, f"{_NO_SECRETS}: {_told(error)}", EndedBy.STAGING)
             starter = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
-            machine = Machine(self._known.facts, (await self._environment(assignment)).variables)
+            try:
+                environment = await self._environment(assignment)
+            except PluginResting:
+                return SpawnPutOff(key)
+            machine = Machine(self._known.facts, environment.variables)
             site = self.site(assignment)
             if assignment.inputs:
                 site = replace(site, inputs=await self._inputs.of(assignment))
-            planned = await plan_launch(self._host, assignment, site, machine)
-            here("agent.before_spawn")
-            failed = await launch(self._host, assignment, planned, starter, site=site, machine=machine)
+            try:
+                planned = await plan_launch(self._host, self._patience, assignment, site, machine)
+                here("agent.before_spawn")
+                failed = await launch(
+                    self._host, self._patience, assignment, planned, starter, site=site, machine=machine
+                )
+            except PluginResting as resting:
+                self._put_off[key] = resting
+                return SpawnPutOff(key)
             here("agent.after_spawn")
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
@@ -222,6 +251,7 @@ class NodeWork:
     def forget(self, key: NodeKey) -> None:
         """All that is remembered of it."""
         self.unwritten.pop(key, None)
+        self._put_off.pop(key, None)
         self._vault.forget(key)
         self._environments.forget(key)
         self._inputs.forget(key)
@@ -283,6 +313,24 @@ class NodeWork:
 
     async def _environment(self, assignment: Assignment) -> Environment:
         return await self._environments.of(assignment, self.site(assignment).work_dir, self._known.facts)
+
+    async def _environment_when_free(self, assignment: Assignment) -> None:
+        while True:
+            try:
+                await self._environment(assignment)
+            except PluginResting as resting:
+                await self._environments.until_free(assignment, resting)
+            else:
+                return
+
+    def _failed_staging(self, key: NodeKey, error: Exception) -> StagingFailed:
+        if isinstance(error, Unready):
+            return StagingFailed(key, error.evidence, error.ended_by, error.blame)
+        if isinstance(error, DiskFull) or is_full_error(error):
+            evidence = f"{self._keeper.full_text()}\n{_told(error)}"
+            return StagingFailed(key, evidence, ended_by=EndedBy.DISK_FULL)
+        is_bad_tree = isinstance(error, BadRequest | TooLarge | Conflict)
+        return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
 
     async def _guarded(
         self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]

@@ -12,9 +12,10 @@ from gpulayer.protocol.messages import Phase, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome, signal_text
+from gpulayer.spec.plain import plain_line
 from gpulayer.spec.units import format_bytes, format_duration
 
-__all__ = ["Story", "end_text", "machine_text"]
+__all__ = ["Story", "attempt_text", "end_text", "machine_text"]
 
 _log: Final = logging.getLogger(__name__)
 _COMMAND_LIMIT: Final = 80
@@ -34,20 +35,22 @@ class Story:
         """A job of an earlier start is here."""
         if phase in (Phase.STAGING, Phase.SPAWNING):
             return  # it is yet to be told that it starts
-        self._started[assignment.key] = _name(assignment)
+        self._started[assignment.key] = attempt_text(assignment)
         if phase is not Phase.RUNNING:
             self._ended.add(assignment.key)
-        _log.info("%s found again: %s", _name(assignment), "running" if phase is Phase.RUNNING else "ended")
+        _log.info("%s found again: %s", attempt_text(assignment), "running" if phase is Phase.RUNNING else "ended")
 
     def progressed(self, assignment: Assignment, progress: Progress, *, now_ms: int) -> None:
         """Tells the start and the end of a job once each, however often it is called."""
         key = assignment.key
         if progress.phase is Phase.RUNNING and key not in self._started:
-            self._started[key] = _name(assignment)
-            _log.info("%s started: %s", _name(assignment), _command(assignment))
+            self._started[key] = attempt_text(assignment)
+            _log.info("%s started: %s", attempt_text(assignment), _command(assignment))
         if progress.outcome is not None and key not in self._ended:
             self._ended.add(key)
-            _log.info("%s ended: %s", _name(assignment), end_text(progress.outcome, progress.started_ms, now_ms=now_ms))
+            _log.info(
+                "%s ended: %s", attempt_text(assignment), end_text(progress.outcome, progress.started_ms, now_ms=now_ms)
+            )
 
     def forgotten(self, key: NodeKey) -> None:
         """Gone from here; one that ran and had not ended was given away."""
@@ -107,11 +110,11 @@ def _jobs(count: int, verb: str) -> str:
     return f"1 job {verb}{'es' if verb.endswith('o') else 's'}"
 
 
-def _name(assignment: Assignment) -> str:
+def attempt_text(assignment: Assignment) -> str:
+    """``job 7f3a000000000001 attempt 1``. Pure."""
     rank = f" node {assignment.key.node}" if assignment.key.node else ""
     return f"job {assignment.job_id} attempt {assignment.attempt}{rank}"
 
 
 def _command(assignment: Assignment) -> str:
-    text = " ".join(shlex.join(assignment.command).split())
-    return text if len(text) <= _COMMAND_LIMIT else text[: _COMMAND_LIMIT - 1] + "…"
+    return plain_line(shlex.join(assignment.command), _COMMAND_LIMIT)

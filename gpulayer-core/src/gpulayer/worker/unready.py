@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import Blame, PluginFault
+from gpulayer.spec import plain
 from gpulayer.spec.outcome import EndedBy
 
-__all__ = ["Unready", "emptied", "plain_text", "unready_by_fault"]
+__all__ = ["OWN_DEADLINE_S", "Unready", "emptied", "plain_text", "unready_by_fault"]
+
+OWN_DEADLINE_S: Final = 60.0
+"""For what core does itself without IO: when that is late the machine is overloaded, no reason to end a job."""
 
 _LIMIT: Final = 4_000
 
@@ -30,9 +34,7 @@ def unready_by_fault(ended_by: EndedBy, fault: PluginFault, *lines: str) -> Unre
 def plain_text(*parts: object) -> str:
     """What a plugin says to a user, whatever it made of it: a text, its parts below each other. Runs no code of it."""
     texts = [part if type(part) is str else f"({type(part).__name__})" for part in parts]
-    text = "\n".join(text.replace("\0", "").strip() for text in texts if text)
-    text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= _LIMIT else text[: _LIMIT - 1] + "…"
+    return plain.plain_text("\n".join(stripped for text in texts if (stripped := text.strip())), _LIMIT)
 
 
 def emptied(folder: Path) -> Path:

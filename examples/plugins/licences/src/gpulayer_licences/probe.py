@@ -10,8 +10,9 @@ __all__ = ["LicenceProbe", "parse_licences"]
 class LicenceProbe:
     """``file`` has a line a licence, its name and how many there are: ``matlab 2``. What follows a ``#`` is a remark.
 
-    No file, no licences. A file that can't be read, or makes no sense, is a fault: the worker then goes on with what
-    was found last, so that a half-written file takes no licence from anybody.
+    A file that is not there, can't be read, or makes no sense, is a fault: the worker then goes on with what was found
+    last, so that a half-written file takes no licence from anybody. A machine without licences has an empty file, or
+    does not name any.
     """
 
     def __init__(self, file: Path) -> None:
@@ -24,8 +25,8 @@ class LicenceProbe:
     def look(self, site: ProbeSite) -> Findings:
         try:
             text = self._file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return Findings()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"GPULAYER_PLUGIN_LICENCES_FILE names {self._file}, which is not there") from error
         return Findings(resources=parse_licences(text))
 
 

@@ -66,8 +66,8 @@ def gpulayer_register_event_sinks(ctx: Context) -> list[EventSink]:
 
 
 class Webhook:
-    """Sends to one URL. ``tell`` blocks for a little more than ``timeout_s``, and for each of connecting, sending and
-    waiting for the answer that long at most. trust: None for the usual authorities."""
+    """Sends to one URL. ``tell`` blocks for ``timeout_s`` at most, however little by little the other end answers; only
+    in a thread that runs no event loop. trust: None for the usual authorities."""
 
     def __init__(
         self,
@@ -102,7 +102,9 @@ class Webhook:
 
     def tell(self, event: PlaneEvent) -> None:
         """Raises WebhookFailed, and EventRefused for an answer that no repetition changes."""
-        import httpx  # noqa: PLC0415 - a tenth of a second, for those alone who send
+        import asyncio  # noqa: PLC0415 - with TLS and HTTP a tenth of a second, for those alone who send
+
+        import httpx  # noqa: PLC0415
 
         body = body_of(event)
         sent_s = self._clock.wall_ms() // 1000
@@ -113,20 +115,18 @@ class Webhook:
             "webhook-timestamp": str(sent_s),
             "webhook-signature": signatures(self._secrets, event.id, sent_s, body),
         }
+        # Timeouts of a blocking client start anew with each byte, and each of a host's addresses; a loop has one end.
+        loop = asyncio.new_event_loop()
         try:
-            # No proxy of the environment, no redirect, and nothing of the answer but its status is read: whoever
-            # answers decides neither where a signed event goes nor for how long.
-            with (
-                httpx.Client(verify=self._context(), timeout=self._timeout_s, trust_env=False) as client,
-                client.stream("POST", self._url, content=body, headers=headers) as answer,
-            ):
-                status = answer.status_code
-        except httpx.TimeoutException:
+            status = loop.run_until_complete(self._send(body, headers))
+        except (TimeoutError, httpx.TimeoutException):
             raise WebhookFailed(f"{self._host}: no answer within {self._timeout_s:g} s") from None
         except httpx.ConnectError as error:
             raise WebhookFailed(f"{self._host}: no connection: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:  # what it says may quote what was sent
             raise WebhookFailed(f"{self._host}: the connection failed ({type(error).__name__})") from None
+        finally:
+            loop.close()  # without waiting: a name that is still being looked up has a thread of its own
         if 200 <= status < 300:
             return
         if status in _FINAL_REFUSALS:
@@ -134,6 +134,20 @@ class Webhook:
         if 300 <= status < 400:
             raise WebhookFailed(f"{self._host} answered {status}: redirects are not followed, so set the URL itself")
         raise WebhookFailed(f"{self._host} answered {status}")
+
+    async def _send(self, body: bytes, headers: dict[str, str]) -> int:
+        """The status of the answer. No proxy of the environment, no redirect, and nothing but the status is read:
+        whoever answers decides neither where a signed event goes nor for how long."""
+        import asyncio  # noqa: PLC0415 - see above
+
+        import httpx  # noqa: PLC0415 - see above
+
+        async with (
+            asyncio.timeout(self._timeout_s),
+            httpx.AsyncClient(verify=self._context(), timeout=self._timeout_s, trust_env=False) as client,
+            client.stream("POST", self._url, content=body, headers=headers) as answer,
+        ):
+            return answer.status_code
 
     def _context(self) -> "ssl.SSLContext":
         import httpx  # noqa: PLC0415 - see above

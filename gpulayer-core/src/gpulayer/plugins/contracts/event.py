@@ -74,12 +74,14 @@ class EventRefused(Exception):
 class EventSink(Protocol):
     """``tell`` may take ``EVENT_DEADLINE_S``; it is not called again before it has returned.
 
-    When it raises or is late, the same event is told again after a while that grows from a second to five minutes, and
-    the later ones wait; after 20 such tries it is passed over, which the plugin's record says. ``EventRefused`` passes
-    it over at once. While the plugin is away events wait for it in the log. A new sink begins with what happens next.
+    When it raises, the same event is told again after a while that grows from a second to five minutes, and the later
+    ones wait; after 20 such calls it is passed over, which the plugin's record says. One that is late counts as failed
+    unless it returns after all; it is waited for as long as it takes. ``EventRefused`` passes an event over at once.
+    While the plugin is away events wait for it in the log. A new sink begins with what happens from the start of the
+    control plane that first loads it.
 
     name: a plain name that no other sink of the plugin has and that stays the same: by it the control plane knows which
-    events it has had. kinds: those that it is told of, None for all.
+    events it has had. kinds: those that it is told of, None for all. Both are read once.
     """
 
     @property

@@ -4,10 +4,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["JOB_CHECK_DEADLINE_S", "Problem", "Severity"]
+__all__ = ["JOB_CHECKS_DEADLINE_S", "JOB_CHECK_DEADLINE_S", "JOB_CHECK_JOBS", "Problem", "Severity"]
 
 JOB_CHECK_DEADLINE_S: Final = 2.0
-"""For all jobs of one submission. A check that takes longer, or fails, has said nothing: the jobs are accepted."""
+"""For ``JOB_CHECK_JOBS`` jobs of a submission. A check that takes longer, or fails, says nothing of these and of all
+that follow: they are accepted, and whoever submits is warned of that."""
+
+JOB_CHECK_JOBS: Final = 20
+
+JOB_CHECKS_DEADLINE_S: Final = 60.0
+"""For all jobs of a submission, however many they are."""
 
 
 class Severity(StrEnum):

@@ -43,7 +43,9 @@ class Scorer(Protocol):
 
     It may take ``SCORER_DEADLINE_S`` a batch; requests wait for it no longer than that. It is asked for pairs that are
     new and for those whose opinions have outlived ``lifetime_s`` (1 s to ``MAX_LIFETIME_S``) while somebody waits for
-    them. An answer of another length, late, or not of these types is a fault of the plugin, and no opinion.
+    them. An answer of another length, late, or not of these types is a fault of the plugin, and no opinion. ``name``
+    and ``lifetime_s`` are read once. ``score`` may be called from two threads at a time: one for who waits, one for who
+    only wants to know (``gpulayer explain``).
 
     A ``Mark`` is from 0 (worst) to 1 (best); no opinion counts 0.5, and those of several scorers are averaged. A
     refusal by one keeps requests of that class off such machines while it lasts: they wait, and say why.

@@ -35,6 +35,7 @@ from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
+from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.convert import check_schema, request_from_wire
 from gpulayer.wire.jobs import (
     MAX_BATCH,
@@ -280,7 +281,11 @@ async def _parse(raw: bytes, *, in_list: bool) -> list[JobSubmission]:
 
 def _check_version(document: dict[str, object], what: str) -> None:
     """Before anything else: the fields of another version need not be known here."""
-    schema = document.get("schema")
+    if "schema" not in document:
+        raise BadRequest(
+            f"{what}: schema is missing", hint=f'say in which form it is written: "schema": {SCHEMA_VERSION}'
+        )
+    schema = document["schema"]
     if type(schema) is int:
         check_schema(schema, what)
 

@@ -47,8 +47,9 @@ from gpulayer.spec.logs import LogStream, streams_not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
 from gpulayer.spec.worker import WorkerState
-from gpulayer.wire.convert import check_schema, facts_from_wire, limits_to_wire, outcome_from_wire, spec_from_wire
+from gpulayer.wire.convert import check_schema, limits_to_wire, outcome_from_wire, spec_from_wire
 from gpulayer.wire.jobs import JobSubmission
+from gpulayer.wire.told import check_told_plugins, told_facts
 from gpulayer.wire.workers import (
     AssignCommand,
     Command,
@@ -80,7 +81,7 @@ async def enrol(call: Call) -> Response:
     check_schema(body["schema"], "enrolment")
     public_key, name = _public_key(body["public_key"]), _name(body["name"])
     plane.auth.check_enrolment(call.client, name, public_key, body["signature"])
-    reported = facts_from_wire(body["facts"])
+    reported = told_facts(body["facts"])
     async with plane.enrolling:  # one at a time: a name, a token and a key belong to one worker; see ``Auth``
         known = plane.auth.identity_of_key(public_key)
         token = plane.auth.spend(call.client, public_key, None if known is None else known.worker)
@@ -137,9 +138,10 @@ async def report(call: Call) -> Response:
     plane, worker_id = call.plane, _own_worker(call)
     body = await call.json(ReportBody)
     check_schema(body["schema"], "report")
-    fields = body.get("facts")
+    fields, told = body.get("facts"), body.get("plugins")
+    check_told_plugins(told or ())
     identity = plane.auth.identity(worker_id)
-    facts = None if fields is None or identity is None else offered(facts_from_wire(fields), identity)
+    facts = None if fields is None or identity is None else offered(told_facts(fields), identity)
     digest = None if facts is None else _facts_digest(facts)
     recovered = body.get("recovered")
     items = tuple([await _item(plane, item) for item in body["items"]])
@@ -163,7 +165,6 @@ async def report(call: Call) -> Response:
             leaving=body.get("leaving", False),
         )
     )
-    told = body.get("plugins")
     if told is not None and plane.auth.identity(worker_id) is not None:  # not removed meanwhile
         plane.worker_plugins[worker_id] = told
     if plane.auth.is_local(worker_id):

@@ -16,7 +16,15 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError
 
 from gpulayer import __version__
 from gpulayer.engine.events import NodePhase
-from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
+from gpulayer.engine.records import (
+    AttemptImage,
+    CounterImage,
+    FactsForgotten,
+    FactsImage,
+    JobImage,
+    TaskImage,
+    WorkerImage,
+)
 from gpulayer.errors import InternalError, StorageUnavailable
 from gpulayer.faults import here
 from gpulayer.ids import Digest, JobId, WorkerId
@@ -142,7 +150,8 @@ class Store:
         jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
         with self.reading() as connection:
             counters = connection.execute(select(tables.counters)).one()
-            facts = connection.execute(select(tables.facts)).all()
+            used = select(tables.workers.c.facts_digest).where(tables.workers.c.state != str(WorkerState.GONE))
+            facts = connection.execute(select(tables.facts).where(tables.facts.c.digest.in_(used))).all()
             workers = connection.execute(select(tables.workers).order_by(tables.workers.c.id)).all()
             rows = connection.exec_driver_sql(_SELECT_LIVE).all()
             of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
@@ -268,6 +277,7 @@ class _Split:
         self.attempts: dict[int, AttemptImage] = {}
         self.workers: dict[WorkerId, WorkerImage] = {}
         self.facts: dict[Digest, FactsImage] = {}
+        self.forgotten_facts: dict[Digest, None] = {}
         self.counters: CounterImage | None = None
         self.events: list[Row] = []
         self.idempotency: list[IdempotencyRow] = []
@@ -327,6 +337,8 @@ class _Split:
                 for worker in self.workers.values()
             ],
         )
+        # Only now: a worker may have got them again, and the row of a removed one still names them.
+        yield _FORGET_FACTS, [(digest, digest) for digest in self.forgotten_facts]
         if self.counters is not None:
             yield _UPDATE_COUNTERS, [(self.counters.next_epoch, self.counters.next_seq, self.counters.now_ms, 1)]
         yield _INSERT_EVENT, self.events
@@ -414,6 +426,8 @@ def _split(batch: Batch) -> _Split:
                 split.workers[record.id] = record
             case FactsImage():
                 split.facts[record.digest] = record
+            case FactsForgotten():
+                split.forgotten_facts[record.digest] = None
             case CounterImage():
                 split.counters = record
     for side in batch.sides:
@@ -481,6 +495,9 @@ _RAISE_START: Final = (
 _UPSERT_SECRET: Final = _upsert(tables.secrets)
 _UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
+_FORGET_FACTS: Final = (
+    "DELETE FROM facts WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM workers WHERE facts_digest = ?)"
+)
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"

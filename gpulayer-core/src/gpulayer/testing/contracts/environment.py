@@ -24,7 +24,7 @@ from gpulayer.testing.contracts.contract import (
     within,
 )
 from gpulayer.testing.values import UNICODE, machine_facts
-from gpulayer.worker.launching import checked_variables
+from gpulayer.worker.plans import checked_variables
 
 __all__ = ["EnvironmentBuilderContract"]
 

@@ -9,6 +9,7 @@ import pytest
 from gpulayer import __version__
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.contracts.problem import JOB_CHECK_DEADLINE_S, Problem, Severity
+from gpulayer.plugins.examples import usual_job
 from gpulayer.spec.job import JobSpec
 from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line
 from gpulayer.testing.contracts.plugin import hook_of
@@ -38,7 +39,7 @@ class JobCheckContract(SharedContract):
     @pytest.fixture
     def job(self) -> JobSpec:
         """The usual one."""
-        return JobSpec(("python", "train.py"), name="a job", tags=(("team", "vision"),))
+        return usual_job()
 
     @pytest.fixture
     def ask(self, plugin: ModuleType, context: Context, job: JobSpec) -> Ask:

@@ -29,7 +29,7 @@ from gpulayer.testing.contracts.contract import (
     within,
 )
 from gpulayer.testing.values import UNICODE, an_assignment, cuda_devices, machine_facts, site_in
-from gpulayer.worker.launching import checked_plan
+from gpulayer.worker.plans import checked_plan
 
 __all__ = ["LauncherContract"]
 

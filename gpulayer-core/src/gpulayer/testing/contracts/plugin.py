@@ -13,7 +13,7 @@ import pytest
 from gpulayer import __version__
 from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.hooks import REGISTER_DEADLINE_S
-from gpulayer.plugins.inspection import inspect_plugin, parameters_of
+from gpulayer.plugins.inspection import hooks_of, inspect_plugin, parameters_of
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.registering import KINDS, Kind, things_of
 from gpulayer.testing.contracts.contract import check_plain_name, within
@@ -98,7 +98,7 @@ class PluginContract:
 def hook_of(plugin: ModuleType | str, name: str) -> Callable[..., Any]:  # Any: by hook
     """The plugin's implementation, to be called with all arguments of the hook by name; it gets those it takes."""
     module = import_module(plugin) if isinstance(plugin, str) else plugin
-    function = getattr(module, name)
+    function = hooks_of(module)[name]
     taken = parameters_of(function)
 
     def call(**arguments: object) -> object:
@@ -109,8 +109,8 @@ def hook_of(plugin: ModuleType | str, name: str) -> Callable[..., Any]:  # Any: 
 
 def _registered(plugin: ModuleType, kind: Kind, where: Where, context: Context) -> list[str]:
     """Names, of things that are what they should be."""
-    if not hasattr(plugin, kind.hook):
+    if kind.hook not in hooks_of(plugin):
         return []
     here = Context(where, context.plugin, context.version, context.options)
     ask = hook_of(plugin, kind.hook)
-    return [name for name, _ in within(REGISTER_DEADLINE_S, lambda: things_of(kind, ask(ctx=here)))]
+    return [one.name for one in within(REGISTER_DEADLINE_S, lambda: things_of(kind, ask(ctx=here)))]

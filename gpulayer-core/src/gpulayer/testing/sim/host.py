@@ -182,6 +182,8 @@ class SimHost:
                 failed = self.clock.chance(self.staging_failure)
                 outcome: m.Input = m.StagingFailed(key, "a blob was damaged") if failed else m.Staged(key)
                 self._later(self.clock.spread_ms(50), outcome)
+            case m.Hold():
+                self._later(self.clock.spread_ms(50), m.Staged(action.assignment.key))
             case m.Spawn():
                 self._spawn(action.assignment, action.kill_by_ms)
             case m.Extend():

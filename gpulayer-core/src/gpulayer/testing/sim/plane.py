@@ -14,6 +14,7 @@ from gpulayer.engine.events import Event, JobSubmitted, OpinionsGiven
 from gpulayer.engine.records import (
     AttemptImage,
     CounterImage,
+    FactsForgotten,
     FactsImage,
     JobImage,
     Record,
@@ -64,6 +65,9 @@ class Disk:
                 self.workers[record.id] = record
             case FactsImage():
                 self.facts[record.digest] = record
+            case FactsForgotten():
+                if all(image.facts_digest != record.digest for image in self.workers.values()):
+                    del self.facts[record.digest]
             case CounterImage():
                 self.counters = record
 

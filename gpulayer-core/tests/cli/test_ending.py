@@ -1,0 +1,254 @@
+"""The end of a process that plugins have run in: nothing that they left in it keeps it, and its code is its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpulayer.cli import down, plugins
+from gpulayer.plugins import Where
+from gpulayer.server.local_worker import LocalWorker
+from gpulayer.testing.distribution import install_plugin
+
+LASTING = {
+    "thread": "threading.Thread(target=threading.Event().wait).start()",
+    "atexit": "atexit.register(threading.Event().wait)",
+    "finalizer": "sys.kept = type('Kept', (), {'__del__': lambda self: time.sleep(1000)})()",
+    "stream": "threading.Thread(target=hold, daemon=True).start(); held.wait()",
+}
+PROGRAM = """
+import atexit, sys, threading, time
+from gpulayer.cli.ending import end_with
+
+held = threading.Event()
+
+class Blocked:
+    def write(self, text): return len(text)
+    def flush(self):
+        held.set()
+        time.sleep(1000)
+
+def hold():
+    sys.stderr = Blocked()
+    sys.stderr.flush()
+
+def run():
+    print("said")
+    %s
+    %s
+
+end_with(run)
+"""
+
+
+def end(lasting, ending):
+    program = [sys.executable, "-P", "-c", PROGRAM % (lasting, ending)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("lasting", LASTING.values(), ids=list(LASTING))
+def test_nothing_that_was_left_in_a_process_keeps_it_or_its_last_words(lasting):
+    ended = end(lasting, "return 3")
+    assert (ended.returncode, ended.stdout) == (3, "said\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [
+        ("return 0", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(4)", 4, ""),
+        ("sys.exit('no such thing')", 1, "no such thing\n"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("raise RuntimeError('a fault')", 1, "RuntimeError: a fault"),
+    ],
+)
+def test_each_way_to_end_has_the_code_and_the_words_that_python_gives_it(ending, code, told):
+    ended = end("pass", ending)
+    assert ended.returncode == code
+    assert told in ended.stderr
+    assert bool(told) == bool(ended.stderr)
+
+
+# Real control planes and workers.
+
+HOOKS = """
+import atexit, ctypes, os, sys, threading, time
+from gpulayer.plugins import hookimpl
+
+GPULAYER_API = "1.0"
+
+
+def leave(ctx):
+{body}
+
+
+@hookimpl
+def gpulayer_register_probes(ctx):
+    leave(ctx)
+    return []
+
+
+@hookimpl
+def gpulayer_register_scorers(ctx):
+    leave(ctx)
+    return []
+"""
+
+# Holds the interpreter for good, and so every thread, signal handler and lock.
+FREEZES = """
+    def freeze():
+        while not os.path.exists(ctx.options["flag"]):
+            time.sleep(0.02)
+        open(f"{ctx.options['flag']}-{ctx.where}", "w").close()
+        ctypes.PyDLL(None).sleep(1000)
+
+    if ctx.where in WHERES:
+        threading.Thread(target=freeze, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Where plugins are installed for whatever is started from now on."""
+    (tmp_path / "site").mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def run(program, away):
+    """Run the program to its end: (exit code, stdout, stderr)."""
+
+    def call(*argv):
+        process = program(*argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=90)
+        return process.returncode, out.decode(), err.decode()
+
+    yield call
+    for pid in pids(away.parent / "state"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def pids(state):
+    """Of a control plane and its worker, as their locks say."""
+    found = []
+    for lock in (state / "plane.lock", state / "worker" / "agent.lock"):
+        with suppress(OSError):
+            found += [int(word) for word in lock.read_text().split()[:1]]
+    return found
+
+
+def have_ended(processes):
+    return all(not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie" for pid in processes)
+
+
+def test_threads_exit_handlers_and_finalizers_of_plugins_keep_neither_control_plane_nor_worker(run, site, away):
+    for name in ("thread", "atexit", "finalizer"):
+        install_plugin(site, name, HOOKS.format(body=f"    {LASTING[name]}"))
+    code, _, err = run("submit", "--quiet", "--", "true")
+    assert code == 0, err
+    started = pids(away.parent / "state")
+    assert len(started) == 2
+    code, _, err = run("down")
+    assert (code, err) == (0, "the control plane has ended\n")
+    assert have_ended(started)
+
+
+def test_a_control_plane_in_the_foreground_ends_too(program, site):
+    install_plugin(site, "thread", HOOKS.format(body=f"    {LASTING['thread']}"))
+    process = program("up", "--no-worker", "--host", "127.0.0.1", "--port", "0", stderr=subprocess.PIPE, text=True)
+    while "serves" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert err.splitlines()[-1] == "the control plane has ended"
+
+
+@pytest.fixture
+def frozen(run, site, away, monkeypatch):
+    """Start a control plane and its worker, with a plugin that then freezes some of them: (its pid, its worker's)."""
+    for name, value in {"_ANSWER_S": 1.0, "_TERM_S": 0.5, "_DEADLINE_S": 2.0, "_QUIET_S": 0.5}.items():
+        monkeypatch.setattr(down, name, value)
+    monkeypatch.setattr(down, "_SOON", replace(down._SOON, answer_s=1.0))
+    monkeypatch.setattr(down, "LocalWorker", partial(LocalWorker, agent_s=0.5))
+    monkeypatch.setattr(plugins, "_ANSWER_S", 1.0)
+
+    def start(*wheres):
+        flag = away / "flag"
+        monkeypatch.setenv("GPULAYER_PLUGIN_FREEZES_FLAG", str(flag))
+        body = FREEZES.replace("WHERES", repr([str(where) for where in wheres]))
+        install_plugin(site, "freezes", HOOKS.format(body=body))
+        code, _, err = run("submit", "--quiet", "--", "true")
+        assert code == 0, err
+        flag.touch()
+        ends = time.monotonic() + 20
+        while not all(Path(f"{flag}-{where}").exists() for where in wheres):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        return pids(away.parent / "state")
+
+    return start
+
+
+def test_a_frozen_control_plane_is_given_up_on_by_who_only_looks_and_killed_by_down(frozen, cli, away):
+    plane, worker = frozen(Where.PLANE, Where.WORKER)
+    said = cli("plugins")
+    assert said.code == 0
+    assert b"freezes" in said.out
+    assert "it gave no answer within 1 s" in said.err
+    said = cli("down")
+    assert said.code == 0
+    assert f"the control plane (process {plane}) does not answer: ending its process\n" in said.err
+    assert f"killed the control plane (process {plane}): it neither answered nor ended within 0 s" in said.err
+    assert "the worker and what it ran have ended" in said.err
+    assert have_ended([plane, worker])
+    assert not (away.parent / "state" / "endpoint.json").exists()
+    assert cli("down").err.startswith("no control plane runs here")
+
+
+def test_a_control_plane_that_is_not_done_at_the_deadline_is_killed_with_its_worker(frozen, cli):
+    plane, worker = frozen(Where.WORKER)
+    said = cli("down")
+    assert said.code == 0
+    assert f"waiting for the control plane (process {plane}) and its worker, 2 s at most\n" in said.err
+    assert f"killed the control plane (process {plane}): it did not end within 2 s of being asked to\n" in said.err
+    assert have_ended([plane, worker])
+
+
+def test_one_that_is_stopped_goes_on_to_end_in_good_order(run, cli, away, monkeypatch):
+    monkeypatch.setattr(down, "_SOON", replace(down._SOON, answer_s=0.5))
+    monkeypatch.setattr(down, "_ANSWER_S", 0.5)
+    code, _, err = run("submit", "--quiet", "--", "true")
+    assert code == 0, err
+    started = pids(away.parent / "state")
+    os.kill(started[0], signal.SIGSTOP)
+    said = cli("down")
+    assert said.code == 0
+    assert "does not answer: ending its process\nthe control plane has ended\n" in said.err
+    assert "killed" not in said.err
+    assert have_ended(started)
+
+
+def test_only_who_has_the_folder_is_ever_signalled(cli, away):
+    """The lock's file says who had it last, and the system may have given that number to somebody else."""
+    state = away.parent / "state"
+    state.mkdir()
+    somebody = subprocess.Popen(["sleep", "60"])
+    try:
+        (state / "plane.lock").write_text(f"{somebody.pid}\n")
+        assert cli("down").err.startswith("no control plane runs here")
+        assert somebody.poll() is None
+    finally:
+        somebody.kill()
+        somebody.wait()
