@@ -31,7 +31,7 @@ from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.record import Fault
-from gpulayer.spec.plain import plain_line
+from gpulayer.spec.plain import plain_line, plain_text
 
 __all__ = ["Guard", "Life"]
 
@@ -542,8 +542,4 @@ def _told_at_length(error: BaseException, hide: Callable[[str], str]) -> str:
             own = [frame for frame in one.stack if not frame.filename.startswith(_OURS) or _OWN in frame.filename]
             one.stack = traceback.StackSummary.from_list(own or list(one.stack))
             left += [one.__cause__, one.__context__]
-    return "\n".join(map(_printable, hide("".join(told.format())).splitlines()))[-_STORY:]
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
+    return plain_text(hide("".join(told.format()))[-_STORY:], _STORY)  # what it says itself comes last
