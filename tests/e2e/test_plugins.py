@@ -212,7 +212,7 @@ def test_an_environment_is_built_from_the_source_and_is_no_output(plugged):
         assert b"of this job" in ended.out
         assert b"HOME=" not in ended.out  # nothing is added to what was built
         assert b"GPULAYER_JOB_ID=" in ended.out
-    built = list((plugged.state / "worker" / "environments" / "made").glob("*.ready"))
+    built = list((plugged.state / "worker" / "environments" / "made").glob("*/ready"))
     assert len(built) == 1
 
 
