@@ -1,6 +1,7 @@
 """Job checks of plugins: what they say refuses or warns, and what they do wrong costs nobody a job."""
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -358,11 +359,12 @@ def test_the_size_of_a_batch_is_no_failure_of_a_check(checked, monkeypatch):
 
 def test_that_many_submit_at_once_switches_no_check_off(checked, monkeypatch):
     monkeypatch.setattr(job_checks, "JOB_CHECK_DEADLINE_S", 20.0)
-    are_many, never, running, most = threading.Barrier(4, timeout=20), threading.Event(), [], []
+    are_many, never = threading.Barrier(4, timeout=20), threading.Event()
+    calls, running, most = itertools.count(), [], []
 
     def takes_its_time(spec):
         running.append(spec)
-        if len(most) < 4:
+        if next(calls) < 4:
             are_many.wait()
         never.wait(0.05)
         most.append(len(running))
