@@ -224,3 +224,47 @@ def test_a_worker_leaves_while_an_attempt_waits_for_a_plugin(scene, folder):
         assert plane.ended[2]["outcome"]["ended_by"] == "worker_stopped"
 
     scene(main)
+
+
+HANGING = """
+import pathlib, time
+from gpulayer.plugins import hookimpl
+from gpulayer.plugins.builtin.process import ProcessLauncher
+
+GPULAYER_API = "1.0"
+HERE = pathlib.Path(__file__).parent
+
+class Hangs(ProcessLauncher):
+    name = "hangs"
+    def act(self, plan, starter):
+        found = starter.start(plan)
+        (HERE / "hanging").touch()
+        while not (HERE / "go").exists():
+            time.sleep(0.01)
+        return found
+
+@hookimpl
+def gpulayer_register_launchers(ctx):
+    return [Hangs()]
+"""
+
+
+def test_a_program_whose_launcher_hangs_after_its_start_runs_is_heard_and_can_be_cancelled(scene, tmp_path, folder):
+    install_plugin(tmp_path / "plugins", "hangs", HANGING)
+
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "sh", "-c", "echo up; sleep 600", launcher="hangs")
+        await plane.until(lambda: bytes(plane.logs.get(1, b"")) == b"up\n")
+        worker.kill()  # what is known to run is not started again by the next
+        (folder / "hanging").unlink()
+        worker.start()
+        plane.stop(1)
+        assert (await plane.end_of(1))["outcome"]["ended_by"] == "cancel"
+        assert not (folder / "hanging").exists()
+        plane.assign(2, "sh", "-c", "exit 7", launcher="hangs")
+        assert (await plane.end_of(2))["outcome"]["exit_code"] == 7
+        (folder / "go").touch()
+        await worker.stop()
+
+    scene(main)

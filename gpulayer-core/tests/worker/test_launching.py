@@ -167,13 +167,14 @@ class Acts(Launches):
 def launched(host_of):
     """``launched(launcher, starter)``: a job that names it, planned and carried out."""
 
-    def run(launcher, starter=None, job=JOB):
+    def run(launcher, starter=None, job=JOB, **others):
         async def main():
             host = host_of(launchers=[launcher])
             attempt = replace(job, launcher=job.launcher or "mine")
             patience = Patience(host, SystemClock(), pauses_ms=(0,))
             planned = await plan_launch(host, patience, attempt, SITE, MACHINE)
-            return await launch(host, patience, attempt, planned, starter or Starts(), site=SITE, machine=MACHINE)
+            told = {"site": SITE, "machine": MACHINE, **others}
+            return await launch(host, patience, attempt, planned, starter or Starts(), **told)
 
         return asyncio.run(main())
 
@@ -256,7 +257,9 @@ def test_an_act_that_hangs_after_its_start_runs_and_one_that_starts_too_late_doe
         go.wait(30)
         return found
 
-    assert launched(Acts(hangs)) is None
+    assert launched(Acts(hangs), begun=lambda: told.append("it runs")) is None
+    assert told == ["it runs"]
+    told.clear()
     go.set()
     late, done = threading.Event(), threading.Event()
 
@@ -278,6 +281,27 @@ def test_an_act_that_hangs_after_its_start_runs_and_one_that_starts_too_late_doe
     late.set()
     assert done.wait(30)
     assert told == []
+
+
+def test_a_program_runs_as_soon_as_its_start_is_told_whatever_its_launcher_still_does(launched):
+    runs, told = threading.Event(), []
+
+    def begun():
+        told.append("it runs")
+        runs.set()
+
+    def lasts(plan, starter):
+        found = starter.start(plan)
+        told.append("known in time" if runs.wait(30) else "not known")
+        starter.start(plan)  # once more: nothing new
+        return found
+
+    assert launched(Acts(lasts), begun=begun) is None
+    assert told == ["it runs", "known in time"]
+    assert launched(Launches(), begun=begun) is None
+    assert told[2:] == ["it runs"]
+    assert launched(Launches(), Starts(NotLaunched(127, "no such file")), begun=begun).exit_code == 127
+    assert len(told) == 3
 
 
 def test_what_the_starter_said_of_a_program_that_is_not_there_is_told(launched):

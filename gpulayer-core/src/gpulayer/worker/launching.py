@@ -96,19 +96,23 @@ async def launch(
     *,
     site: LaunchSite,
     machine: Machine,
+    begun: Callable[[], None] = lambda: None,
 ) -> SpawnFailed | None:
     """Carry the plan out; None where it runs, or ran (see ``starter.ended``). Raises Unready, and PluginResting
-    where nothing has been begun."""
+    where nothing has been begun. begun: called as soon as it runs, or ran, which its launcher's act may outlast; what
+    becomes of that is then in the launcher's record alone."""
     key = assignment.key
     present = {device.uuid for device in machine.facts.devices}
     gone = [uuid for uuid in assignment.devices if uuid not in present]
     if gone:
         return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
     if planned.is_acting:
-        bridge = _Bridge(starter, lambda plan: checked_plan(plan, assignment, site, machine))
+        bridge = _Bridge(starter, lambda plan: checked_plan(plan, assignment, site, machine), begun)
         result = await _act(host, patience, planned, bridge)
     else:
         result = await starter.start(planned.plan)
+        if isinstance(result, Launched):
+            begun()
     if isinstance(result, NotLaunched):
         return SpawnFailed(key, result.exit_code, f"{result.message}\n{result.hint}".strip())
     return None
@@ -130,14 +134,19 @@ async def _act(host: Host, patience: Patience, planned: Planned, bridge: "_Bridg
         return said
 
     failure: Unready | GpulayerError
-    try:
-        said = await patience.acall(
+    acting = asyncio.ensure_future(
+        patience.acall(
             planned.launcher,
             "ActingLauncher.act",
             ask,
             deadline_s=ACT_DEADLINE_S,
             passes=(LaunchRefused, _StarterFailed),
         )
+    )
+    try:
+        await asyncio.wait((acting, bridge.launched), return_when=asyncio.FIRST_COMPLETED)
+        bridge.tell()
+        said = await acting
     except LaunchRefused as refused:
         failure = _refusal(planned.name, refused)
     except PluginResting:
@@ -151,6 +160,7 @@ async def _act(host: Host, patience: Patience, planned: Planned, bridge: "_Bridg
         return found if isinstance(found, Launched) else said
     finally:
         bridge.is_closed = True
+        acting.cancel()
     found = await bridge.close()
     if isinstance(found, Launched) or (isinstance(found, NotLaunched) and not isinstance(failure, GpulayerError)):
         return found
@@ -161,12 +171,16 @@ class _Bridge:
     """The starter that an acting launcher gets: from its thread to the event loop in which it was made. found: what
     became of what it started."""
 
-    def __init__(self, starter: SpawnerStarter, checked: Callable[[object], LaunchPlan]) -> None:
+    def __init__(
+        self, starter: SpawnerStarter, checked: Callable[[object], LaunchPlan], begun: Callable[[], None]
+    ) -> None:
         self._starter = starter
         self._checked = checked
+        self._begun: Callable[[], None] | None = begun
         self._loop = asyncio.get_running_loop()
         self._going_on: set[asyncio.Task[Launched | NotLaunched]] = set()
         self.is_closed = False
+        self.launched: asyncio.Future[None] = self._loop.create_future()
         self.found: Launched | NotLaunched | None = None
 
     def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
@@ -179,10 +193,17 @@ class _Bridge:
             raise
         return future.result()
 
+    def tell(self) -> None:
+        """Say once that the program runs, where it does. Not in the launcher's call: whoever hears it is not its."""
+        if self._begun is not None and self.launched.done():
+            begun, self._begun = self._begun, None
+            begun()
+
     async def close(self) -> Launched | NotLaunched | None:
         """Nothing is started from now on; what is on its way is waited for."""
         self.is_closed = True
         await asyncio.gather(*self._going_on, return_exceptions=True)
+        self.tell()
         return self.found
 
     async def _start(self, plan: LaunchPlan) -> Launched | NotLaunched:
@@ -200,6 +221,8 @@ class _Bridge:
             raise _StarterFailed(error) from error
         if not isinstance(self.found, Launched):
             self.found = found
+        if isinstance(found, Launched) and not self.launched.done():
+            self.launched.set_result(None)
         return found
 
 

@@ -184,10 +184,10 @@ class NodeWork:
 
     async def spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
         """Answered by Spawned or SpawnFailed, and by the end of a program that has ended already; by SpawnPutOff where
-        a plugin is not to be asked now."""
+        a plugin is not to be asked now. Its launcher's act may go on after the answer."""
         key = assignment.key
 
-        async def spawn() -> Input:
+        async def spawn() -> Input | None:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
@@ -213,20 +213,27 @@ class NodeWork:
                 planned = await plan_launch(self._host, self._patience, assignment, site, machine)
                 here("agent.before_spawn")
                 failed = await launch(
-                    self._host, self._patience, assignment, planned, starter, site=site, machine=machine
+                    self._host,
+                    self._patience,
+                    assignment,
+                    planned,
+                    starter,
+                    site=site,
+                    machine=machine,
+                    begun=lambda: begun(starter),
                 )
             except PluginResting as resting:
                 self._put_off[key] = resting
                 return SpawnPutOff(key)
-            here("agent.after_spawn")
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
-            if failed is not None:
-                return failed
+            return failed
+
+        def begun(starter: SpawnerStarter) -> None:
+            here("agent.after_spawn")
+            self._feed(Spawned(key))
             if starter.ended is not None:
-                self._feed(Spawned(key))
-                return self.end_of(assignment, starter.ended)
-            return Spawned(key)
+                self._feed(self.end_of(assignment, starter.ended))
 
         def failed(error: Exception) -> Input:
             if isinstance(error, Unready):
@@ -333,9 +340,10 @@ class NodeWork:
         return StagingFailed(key, _told(error), blame=Blame.USER if is_bad_tree else Blame.INFRASTRUCTURE)
 
     async def _guarded(
-        self, key: NodeKey, work: Callable[[], Awaitable[Input]], failed: Callable[[Exception], Input]
+        self, key: NodeKey, work: Callable[[], Awaitable[Input | None]], failed: Callable[[Exception], Input]
     ) -> None:
-        """A node's own work: whatever goes wrong is the end of that node, not of the worker."""
+        """A node's own work: whatever goes wrong is the end of that node, not of the worker. None: it was answered."""
+        result: Input | None
         try:
             result = await work()
         except StaleAttempt:
@@ -345,7 +353,8 @@ class NodeWork:
         except Exception as error:
             _log.exception("work for %s failed", key)
             result = failed(error)
-        self._feed(self._masked(key, result))
+        if result is not None:
+            self._feed(self._masked(key, result))
 
     def _masked(self, key: NodeKey, answer: _Answer) -> _Answer:
         masks = self._vault.masks(key)
