@@ -557,7 +557,9 @@ def test_who_waits_is_told_which_plugins_are_imported_and_when_none_is_any_more(
     plugin("odd", "raise KeyError('mine')")
     told = []
     load(trying=told.append)
-    assert told == [("good", "odd"), ("good",), ()]
+    tried, imported = told[: told.index(())], told[told.index(()) + 1 :]
+    assert tried in ([("good", "odd"), ("good",)], [("good", "odd"), ("odd",)])  # each goes when it is known
+    assert imported == [("good",), ()]
 
 
 def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
