@@ -451,6 +451,31 @@ def test_the_check_and_the_loader_are_of_one_mind(tmp_path):
         assert bool(report.provides) is is_loaded
 
 
+PLANS = {
+    "good": ("", ""),
+    "text": ("argv='python train.py'", "it gave a str where a list of str is due"),
+    "none": ("argv=()", "its plan has no program"),
+    "odd": ("env={'A=B': 'x'}", "'A=B' can't name a variable"),
+    "away": ("cwd=site.output_dir", "its plan starts in "),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_that_every_worker_refuses_is_no_good_plan(tmp_path, name):
+    change, message = PLANS[name]
+    source = (
+        f"from dataclasses import replace\nfrom gpulayer.plugins import ProcessLauncher\n{HEAD}"
+        "class Mine:\n    name = 'mine'\n"
+        "    def plan(self, attempt, site, machine):\n"
+        f"        return replace(ProcessLauncher().plan(attempt, site, machine), {change})\n"
+        "@hookimpl\ndef gpulayer_register_launchers(ctx):\n    return [Mine()]\n"
+    )
+    install_plugin(tmp_path, name, source)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    report = check_plugin(name, {**os.environ, "PYTHONPATH": path})
+    assert [flaw.message.startswith(message) for flaw in report.flaws] == [True] * bool(message), report.flaws
+
+
 JOB_CHECKS = {
     "good": ("return []", ""),
     "nameless": ("return [Problem(Severity.ERROR, spec.name[0])]", "it raised IndexError: string index out of range"),

@@ -1,5 +1,7 @@
 """What scorers say: who is asked, who waits for it and for how long, and what becomes of it."""
 
+from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulayer.clock import Instant
-from gpulayer.engine import Policy, State, check, due, next_due_ms, rebuild, step
+from gpulayer.engine import Policy, State, ahead, check, due, next_due_ms, opinions, rebuild, schedule, step
 from gpulayer.engine.effects import AskScorer, Assign, Notify
 from gpulayer.engine.events import (
     JobSubmitted,
@@ -16,14 +18,16 @@ from gpulayer.engine.events import (
     OpinionsGiven,
     OpinionsLapsed,
     WorkerJoined,
+    WorkerRemoved,
     WorkerReported,
 )
 from gpulayer.engine.opinions import awaited
-from gpulayer.engine.turn import job_image, worker_image
+from gpulayer.engine.state import Pace
+from gpulayer.engine.turn import Turn, job_image, worker_image
 from gpulayer.errors import Blame
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.spec.job import Gang, JobEntry, JobSpec, JobState
-from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.machine import Device, DeviceState, Locality, WorkerFacts
 from gpulayer.spec.opinion import Mark, Refusal
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
@@ -334,6 +338,151 @@ def test_two_scorers_whose_opinions_never_hold_at_once_do_not_hold_up_for_ever(p
     assert plane.state.jobs[JobId("j1")].state is JobState.STAGING
 
 
+@pytest.mark.parametrize("scorers", [("night",), ("night", "second")])
+@pytest.mark.parametrize("end", ["answer", "lapse", "report", "silent", "removed", "other facts", "flowing figures"])
+def test_whatever_ends_the_last_wait_ends_the_hold(plane, scorers, end):
+    with_scorers(plane, *scorers)
+    facts = WorkerFacts("linux-x86_64", "0.1.0", 2, 8 * 10**9, disk_bytes=10**10)
+    plane.join("w1", gpus=1)
+    plane.step(WorkerJoined(plane.at, WorkerId("w2"), "w2", facts, Digest("2" * 64)))
+    plane.report("w2", recovered=())
+    plane.submit()
+    (opinions,) = plane.state.opinions.values()
+    assert opinions.held_until_ms == plane.now_ms + WAIT_MS
+    for scorer in scorers:
+        answer(plane, scorer=scorer, w1=Mark(0.2))
+    assert (opinions.held_until_ms, assigned(plane.last)) == (plane.now_ms + WAIT_MS, [])
+    match end:
+        case "answer":
+            for scorer in scorers:
+                answer(plane, scorer=scorer, w2=Mark(0.1))
+            assert assigned(plane.last) == [("w1", "j1")]
+        case "lapse":
+            plane.pass_time(WAIT_MS)
+        case "report":
+            plane.now_ms += WAIT_MS
+            plane.report("w2", boot=2, recovered=())
+        case "silent":
+            plane.state.workers[WorkerId("w1")].heard_ms += 10**6
+            plane.pass_time(33_000)
+        case "removed":
+            plane.step(WorkerRemoved(plane.at, WorkerId("w2")))
+            plane.pass_time(WAIT_MS)
+        case "other facts":
+            plane.report("w2", facts=replace(facts, cpus=4), facts_digest=Digest("4" * 64))
+            for scorer in scorers:
+                answer(plane, scorer=scorer, w2=Mark(0.1))
+            plane.pass_time(WAIT_MS)
+        case "flowing figures":
+            plane.report("w2", facts=replace(facts, disk_bytes=1), facts_digest=Digest("4" * 64))
+            for scorer in scorers:
+                answer(plane, scorer=scorer, w2=Mark(0.1))
+    assert opinions.held_until_ms <= plane.now_ms
+    assert all(until_ms <= plane.now_ms for until_ms in opinions.waits.values())
+    assert plane.job().state is JobState.STAGING
+
+
+def test_what_falls_silent_at_a_report_is_used_in_that_step(scored):
+    scored.join("w1", cpus=1)
+    scored.submit("j1")
+    answer(scored, w1=None, lifetime_ms=3_600_000)
+    scored.submit("j2", request=Request(memory_bytes=1))
+    scored.now_ms += WAIT_MS
+    scored.end("w1", scored.epoch("j1"))
+    assert assigned(scored.last) == [("w1", "j2")]
+
+
+def test_workers_that_come_one_by_one_are_all_heard_of_before_the_first_job_is_placed(scored):
+    scored.submit()
+    scored.join("w1")
+    scored.join("w2", cpus=4)
+    answer(scored, w1=Mark(0.1))
+    assert assigned(scored.last) == []
+    answer(scored, w2=Mark(0.9))
+    assert assigned(scored.last) == [("w2", "j1")]
+
+
+# Figures that flow ---------------------------------------------------------------------------------------------------
+
+
+GPU = Device("GPU-1", 0, Accelerator.CUDA, "NVIDIA A100", 40 * 10**9, memory_free_bytes=40 * 10**9)
+STILL = WorkerFacts("linux-x86_64", "0.1.0", 1, 8 * 10**9, disk_bytes=100 * 10**9, devices=(GPU,))
+FLOWN = {
+    "disk": replace(STILL, disk_bytes=99 * 10**9),
+    "disk unknown": replace(STILL, disk_bytes=None),
+    "device memory": replace(STILL, devices=(replace(GPU, memory_free_bytes=10**9),)),
+}
+CHANGED = {
+    "cpus": replace(STILL, cpus=2),
+    "label": replace(STILL, labels=(("zone", "a"),)),
+    "device state": replace(STILL, devices=(replace(GPU, state=DeviceState.BUSY),)),
+    "devices": replace(STILL, devices=()),
+    "locality": replace(STILL, locality=Locality(zone="b")),
+}
+
+
+def still(plane, *names):
+    for name in names or ("w1",):
+        plane.step(WorkerJoined(plane.at, WorkerId(name), name, STILL, Digest("0" * 64)))
+        plane.report(name, recovered=())
+    plane.submit()
+
+
+@pytest.mark.parametrize("facts", FLOWN.values(), ids=FLOWN)
+def test_what_was_said_stands_for_its_lifetime_when_only_flowing_figures_change(scored, facts):
+    still(scored)
+    answer(scored, w1=DEAR, lifetime_ms=5_000)
+    scored.report("w1", facts=facts, facts_digest=Digest("1" * 64))
+    assert (asked(scored.last), assigned(scored.last)) == ([], [])
+    scored.pass_time(4_999)
+    assert asked(scored.last) == []
+    scored.pass_time(1)
+    assert asked(scored.last) == [("night", PLAIN, (Digest("1" * 64),))]  # by what it is like now
+    answer(scored, w1=None)
+    assert assigned(scored.last) == [("w1", "j1")]
+
+
+@pytest.mark.parametrize("facts", CHANGED.values(), ids=CHANGED)
+def test_what_was_said_counts_no_more_when_anything_else_changes(scored, facts):
+    still(scored)
+    answer(scored, w1=DEAR)
+    scored.report("w1", facts=facts, facts_digest=Digest("1" * 64))
+    assert asked(scored.last) == [("night", PLAIN, (Digest("1" * 64),))]
+
+
+def test_a_machine_whose_figures_flow_can_be_used_all_the_time(scored):
+    still(scored)
+    answer(scored, w1=None)
+    for number in range(1, 50):
+        facts = replace(STILL, disk_bytes=number)
+        scored.submit(f"next{number}", retries=0)
+        assert not asked(scored.last)
+        scored.report("w1", facts=facts, facts_digest=Digest(f"{number:064x}"))
+        assert not asked(scored.last)
+        scored.end("w1", min(scored.state.attempts))
+        assert assigned(scored.last) == [("w1", f"next{number}")]
+    (opinions,) = scored.state.opinions.values()
+    assert len(opinions.said["night"]) == len(opinions.usable) == 1
+
+
+def test_words_on_equal_machines_stay_with_those_whose_figures_are_as_they_were(scored):
+    still(scored, "w1", "w2")
+    answer(scored, w1=DEAR)
+    scored.report("w1", facts=FLOWN["disk"], facts_digest=Digest("1" * 64))
+    scored.report("w2", facts=FLOWN["device memory"], facts_digest=Digest("2" * 64))
+    scored.report("w1", facts=STILL, facts_digest=Digest("0" * 64))
+    assert asked(scored.last) == []
+    assert {opinion for said in scored.state.opinions[PLAIN].said.values() for opinion, _ in said.values()} == {DEAR}
+
+
+def test_a_fresher_word_on_the_new_figures_is_not_replaced_by_the_old_one(scored):
+    still(scored)
+    answer(scored, w1=DEAR)
+    scored.step(OpinionsGiven(scored.at, "night", PLAIN, 60_000, ((Digest("1" * 64), None),)))
+    scored.report("w1", facts=FLOWN["disk"], facts_digest=Digest("1" * 64))
+    assert assigned(scored.last) == [("w1", "j1")]
+
+
 # --no-wait -----------------------------------------------------------------------------------------------------------
 
 
@@ -502,6 +651,28 @@ def test_what_waits_ahead_is_not_called_back_for_a_worker_that_is_refused(scored
     assert not scored.state.attempts[scored.epoch("next")].nodes[0].is_revoked
 
 
+def test_what_cannot_be_lent_keeps_its_workers_from_what_opinions_open_later(scored):
+    busy(scored)
+    first, second = Request(memory_bytes=1), Request(memory_bytes=2)
+    scored.submit("first", request=first, retries=0)
+    answer(scored, request=first, w1=None)
+    scored.submit("second", request=second)
+    answer(scored, request=second, w1=None)
+    assert assigned(scored.last) == []
+
+
+def test_what_opinions_open_makes_way_for_itself(scored):
+    busy(scored)
+    scored.submit("low")
+    answer(scored, w1=None)
+    assert scored.state.attempts[scored.epoch("low")].is_ahead
+    request = Request(memory_bytes=1)
+    scored.submit("high", request=request, priority=5, retries=0)
+    assert not scored.state.attempts[scored.epoch("low")].nodes[0].is_revoked
+    answer(scored, request=request, w1=None)
+    assert scored.state.attempts[scored.epoch("low")].nodes[0].is_revoked
+
+
 # Bounds --------------------------------------------------------------------------------------------------------------
 
 
@@ -513,6 +684,85 @@ def test_opinions_of_requests_that_nobody_has_any_more_are_forgotten_some_day(sc
         answer(scored, request=request, w1=None)
         scored.end("w1", scored.epoch(f"j{number}"))
     assert len(scored.state.opinions) <= 800
+
+
+def test_opinions_that_are_over_are_forgotten_when_nobody_waits_for_them(scored):
+    scored.join()
+    for number in range(20):
+        request = Request(memory_bytes=1_000 + number)
+        scored.submit(f"j{number}", request=request)
+        if number % 2:
+            answer(scored, request=request, w1=None, lifetime_ms=60_000)
+        scored.cancel(f"j{number}")
+    assert len(scored.state.opinions) == 20
+    scored.now_ms += 20_000
+    scored.report("w1")
+    assert len(scored.state.opinions) == 10
+    scored.now_ms += 50_000
+    scored.report("w1")
+    assert scored.state.opinions == {}
+
+
+def test_words_on_machines_that_are_gone_are_forgotten_when_they_are_over(scored):
+    scored.submit("waits", request=Request(cpus=3))
+    for number in range(20):
+        scored.join(f"w{number}", cpus=3, labels=(("n", str(number)),))
+        answer(scored, request=Request(cpus=3), lifetime_ms=1_000, **{f"w{number}": DEAR})
+        scored.step(WorkerRemoved(scored.at, WorkerId(f"w{number}")))
+    scored.join("stays", cpus=3)
+    answer(scored, request=Request(cpus=3), lifetime_ms=2_000, stays=DEAR)
+    scored.pass_time(2_000)
+    opinions = scored.state.opinions[Request(cpus=3)]
+    assert len(opinions.said["night"]) == 1
+
+
+MACHINES, CLASSES = 30, 24
+SPOKEN = {
+    "awaited": lambda _machine, _kind: False,
+    "refused": lambda _machine, _kind: DEAR,
+    "marked": lambda _machine, _kind: Mark(0.5),
+    "each its own zone": lambda machine, kind: None if machine % 3 == kind % 3 else DEAR,
+    "each its own machine": lambda machine, kind: None if machine == kind else DEAR,
+    "awaited in part": lambda machine, kind: machine == kind and DEAR,
+}
+
+
+@pytest.mark.parametrize("spoken", SPOKEN.values(), ids=SPOKEN)
+def test_an_opinion_costs_a_look_at_its_machines_and_not_at_those_of_all_classes(scored, spoken, monkeypatch):
+    for number in range(MACHINES):
+        scored.join(f"w{number}", cpus=2, labels=(("n", str(number)),))
+    scored.state.policy = replace(scored.state.policy, scorers=())
+    for number in range(MACHINES):
+        scored.submit(f"full{number}", request=Request(cpus=2))
+        scored.state.paces[WorkerId(f"w{number}")] = Pace(50.0, scored.now_ms, 1)
+    scored.state.policy = replace(scored.state.policy, scorers=("night",))
+    looks = 0
+
+    def counted(function):
+        def look(*args):
+            nonlocal looks
+            looks += 1
+            return function(*args)
+
+        return look
+
+    for owner, name in ((opinions, "may_take"), (ahead, "_may_go"), (schedule, "_share"), (schedule, "takes_work")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    dearest = 0
+    for kind in range(CLASSES):
+        request = Request(memory_bytes=1 + kind)
+        spec = JobSpec(command=("true",), request=request)
+        events = [JobSubmitted(scored.at, JobEntry.of(JobId(f"j{kind}"), "me", spec))]
+        events.append(OpinionsLapsed(scored.at, request, 1))
+        said = [(digest(scored, f"w{machine}"), spoken(machine, kind)) for machine in range(MACHINES)]
+        said = [(of, opinion) for of, opinion in said if opinion is not False]
+        events += [OpinionsGiven(scored.at, "night", request, 60_000, (pair,)) for pair in said]
+        for event in events:
+            looks = 0
+            step(scored.state, event)
+            dearest = max(dearest, looks)
+    assert dearest <= 4 * (MACHINES + CLASSES)
+    assert 4 * (MACHINES + CLASSES) < MACHINES * CLASSES // 3
 
 
 def test_many_classes_at_a_start_are_asked_for_a_few_at_a_time(scored):
@@ -541,6 +791,7 @@ ACTIONS = st.lists(
         ),
         st.tuples(st.just("end"), st.integers(0, 5)),
         st.tuples(st.just("join"), st.integers(0, 2)),
+        st.tuples(st.just("flow"), st.integers(0, 2), st.integers(0, 3)),
     ),
     min_size=5,
     max_size=40,
@@ -562,6 +813,10 @@ class World:
     def take(self, event):
         made = step(self.state, event)
         check(self.state, made.effects)
+        if isinstance(event, (OpinionsGiven, OpinionsLapsed)):
+            turn = Turn(deepcopy(self.state), self.at, has_new_head=True)
+            ahead.lend(turn)  # all classes, once more
+            assert turn.effects == []
 
     def submit(self, cpus, wait):
         spec = JobSpec(command=("true",), request=Request(cpus=cpus), wait=wait)
@@ -578,7 +833,8 @@ class World:
         assert next_ms is None or next_ms > self.now_ms
 
     def answer(self, scorer, cpus, opinions, lifetime_ms):
-        said = tuple((Digest(f"d{number}"), opinion) for number, opinion in enumerate(opinions))
+        workers = [self.state.workers.get(WorkerId(f"w{number}")) for number in range(3)]
+        said = tuple((of.facts_digest, opinion) for of, opinion in zip(workers, opinions, strict=True) if of)
         self.take(OpinionsGiven(self.at, scorer, Request(cpus=cpus), lifetime_ms, said))
 
     def end(self, number):
@@ -592,10 +848,16 @@ class World:
         self.take(WorkerJoined(self.at, WorkerId(name), name, facts, Digest(f"d{number}")))
         self.report(WorkerId(name))
 
-    def report(self, worker, *items):
+    def flow(self, number, disk_bytes):
+        known = self.state.workers.get(WorkerId(f"w{number}"))
+        if known is not None:
+            facts = replace(known.facts, disk_bytes=disk_bytes)
+            self.report(known.id, facts=facts, facts_digest=Digest(f"d{number} {disk_bytes}"))
+
+    def report(self, worker, *items, **more):
         self.seqs[worker] = self.seqs.get(worker, -1) + 1
         holding = tuple(self.state.workers[worker].leases)
-        self.take(WorkerReported(self.at, worker, 1, self.seqs[worker], holding, (), items))
+        self.take(WorkerReported(self.at, worker, 1, self.seqs[worker], holding, (), items, **more))
 
 
 @given(st.sampled_from([("a",), ("a", "b")]), ACTIONS)
@@ -614,6 +876,8 @@ def test_whatever_scorers_say_no_refused_pair_begins_and_their_silence_ends_all_
                 world.end(*more)
             case "join":
                 world.join(*more)
+            case "flow":
+                world.flow(*more)
     world.let_pass(3_600_000)  # the longest that an opinion lasts; from now on scorers say nothing
     for _ in range(world.count):
         world.let_pass(WAIT_MS)

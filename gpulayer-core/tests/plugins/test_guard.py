@@ -584,6 +584,16 @@ def test_process_wide_state_is_put_back_and_noted_and_the_answer_counts(guard, m
     assert "the working directory" in notes[1].message
 
 
+def test_a_call_that_hangs_for_good_keeps_nobody_from_being_looked_at(guard, gate, monkeypatch):
+    monkeypatch.delenv("NEW", raising=False)
+    fault(guard, lambda: gate.wait(10), deadline_s=0.05)
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(guard.acall("q", "h", lambda: gate.wait(10), deadline_s=10.0), 0.05))
+    guard.call("p", "h", lambda: os.environ.update(NEW="1"), deadline_s=10.0)
+    assert "NEW" not in os.environ
+    assert "os.environ (NEW)" in guard.faults_of("p")[1][-1].message
+
+
 def overlapping(guard, first, second):
     """Two calls of two plugins; ``first`` is done, and its call over, while the second runs."""
     second_runs, first_ended = threading.Event(), threading.Event()
@@ -749,3 +759,47 @@ def test_an_answer_for_a_loop_that_has_gone_hurts_nobody(guard, gate):
     gate.set()
     assert ended.wait(10)
     assert ok(guard) == 42
+
+
+SOURCE = """
+def look():
+    try:
+        inner()
+    except ValueError as error:
+        raise KeyError("x") from error
+
+
+def inner():
+    raise ValueError("\\x1b[1mhunter22")
+"""
+
+
+def test_a_fault_is_a_line_of_the_log_and_the_first_time_the_plugins_own_frames_are_below(guard, tmp_path, caplog):
+    space = {}
+    exec(compile(SOURCE, "/site/gpulayer_p.py", "exec"), space)
+    with caplog.at_level("WARNING"):
+        fault(guard, space["look"])
+        fault(guard, space["look"])
+        fault(guard, space["inner"])
+    first, second, third, last = [record.getMessage() for record in caplog.records]
+    assert first.splitlines()[0] == second == "plugin p, Probe.look: KeyError: 'x'"
+    assert 'File "/site/gpulayer_p.py", line 4, in look' in first
+    assert 'File "/site/gpulayer_p.py", line 10, in inner' in first
+    assert "guard.py" not in first
+    assert "ValueError:  [1m***" in first
+    assert third.splitlines()[0] == "plugin p, Probe.look: ValueError: [1m***"
+    assert last == "plugin p, Probe.look: it failed 3 times in a row, and is suspended: it is asked again in 30 s"
+
+
+def test_becoming_suspended_is_logged_once(guard, clock, caplog):
+    fails(guard)
+    for _ in range(3):
+        clock.advance(600_000)
+        fault(guard, raises(ValueError("x")))
+    assert caplog.text.count("is suspended") == 1
+
+
+def test_a_call_that_is_late_is_logged_too(guard, gate, caplog):
+    fault(guard, lambda: gate.wait(10), deadline_s=0.05)
+    [record] = caplog.records
+    assert record.getMessage() == "plugin p, Probe.look: no answer within 0.05 s"

@@ -11,11 +11,13 @@ from gpulayer.plugins.hiding import Printed, SecretsHider, hide_logged
 TOKEN = "glw_" + "a" * 12 + "_" + "S" * 43
 
 
-def test_the_plugins_own_values_and_all_tokens_are_hidden_and_short_words_are_not():
-    hider = SecretsHider({"p": {"key": "hunter2", "longer": "hunter2hunter2", "n": "on"}, "q": {"key": "swordfish"}})
-    assert hider("p", f"on: hunter2hunter2, hunter2; swordfish {TOKEN}") == "on: ***, ***; swordfish ***"
-    assert hider("", "hunter2 swordfish") == "*** ***"
-    assert hider("unknown", f"hunter2 {TOKEN}") == "hunter2 ***"
+def test_the_plugins_own_values_all_secrets_of_others_and_all_tokens_are_hidden_and_short_words_are_not():
+    mine = {"key": "hunter2", "longer": "hunter2hunter2", "n": "on", "zone": "eu-west"}
+    hider = SecretsHider({"p": mine, "q": {"key": "swordfish", "zone": "us-east"}})
+    told = f"on eu-west us-east: hunter2hunter2, hunter2; swordfish {TOKEN}"
+    assert hider("p", told) == "on *** us-east: ***, ***; *** ***"
+    assert hider("", "hunter2 swordfish eu-west") == "*** *** eu-west"
+    assert hider("unknown", f"hunter2 {TOKEN}") == "*** ***"
     assert SecretsHider()("p", "gl_x global glad") == "gl_x global glad"
 
 

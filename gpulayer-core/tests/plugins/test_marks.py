@@ -1,8 +1,10 @@
 """Who is suspected when a process has ended in the middle of a plugin's call, and for how long."""
 
+import hashlib
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -24,6 +26,10 @@ def start(tmp_path):
     yield make
     for marks in opened:
         marks.close()
+
+
+def mark(hook="Probe.look", version="1.0"):
+    return Mark("p", hashlib.sha256(version.encode()).hexdigest()[:16], hook)
 
 
 def crash(marks, plugin="p", hook="Probe.look"):
@@ -51,7 +57,7 @@ def test_a_call_that_ran_at_the_end_is_known_at_the_next_start_and_one_that_retu
     marks.end(marks.begin("q", "Scorer.score"), "q", "Scorer.score")
     marks.begin("file", "Stager.fetch")  # core's own: nobody would be the wiser
     crash(marks)
-    assert start().left == (Mark("p", "1.0", "Probe.look"),)
+    assert start().left == (mark(),)
 
 
 def test_after_three_starts_in_a_row_that_found_its_mark_it_is_given_up_and_stays_so(start):
@@ -61,7 +67,7 @@ def test_after_three_starts_in_a_row_that_found_its_mark_it_is_given_up_and_stay
         crash(marks)
     for _ in range(3):
         marks = start()
-        assert given_up(marks) == Mark("p", "1.0", "Probe.look")
+        assert given_up(marks) == mark()
         marks.close()
 
 
@@ -132,7 +138,7 @@ def test_more_calls_at_a_time_than_there_is_room_for_leave_no_marks_and_do_no_ha
     for number, place in enumerate(places):
         marks.end(place, "p", f"h{number}")
     crash(marks)
-    assert start().left == (Mark("p", "1.0", "Probe.look"),)
+    assert start().left == (mark(),)
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"\xff" * 5000, b"b1\0" + b"\t" * 600, b"b1".ljust(256, b"\0") + b"p"])
@@ -161,7 +167,7 @@ exec(sys.argv[3])
     ):
         subprocess.run([sys.executable, "-c", script, tmp_path / "marks", hook, end], timeout=30, check=False)
         marks = Marks(tmp_path / "marks", {"p": "1.0"}, wall_ms=0)
-        assert marks.left == (Mark("p", "1.0", hook),)
+        assert marks.left == (mark(hook),)
         marks.close()
 
 
@@ -186,3 +192,84 @@ def test_a_damaged_list_of_hangs_is_none(start, tmp_path):
     start().hung("p", 10.0)
     (tmp_path / "state" / "marks.hangs").write_text("{")
     assert not start().hangs("p", 10.0, is_named=False)
+
+
+@pytest.mark.parametrize("version", ["1.0\t2", "1" * 264, "1\n2", "", "ü\0", "\udcff", "１"])
+def test_no_version_is_too_odd_to_be_given_up(start, version):
+    for _ in range(STRIKES):
+        marks = start(version)
+        assert given_up(marks) is None
+        crash(marks)
+    assert given_up(start(version)) is not None
+    assert given_up(start(f"{version}x")) is None
+
+
+BOTH = {"p": "1.0", "q": "1.0"}
+
+
+def ask(marks, plugin, hook):
+    marks.wait_turn(plugin, hook)
+    marks.begin(plugin, hook)
+
+
+def test_marks_of_several_accuse_nobody_and_at_the_next_start_the_guilty_one_is_alone(start):
+    waited = []
+    for _ in range(STRIKES + 1):
+        marks = start(versions=BOTH)
+        assert given_up(marks, "p") is given_up(marks, "q") is None
+        ask(marks, "p", "Probe.look")
+        waited.append("q" in marks._strikes)
+        if waited[-1]:
+            waits, beside = waiting(marks, "q", "Scorer.score")
+            assert waits.wait(10)
+        else:
+            ask(marks, "q", "Scorer.score")
+        content = marks._path.read_bytes()
+        if waited[-1]:
+            marks.end(marks._turn[0], "p", "another hook")  # so that the thread ends
+            beside.join(10)
+        marks.close()
+        marks._path.write_bytes(content)  # as if it had crashed then
+    assert waited == [False, True, False, False]
+    marks = start(versions=BOTH)
+    assert given_up(marks, "p") is not None
+    assert given_up(marks, "q") is None
+
+
+def waiting(marks, plugin, hook):
+    waits = threading.Event()
+    wait_for = marks._turns.wait_for
+
+    def wait(*arguments):
+        waits.set()
+        return wait_for(*arguments)
+
+    marks._turns.wait_for = wait
+    thread = threading.Thread(target=ask, args=(marks, plugin, hook))
+    thread.start()
+    return waits, thread
+
+
+def test_one_that_runs_for_long_keeps_nobody_waiting_and_is_not_the_one_that_is_suspected(start, monkeypatch):
+    monkeypatch.setattr("gpulayer.plugins.marks._TURN_S", 0.01)
+    for _ in range(STRIKES + 1):
+        marks = start(versions=BOTH)
+        assert given_up(marks, "p") is given_up(marks, "q") is None
+        ask(marks, "q", "Stager.fetch")
+        ask(marks, "p", "Probe.look")
+        crash(marks, "r")
+    marks = start(versions=BOTH)
+    assert given_up(marks, "p") is not None
+    assert given_up(marks, "q") is None
+
+
+def test_a_suspect_whose_call_returns_is_none_any_more_and_waits_for_nobody(start):
+    marks = start(versions=BOTH)
+    ask(marks, "q", "Scorer.score")
+    crash(marks)
+    marks = start(versions=BOTH)
+    place = marks.begin("q", "Scorer.score")
+    marks.end(place, "q", "Scorer.score")
+    assert marks._strikes.keys() == {"p"}
+    crash(marks)
+    assert start(versions=BOTH)._strikes["p"].count == 1

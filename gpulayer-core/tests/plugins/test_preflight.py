@@ -82,7 +82,7 @@ BAD = {
         "its import changes hard limits of the process (RLIMIT_NOFILE)",
         "only defines",
     ),
-    "mute": (GOOD + "import sys\nsys.stdout.close()", "changes sys.stdout, the file descriptor 1", "only defines"),
+    "mute": (GOOD + "import sys\nsys.stdout.close()", "changes sys.stdout, which all", "only defines"),
     "dup": (GOOD + "import os\nos.dup2(os.open('/dev/zero', os.O_RDONLY), 0)", "the file descriptor 0", "only"),
     "empty": ("", "it implements no hook", "@hookimpl"),
 }

@@ -29,6 +29,7 @@ from gpulayer.plugins import (
 )
 from gpulayer.plugins.builtin.file import FileStager
 from gpulayer.plugins.builtin.process import ProcessLauncher
+from gpulayer.plugins.contracts.environment import ENVIRONMENT_PLAN_DEADLINE_S
 from gpulayer.plugins.contracts.provider import MachineState, ProviderRefused
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
@@ -49,9 +50,13 @@ from gpulayer.testing import (
 CAUGHT = {}
 
 
-def given(contract, fixture, test=""):
+# Of these, which never answer, every test is run; with pieces of the names of those that ask nothing of them.
+HANGING = {}
+
+
+def given(contract, fixture, test="", **attributes):
     """Make a test class of what the decorated class makes; ``test``: a piece of the name of the one that must fail;
-    empty: it is good."""
+    empty: it is good. attributes: of the class, such as the deadlines that it has of its own."""
 
     def make(bad):
         def give(self):
@@ -59,12 +64,26 @@ def given(contract, fixture, test=""):
 
         name = f"Test{bad.__name__}"
         give.__name__ = fixture
-        body = {fixture: pytest.fixture(give), "deadline_s": 0.5}
+        body = {fixture: pytest.fixture(give), "deadline_s": 0.5, **attributes}
         globals()[name] = types.new_class(name, (contract,), exec_body=lambda space: space.update(body))
         CAUGHT[name] = test
         return bad
 
     return make
+
+
+def hanging(contract, fixture, *unasked, **attributes):
+    """The same of one that never answers."""
+
+    def make(bad):
+        HANGING[f"Test{bad.__name__}"] = ("plain_", *unasked)
+        return given(contract, fixture, "test", **{"deadline_s": 0.05, **attributes})(bad)
+
+    return make
+
+
+def for_ever(*args, **options):
+    threading.Event().wait()
 
 
 def probe(test):
@@ -110,6 +129,12 @@ class ProbeOfNumbers(GoodProbe):
         return Findings(labels=(("rack", 7),))
 
 
+@probe("can_be_reported")
+class ProbeOfTwoRacks(GoodProbe):
+    def look(self, site):
+        return Findings(labels=(("rack", "7"), ("rack", "8")))
+
+
 @probe("told_apart")
 class ProbeOfTwins(GoodProbe):
     def look(self, site):
@@ -128,6 +153,31 @@ class ProbeThatCounts(GoodProbe):
 
     def look(self, site):
         return Findings(resources=(("licence", next(self.count)),))
+
+
+@probe("finds_the_same")
+class ProbeOfTheHour(GoodProbe):
+    count = itertools.count(1)
+
+    def look(self, site):
+        return Findings(labels=(("looked", str(next(self.count))),))
+
+
+@given(ProbeContract, "probe")
+class ProbeOfWhatFlows(GoodProbe):
+    """Others use the machine, too: that what is free differs is no fault."""
+
+    count = itertools.count(1)
+
+    def look(self, site):
+        free = next(self.count)
+        device = Device("GPU-1", 0, Accelerator.CUDA, "x", memory_free_bytes=free)
+        return Findings(disk_bytes=free, devices=(device,))
+
+
+@hanging(ProbeContract, "probe")
+class ProbeForEver(GoodProbe):
+    look = for_ever
 
 
 @probe("empty_environment")
@@ -237,6 +287,11 @@ class CheckOfOthers(GoodCheck):
     source = 'print(\'{"version": "1", "devices": {"cuda": ""}}\')'
 
 
+@hanging(FrameworkCheckContract, "check", "which_accelerators")
+class CheckForEver(GoodCheck):
+    script = for_ever
+
+
 def builder(test):
     return given(EnvironmentBuilderContract, "builder", test)
 
@@ -255,6 +310,28 @@ class GoodBuilder:
 @builder("plain_name")
 class BuilderOfNoName(GoodBuilder):
     name = ""
+
+
+@given(EnvironmentBuilderContract, "builder", "within_its_deadline", deadline_s=EnvironmentBuilderContract.deadline_s)
+class BuilderThatPonders(GoodBuilder):
+    """A build may take that long, a plan may not."""
+
+    def plan(self, request):
+        time.sleep(ENVIRONMENT_PLAN_DEADLINE_S + 1)
+        return super().plan(request)
+
+
+@hanging(EnvironmentBuilderContract, "builder")
+class BuilderThatPlansForEver(GoodBuilder):
+    plan = for_ever
+
+
+PLANS = ("it_answers", "prints", "whole_process", "equal_plans", "a_plan", "empty_work_folder")
+
+
+@hanging(EnvironmentBuilderContract, "builder", *PLANS, deadline_s=0.5, build_deadline_s=0.05)
+class BuilderForEver(GoodBuilder):
+    build = for_ever
 
 
 @builder("equal_plans")
@@ -431,6 +508,16 @@ class LauncherThatBoasts(GoodLauncher):
         return Launched(1)
 
 
+@hanging(LauncherContract, "launcher", act_deadline_s=0.05)
+class LauncherForEver(GoodLauncher):
+    plan = act = for_ever
+
+
+@given(LauncherContract, "launcher", "act_may_be_repeated", act_deadline_s=0.05)
+class LauncherThatActsForEver(GoodLauncher):
+    act = for_ever
+
+
 class StagerContractHere(StagerContract):
     @pytest.fixture
     def uri(self, tmp_path):
@@ -492,6 +579,11 @@ class StagerThatTrusts(FileStager):
         return path
 
 
+@hanging(StagerContractHere, "stager")
+class StagerForEver(FileStager):
+    fetch = for_ever
+
+
 def scorer(test):
     return given(ScorerContract, "scorer", test)
 
@@ -543,6 +635,26 @@ class ScorerOfMost(GoodScorer):
 class ScorerByPlace(GoodScorer):
     def score(self, batch):
         return [Mark(place / len(batch.pairs)) for place in range(len(batch.pairs))]
+
+
+@scorer("asked_about_alone")
+class ScorerOfTheBest(GoodScorer):
+    """Turned, the batch has the same best one."""
+
+    def score(self, batch):
+        most = max((machine.cpus for machine in batch.machines), default=1)
+        return [Mark(batch.machines[pair.machine].cpus / most) for pair in batch.pairs]
+
+
+@given(ScorerContract, "scorer")
+class ScorerThatRounds(GoodScorer):
+    def score(self, batch):
+        return [Mark(0.5 + 1e-12 * len(batch.pairs)) for _ in batch.pairs]
+
+
+@hanging(ScorerContract, "scorer", "not_for_ever")
+class ScorerThatNeverAnswers(GoodScorer):
+    score = for_ever
 
 
 @scorer("same_answer")
@@ -692,6 +804,11 @@ class ProviderThatTells(GoodProvider):
         return ProvidedMachine(request_id, offer, MachineState.STARTING, details={"start": start.token})
 
 
+@hanging(ProviderContract, "provider")
+class ProviderForEver(GoodProvider):
+    offers = create = list = destroy = for_ever
+
+
 def module(**contents):
     made = types.ModuleType("gpulayer_mine")
     vars(made).update({"GPULAYER_API": "1.0", **contents})
@@ -725,6 +842,15 @@ def CheckOfTeams():  # noqa: N802
     @hookimpl
     def gpulayer_check_job(spec):
         return list(dict(spec.tags)["team"][:0])
+
+    return module(gpulayer_check_job=gpulayer_check_job)
+
+
+@hanging(JobCheckContract, "plugin")
+def CheckOfJobsForEver():  # noqa: N802
+    @hookimpl
+    def gpulayer_check_job(spec):
+        for_ever()
 
     return module(gpulayer_check_job=gpulayer_check_job)
 
@@ -766,6 +892,11 @@ class SinkOfJobsAlone(GoodSink):
 class SinkThatNotes(GoodSink):
     def tell(self, event):
         event.job.tags["told"] = "yes"
+
+
+@hanging(EventSinkContract, "sink", "which_kinds")
+class SinkForEver(GoodSink):
+    tell = for_ever
 
 
 @event_hook("does_not_know")

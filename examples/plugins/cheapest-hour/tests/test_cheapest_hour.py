@@ -72,6 +72,29 @@ def test_a_tariff_goes_over_midnight_and_later_spans_win():
 
 
 @pytest.mark.parametrize(
+    ("span", "hours"),
+    [
+        ("0-24", range(24)),
+        ("23-24", [23]),
+        ("23-0", [23]),
+        ("0-1", [0]),
+        ("1-0", range(1, 24)),
+        ("8-24", range(8, 24)),
+        ("8-7", [hour for hour in range(24) if hour != 7]),
+    ],
+)
+def test_a_span_has_its_hours_and_no_others(span, hours):
+    factors = parse_tariff(f"{span}=2").factors
+    assert [hour for hour, factor in enumerate(factors) if factor == 2] == list(hours)
+
+
+@pytest.mark.parametrize("span", ["8-8", "0-0"])
+def test_a_span_without_hours_is_refused_and_the_whole_day_named(span):
+    with pytest.raises(ValueError, match=f"{span}.*the whole day is 0-24"):
+        parse_tariff(f"{span}=2")
+
+
+@pytest.mark.parametrize(
     ("parse", "text"),
     [
         (parse_prices, "H100"),

@@ -16,7 +16,7 @@ what marks scorers give does not count here.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +25,7 @@ from gpulayer.engine.effects import Revoke
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import Attempt, Job, Node, Pace, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
-from gpulayer.ids import Epoch, WorkerId
+from gpulayer.ids import Digest, Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, Free, allocate, usable_capacity
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
@@ -138,11 +138,17 @@ def lend(turn: Turn) -> None:
     Where it waits for a device or a resource that is in use, a slot is no help to it, and it keeps nobody off.
     """
     state = turn.state
-    if not state.paces or not (turn.gained or turn.has_new_head):
+    is_all = bool(turn.gained) or turn.has_new_head
+    if not state.paces or not (is_all or turn.opened):
         return
-    room = {id_: left for id_ in state.paces if (left := _room(state, id_)) > 0}
-    if not room and not (turn.has_new_head and state.ahead):
+    # Where opinions alone have come, all others were tried before: they only keep what they keep.
+    opened = [known for known in turn.opened if opinions.is_open(state, known)]
+    may_come = state.paces if is_all else _where_any_may_go(state, opened)
+    room = {id_: left for id_ in may_come if (left := _room(state, id_)) > 0}
+    makes_way = turn.has_new_head or bool(opened)
+    if not room and not (makes_way and state.ahead):
         return
+    digests = _digests(state, room)
     heads: list[tuple[QueueEntry, RequestClass]] = []
     for known in list(state.classes.values()):
         entry = queue.peek(state, known)
@@ -150,16 +156,23 @@ def lend(turn: Turn) -> None:
             heads.append((entry, known))
     heads.sort(key=lambda head: head[0])
     heap = [(entry, number, known) for number, (entry, known) in enumerate(heads)]
-    while heap and (room or turn.has_new_head):
+    while heap and (room or makes_way) and (is_all or opened):
         entry, number, known = heapq.heappop(heap)
         job = state.jobs[entry[2]]
         task = job.tasks[entry[3]]
-        chosen = _choose(state, known, job, task, room) if room else None
+        is_opened = any(known is one for one in opened)
+        has_place = bool(room) and opinions.is_open(state, known, digests)
+        chosen = _choose(state, known, job, task, room) if has_place and (is_all or is_opened) else None
         if chosen is None:
-            for worker_id in [id_ for id_ in room if _waits_for_a_slot(state, known, state.workers[id_])]:
-                del room[worker_id]
-            if turn.has_new_head or _needs_more_than_a_slot(known.request):  # it may have waited for that until now
+            if has_place:
+                for worker_id in [id_ for id_ in room if _waits_for_a_slot(state, known, state.workers[id_])]:
+                    del room[worker_id]
+                digests = _digests(state, room)
+            # What needs more than a slot may have waited for that until now.
+            if turn.has_new_head or is_opened or (is_all and _needs_more_than_a_slot(known.request)):
                 _make_way(turn, known, job)
+            if is_opened:
+                opened = [one for one in opened if one is not known]
             continue
         queue.pop(known)
         _lend(turn, chosen, known, job, task)
@@ -170,6 +183,7 @@ def lend(turn: Turn) -> None:
         if following is not None:
             heapq.heappush(heap, (following, number, known))
         else:
+            opened = [one for one in opened if one is not known]
             state.classes.pop((known.request, known.nodes), None)
 
 
@@ -248,6 +262,19 @@ def _window(state: State, worker: Worker, request: Request) -> int:
     return min(_expected(state, worker), _A_SLOT * slots)
 
 
+def _where_any_may_go(state: State, opened: list[RequestClass]) -> list[WorkerId]:
+    return [
+        id_
+        for id_ in state.paces
+        if (worker := state.workers.get(id_)) is not None and any(_may_go(state, known, worker) for known in opened)
+    ]
+
+
+def _digests(state: State, room: Iterable[WorkerId]) -> set[Digest]:
+    """Of the facts of these workers: only where scorers speak of them."""
+    return {state.workers[id_].facts_digest for id_ in room} if state.policy.scorers else set()
+
+
 def _choose(state: State, known: RequestClass, job: Job, task: Task, room: dict[WorkerId, int]) -> Worker | None:
     """The worker with the most room for it, the first to join among equals."""
     if not can_be_lent(job, task):
@@ -279,6 +306,8 @@ def _lend(turn: Turn, worker: Worker, known: RequestClass, job: Job, task: Task)
 def _make_way(turn: Turn, known: RequestClass, job: Job) -> None:
     """A waiting task gets its slot before what is of lower priority and has not started."""
     state = turn.state
+    if not opinions.is_open(state, known):
+        return
     for worker_id, epochs in state.ahead.items():
         if _waits_for_a_slot(state, known, state.workers[worker_id]):
             for epoch in epochs:

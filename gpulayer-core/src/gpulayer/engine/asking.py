@@ -4,17 +4,17 @@ Asking is level-triggered: a pair that lacks a fresh opinion waits for it, and w
 noted as the answer for a while, after which it is asked for again. So a lost question costs one wait, and a scorer that
 never answers one wait every now and then; neither stops anything.
 
-A class without any opinion is held altogether until the first have come, so that its first job goes to the best machine
-and not to the one that was answered first. Where some are there, only the pairs that lack one wait.
+A class without any opinion is held altogether until all have come, so that its first job goes to the best machine and
+not to the one that was answered first. Where some are there, only the pairs that lack one wait.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from gpulayer.engine import schedule
+from gpulayer.engine import opinions, schedule
 from gpulayer.engine.effects import AskScorer
-from gpulayer.engine.opinions import opinions_on
 from gpulayer.engine.state import Opinions, RequestClass, State
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Digest, JobId
@@ -27,7 +27,13 @@ _NEVER_MS: Final = 2**62
 _SILENCE_MS: Final = 10_000
 _LAPSED_AT_ONCE: Final = 2  # looking at a class takes as long as there are workers; nothing comes between these events
 
-_Asks = dict[str, list[Digest]]
+
+@dataclass(slots=True)
+class _Found:
+    """asks: whom to ask about which machines. changed: of what is believed now, something is not as it was."""
+
+    asks: dict[str, list[Digest]] = field(default_factory=dict)
+    changed: list[Digest] = field(default_factory=list)
 
 
 def look(turn: Turn) -> None:
@@ -42,34 +48,28 @@ def look(turn: Turn) -> None:
             continue
         for known in state.classes.values():
             if known.opinions is not None and schedule.is_eligible_for(known, worker):
-                asks: _Asks = {}
-                looks_ms = _look_at_pair(state, known.opinions, worker.facts_digest, asks)
+                found = _Found()
+                looks_ms = _look_at_pair(state, known.opinions, worker.facts_digest, found)
                 known.looks_ms = min(known.looks_ms, looks_ms)
-                _ask(turn, known, asks)
+                if found.changed:
+                    _act(turn, known, known.opinions, found)
 
 
 def look_at(turn: Turn, known: RequestClass) -> None:
     """All pairs of a class: those whose wait is over fall silent, those that lack an opinion are asked about."""
     state = turn.state
-    opinions = opinions_on(state, known)
-    asks: _Asks = {}
+    ours = opinions.opinions_on(state, known)
+    found = _Found()
     seen: set[Digest] = set()
-    known.looks_ms, is_anything_known = _NEVER_MS, False
+    known.looks_ms = _NEVER_MS
     for worker in state.workers.values():
         digest = worker.facts_digest
         if digest in seen or not schedule.takes_work(worker) or not schedule.is_eligible_for(known, worker):
             continue
         seen.add(digest)
-        known.looks_ms = min(known.looks_ms, _look_at_pair(state, opinions, digest, asks))
-        is_anything_known = is_anything_known or digest not in opinions.waits
-    _forget_others(state, opinions, seen)
-    if asks and not is_anything_known and opinions.held_until_ms == 0:
-        opinions.held_until_ms = state.now_ms + state.policy.opinion_wait_ms
-    if not opinions.waits or opinions.held_until_ms <= state.now_ms:
-        opinions.held_until_ms = 0
-    known.is_blocked = False
-    turn.has_new_head = True
-    _ask(turn, known, asks)
+        known.looks_ms = min(known.looks_ms, _look_at_pair(state, ours, digest, found))
+    _forget_others(turn, ours, seen)
+    _act(turn, known, ours, found)
 
 
 def lapsed(state: State, now_ms: int) -> Iterator[tuple[Request, int]]:
@@ -108,12 +108,12 @@ def is_undecided(state: State, job_id: JobId) -> bool:
     return job is not None and job.tasks[0].epoch is None and job_id in state.undecided.get(job.class_key, ())
 
 
-def _look_at_pair(state: State, opinions: Opinions, digest: Digest, asks: _Asks) -> int:
-    """Adds to ``asks``. Returns the engine time at which the pair is due for a look again; later than now."""
+def _look_at_pair(state: State, ours: Opinions, digest: Digest, found: _Found) -> int:
+    """Adds to what was found. Returns the engine time at which the pair is due for a look again; later than now."""
     now_ms = state.now_ms
     until_ms = _NEVER_MS
     lacking: list[str] = []
-    for scorer, said in opinions.said.items():
+    for scorer, said in ours.said.items():
         word = said.get(digest)
         if word is None or word[1] <= now_ms:
             lacking.append(scorer)
@@ -121,39 +121,51 @@ def _look_at_pair(state: State, opinions: Opinions, digest: Digest, asks: _Asks)
             until_ms = word[1]
     if not lacking:
         return until_ms
-    waits_ms = opinions.waits.setdefault(digest, now_ms + state.policy.opinion_wait_ms)
+    found.changed.append(digest)
+    waits_ms = ours.waits.setdefault(digest, now_ms + state.policy.opinion_wait_ms)
     if waits_ms <= now_ms:
-        return min(until_ms, _fall_silent(state, opinions, digest, lacking))
+        return min(until_ms, _fall_silent(state, ours, digest, lacking))
     for scorer in lacking:
-        if digest not in opinions.asked[scorer]:
-            opinions.asked[scorer].add(digest)
-            asks.setdefault(scorer, []).append(digest)
+        if digest not in ours.asked[scorer]:
+            ours.asked[scorer].add(digest)
+            found.asks.setdefault(scorer, []).append(digest)
     return min(until_ms, waits_ms)
 
 
-def _fall_silent(state: State, opinions: Opinions, digest: Digest, lacking: list[str]) -> int:
-    """The wait has passed. Returns when they are asked again."""
+def _fall_silent(state: State, ours: Opinions, digest: Digest, lacking: list[str]) -> int:
+    """The wait has passed; ``settle`` ends it. Returns when they are asked again."""
     until_ms = state.now_ms + _SILENCE_MS
     for scorer in lacking:
-        opinions.said[scorer][digest] = (None, until_ms)
-        opinions.asked[scorer].discard(digest)
-    del opinions.waits[digest]
-    if not opinions.waits:
-        opinions.held_until_ms = 0
+        ours.said[scorer][digest] = (None, until_ms)
     return until_ms
 
 
-def _ask(turn: Turn, known: RequestClass, asks: _Asks) -> None:
-    turn.effects.extend(AskScorer(scorer, known.request, tuple(digests)) for scorer, digests in asks.items())
+def _act(turn: Turn, known: RequestClass, ours: Opinions, found: _Found) -> None:
+    if found.asks:
+        _hold(turn.state, known, ours)
+        ours.until_ms = max(ours.until_ms, turn.state.now_ms + turn.state.policy.opinion_wait_ms)
+    opinions.settle(turn, ours, found.changed)
+    turn.effects.extend(AskScorer(scorer, known.request, tuple(digests)) for scorer, digests in found.asks.items())
 
 
-def _forget_others(state: State, opinions: Opinions, seen: set[Digest]) -> None:
-    """Of machines that are not there any more, or have other facts now, nothing is waited for."""
-    for digest in [digest for digest in opinions.waits if digest not in seen]:
-        del opinions.waits[digest]
-        for asked in opinions.asked.values():
-            asked.discard(digest)
-    for said in opinions.said.values():
-        if len(said) > 2 * len(seen) + 64:
-            for digest in [digest for digest, word in said.items() if word[1] <= state.now_ms]:
-                del said[digest]
+def _hold(state: State, known: RequestClass, ours: Opinions) -> None:
+    """Something is asked: the class waits for all of it where nothing is known of any worker that is there."""
+    if ours.held_until_ms == 0 and not any(
+        schedule.takes_work(worker)
+        and schedule.is_eligible_for(known, worker)
+        and opinions.is_known(state, ours, worker.facts_digest)
+        for worker in state.workers.values()
+    ):
+        ours.held_until_ms = state.now_ms + state.policy.opinion_wait_ms
+
+
+def _forget_others(turn: Turn, ours: Opinions, seen: set[Digest]) -> None:
+    """Machines that are not there any more, or have other facts now, are waited for no more. What was said of them and
+    is over goes."""
+    opinions.end_waits(turn, ours, [digest for digest in ours.waits if digest not in seen])
+    for said in ours.said.values():
+        if len(said) > len(seen):
+            for digest in [digest for digest, word in said.items() if word[1] <= turn.state.now_ms]:
+                if digest not in seen:
+                    del said[digest]
+                    ours.usable.pop(digest, None)

@@ -1,14 +1,16 @@
 """What must hold after every step. The simulator checks it each time; a violation is always a fault of ours."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from gpulayer.engine.ahead import AHEAD_LIMIT
-from gpulayer.engine.effects import Assign, Effect
+from gpulayer.engine.effects import AskScorer, Assign, Effect
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.schedule import is_eligible_for, takes_work
-from gpulayer.engine.state import State, Worker
-from gpulayer.placement.capacity import usable_capacity
-from gpulayer.spec.opinion import Refusal
+from gpulayer.engine.state import Opinions, RequestClass, State, Worker
+from gpulayer.ids import Digest
+from gpulayer.placement.capacity import allocate, usable_capacity
+from gpulayer.spec.opinion import NO_OPINION, Mark, Refusal
 from gpulayer.spec.worker import WorkerState
 
 __all__ = ["InvariantViolated", "check"]
@@ -21,8 +23,9 @@ class InvariantViolated(AssertionError):
 def check(state: State, effects: Iterable[Effect] = ()) -> None:
     """Raise InvariantViolated for the first rule that does not hold. O(size of the state).
 
-    effects: of the step that led here. What it lent must be there, by what its worker reports now; of older leases that
-    can't be asked, because they stand when a worker reports less than before.
+    effects: of the step that led here. What it lent must be there, by what its worker reports now, and scorers must
+    have let it go there, by what they have said; of older leases neither can be asked, because they stand when a worker
+    reports less than before, or is refused.
     """
     _check_leases(state)
     _check_tasks(state)
@@ -33,7 +36,9 @@ def check(state: State, effects: Iterable[Effect] = ()) -> None:
     for effect in effects:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
-            _check_not_refused(state, effect)
+            _check_let_go(state, effect)
+        elif isinstance(effect, AskScorer):
+            _check_held(state, effect)
 
 
 def _check_leases(state: State) -> None:
@@ -159,6 +164,8 @@ def _check_opinions(state: State) -> None:
             _require(asked <= opinions.waits.keys(), f"scorer {scorer} was asked, and nobody waits for the answer")
         _require(opinions.held_until_ms == 0 or bool(opinions.waits), "a class is held, and no opinion is waited for")
     for known in state.classes.values() if state.policy.scorers else ():
+        if known.opinions is not None:
+            _check_usable(state, known.opinions)
         if known.looks_ms <= state.now_ms or known.opinions is None:
             continue  # due now
         _require(state.opinions.get(known.request) is known.opinions, "a class has opinions of its own")
@@ -172,6 +179,15 @@ def _check_opinions(state: State) -> None:
             _require(known.looks_ms <= until_ms, f"what scorers think of {worker.name} is lacking, and not asked for")
 
 
+def _check_usable(state: State, opinions: Opinions) -> None:
+    for digest in {digest for said in opinions.said.values() for digest in said} | opinions.usable.keys():
+        words = [said.get(digest, (None, 0)) for said in opinions.said.values()]
+        is_refused = any(isinstance(opinion, Refusal) for opinion, _ in words)
+        until_ms = 0 if is_refused else min(until_ms for _, until_ms in words)
+        known_ms = opinions.usable.get(digest, 0)
+        _require(until_ms == known_ms or max(until_ms, known_ms) <= state.now_ms, "what is usable drifted")
+
+
 def _check_undecided(state: State) -> None:
     """A job that does not wait is decided soon, also after a restart."""
     latest_ms = state.now_ms + state.policy.opinion_wait_ms
@@ -182,14 +198,61 @@ def _check_undecided(state: State) -> None:
             _require(until_ms is not None and until_ms <= latest_ms, f"job {job.entry.id} waits and may not")
 
 
-def _check_not_refused(state: State, lent: Assign) -> None:
-    """No attempt begins where a scorer refuses it at that time."""
-    opinions = state.opinions.get(state.jobs[lent.job_id].class_key[0])
-    worker = state.workers[lent.worker]
-    for scorer, said in opinions.said.items() if opinions is not None else ():
-        opinion, until_ms = said.get(worker.facts_digest, (None, 0))
-        is_refused = isinstance(opinion, Refusal) and state.now_ms < until_ms
-        _require(not is_refused, f"attempt {lent.epoch} began on {worker.name}, which scorer {scorer} refuses")
+def _check_held(state: State, asked: AskScorer) -> None:
+    """Where nothing at all is known of the workers that are there, nothing is placed until all have answered; but for
+    a class that has waited its time already."""
+    opinions = state.opinions[asked.request]
+    known = RequestClass(asked.request, 1)
+    is_anything_known = any(
+        takes_work(worker) and is_eligible_for(known, worker) and _is_known(state, opinions, worker.facts_digest)
+        for worker in state.workers.values()
+    )
+    is_held = state.now_ms < opinions.held_until_ms or min(opinions.waits.values()) <= state.now_ms
+    _require(is_anything_known or is_held, f"scorer {asked.scorer} was asked for a first word, and nobody waits for it")
+
+
+def _check_let_go(state: State, lent: Assign) -> None:
+    """What begins does so where all scorers have spoken and none refuses, not while its class is held, and, but for
+    what is lent ahead, on none with a lower mark than another had that could have taken it as well."""
+    attempt, worker = state.attempts[lent.epoch], state.workers[lent.worker]
+    known = RequestClass(*state.jobs[lent.job_id].class_key)
+    opinions = state.opinions.get(known.request)
+    if not state.policy.scorers:
+        return
+    begins = f"attempt {lent.epoch} began on {worker.name}"
+    _require(opinions is not None, f"{begins} before any scorer was asked")
+    assert opinions is not None
+    _require(state.now_ms >= opinions.held_until_ms, f"{begins} while its class is held")
+    _require(_is_known(state, opinions, worker.facts_digest), f"{begins} while opinions on that are lacking")
+    for scorer, said in opinions.said.items():
+        is_refused = isinstance(said[worker.facts_digest][0], Refusal)
+        _require(not is_refused, f"{begins}, which scorer {scorer} refuses")
+    task = state.jobs[lent.job_id].tasks[attempt.task_index]
+    if attempt.is_ahead or (known.request.devices and len(known.request.accelerators) > 1):
+        return  # marks come after the accelerator that was named first
+    own = _mark(state, opinions, worker.facts_digest)
+    shunned = task.avoid | task.full | {node.allocation.worker for node in attempt.nodes}
+    for other in state.workers.values():
+        if other.id in shunned or not takes_work(other) or not is_eligible_for(known, other):
+            continue
+        words = [said.get(other.facts_digest, (None, 0)) for said in opinions.said.values()]
+        if any(isinstance(opinion, Refusal) or until_ms <= state.now_ms for opinion, until_ms in words):
+            continue
+        is_free = allocate(known.request, other.id, other.facts, other.free) is not None
+        is_better = _mark(state, opinions, other.facts_digest) > own + _ROUNDING
+        _require(not (is_free and is_better), f"{begins}, and {other.name} is free and has a higher mark")
+
+
+def _is_known(state: State, opinions: Opinions, digest: Digest) -> bool:
+    return all(said.get(digest, (None, 0))[1] > state.now_ms for said in opinions.said.values())
+
+
+def _mark(state: State, opinions: Opinions, digest: Digest) -> float:
+    words = [said[digest][0] for said in opinions.said.values()]
+    return sum(word.value if isinstance(word, Mark) else NO_OPINION for word in words) / len(state.policy.scorers)
+
+
+_ROUNDING: Final = 1e-9
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -6,6 +6,7 @@ on it, and none of them refuses; silence is a word, too, and means no opinion. `
 Nothing of this is stored: opinions are believed for a while and can be had again.
 """
 
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import Final
 
@@ -16,26 +17,54 @@ from gpulayer.ids import Digest
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import Request
 
-__all__ = ["awaited", "given", "lacking", "mark", "marked_by", "may_take", "of", "opinions_on", "refuses", "registered"]
+__all__ = [
+    "awaited",
+    "carry_over",
+    "end_waits",
+    "forget_what_is_over",
+    "given",
+    "is_known",
+    "is_open",
+    "lacking",
+    "mark",
+    "marked_by",
+    "may_take",
+    "of",
+    "opinions_on",
+    "refuses",
+    "registered",
+    "settle",
+]
 
 _LEAST_MS: Final = 1_000  # whatever a plugin says of lifetimes: less would ask without end, more would last for ever
 _MOST_MS: Final = 3_600_000
 _KEPT: Final = 512
+_SWEEP_MS: Final = 10_000
 
 
 def may_take(state: State, known: RequestClass, worker: Worker) -> bool:
     """No scorer speaks against it, and none is waited for. Always so without scorers."""
-    scorers = state.policy.scorers
-    if not scorers:
+    if not state.policy.scorers:
         return True
     opinions = _opinions(state, known)
     if opinions is None or state.now_ms < opinions.held_until_ms:
         return False
-    for scorer in scorers:
-        word = opinions.said[scorer].get(worker.facts_digest)
-        if word is None or word[1] <= state.now_ms or isinstance(word[0], Refusal):
-            return False
-    return True
+    return state.now_ms < opinions.usable.get(worker.facts_digest, 0)
+
+
+def is_open(state: State, known: RequestClass, digests: Set[Digest] | None = None) -> bool:
+    """False where ``may_take`` is for all workers, or all with these facts. For a class, without a look at each."""
+    if not state.policy.scorers:
+        return True
+    opinions = _opinions(state, known)
+    if opinions is None or state.now_ms < opinions.held_until_ms:
+        return False
+    return bool(opinions.usable) if digests is None else not opinions.usable.keys().isdisjoint(digests)
+
+
+def is_known(state: State, opinions: Opinions, digest: Digest) -> bool:
+    """All have spoken on the pair, and what they said is believed."""
+    return all((word := said.get(digest)) is not None and _holds(state, word) for said in opinions.said.values())
 
 
 def refuses(state: State, known: RequestClass, worker: Worker) -> bool:
@@ -111,21 +140,78 @@ def given(turn: Turn, event: OpinionsGiven) -> None:
         return
     until_ms = state.now_ms + min(max(event.lifetime_ms, _LEAST_MS), _MOST_MS)
     said, asked = opinions.said[event.scorer], opinions.asked[event.scorer]
-    others = [opinions.said[scorer] for scorer in opinions.said if scorer != event.scorer]
     for digest, opinion in event.said:
         said[digest] = (opinion, until_ms)
         asked.discard(digest)
-        if digest in opinions.waits and all(
-            (word := other.get(digest)) is not None and _holds(state, word) for other in others
-        ):
-            del opinions.waits[digest]
-    if not opinions.waits:
-        opinions.held_until_ms = 0
+    settle(turn, opinions, [digest for digest, _ in event.said])
     for known in state.classes.values():
         if known.opinions is opinions:
             known.looks_ms = min(known.looks_ms, until_ms)
-            known.is_blocked = False
-            turn.has_new_head = True
+
+
+def settle(turn: Turn, opinions: Opinions, digests: Iterable[Digest]) -> None:
+    """Words on these pairs have come, or are over: whether they may be used, and whether they are waited for."""
+    now_ms = turn.state.now_ms
+    is_wider = False
+    complete: list[Digest] = []
+    sayings = list(opinions.said.values())
+    for digest in digests:
+        until_ms, is_refused = _MOST_MS + now_ms, False
+        for said in sayings:
+            opinion, word_ms = said.get(digest, _NO_WORD)
+            until_ms = min(until_ms, word_ms)
+            is_refused = is_refused or isinstance(opinion, Refusal)
+        if until_ms > now_ms:
+            complete.append(digest)
+            opinions.until_ms = max(opinions.until_ms, until_ms)
+        if until_ms <= now_ms or is_refused:
+            opinions.usable.pop(digest, None)
+        else:
+            is_wider = is_wider or opinions.usable.get(digest, 0) <= now_ms
+            opinions.usable[digest] = until_ms
+    end_waits(turn, opinions, complete)
+    if is_wider:
+        _open(turn, opinions)
+
+
+def end_waits(turn: Turn, opinions: Opinions, digests: Iterable[Digest]) -> None:
+    """These pairs wait no more, whatever for; with the last of all the hold ends, as it does when its time is over."""
+    for digest in digests:
+        if opinions.waits.pop(digest, None) is not None:
+            for asked in opinions.asked.values():
+                asked.discard(digest)
+    if opinions.held_until_ms and (not opinions.waits or opinions.held_until_ms <= turn.state.now_ms):
+        opinions.held_until_ms = 0
+        _open(turn, opinions)
+
+
+def carry_over(turn: Turn, digest: Digest, to: Digest) -> None:
+    """A machine's facts are others now, and differ only in figures that flow: words on it stand for their lifetime."""
+    state = turn.state
+    is_shared = any(worker.facts_digest == digest for worker in state.workers.values())
+    for opinions in state.opinions.values():
+        for said in opinions.said.values():
+            word = said.get(digest)
+            if word is not None and _holds(state, word) and not _holds(state, said.get(to, _NO_WORD)):
+                said[to] = word
+            if not is_shared:
+                said.pop(digest, None)
+        settle(turn, opinions, (to,) if is_shared else (digest, to))
+        if not is_shared:
+            end_waits(turn, opinions, (digest,))
+
+
+def forget_what_is_over(state: State) -> None:
+    """All opinions on requests that nobody has any more, once none of them is believed. Now and then."""
+    if not state.opinions or state.now_ms < state.sweep_ms:
+        return
+    state.sweep_ms = state.now_ms + _SWEEP_MS
+    over = [request for request, opinions in state.opinions.items() if opinions.until_ms <= state.now_ms]
+    if over:
+        waited_for = {request for request, _ in state.classes}
+        for request in over:
+            if request not in waited_for:
+                del state.opinions[request]
 
 
 def registered(turn: Turn, event: ScorersRegistered) -> None:
@@ -140,6 +226,14 @@ def registered(turn: Turn, event: ScorersRegistered) -> None:
     turn.has_new_head = True
 
 
+def _open(turn: Turn, opinions: Opinions) -> None:
+    for known in turn.state.classes.values():
+        if known.opinions is opinions:
+            known.is_blocked = False
+            if not any(known is opened for opened in turn.opened):
+                turn.opened.append(known)
+
+
 def _opinions(state: State, known: RequestClass) -> Opinions | None:
     """Also for a class that is new: its request may be known from before."""
     return known.opinions or state.opinions.get(known.request)
@@ -149,6 +243,9 @@ def _mark(state: State, opinions: Opinions, scorer: str, digest: Digest) -> floa
     word = opinions.said[scorer].get(digest)
     is_mark = word is not None and isinstance(word[0], Mark) and _holds(state, word)
     return word[0].value if is_mark else NO_OPINION  # type: ignore[index, union-attr] # as was just asked
+
+
+_NO_WORD: Final[tuple[Opinion | None, int]] = (None, 0)
 
 
 def _holds(state: State, word: tuple[Opinion | None, int]) -> bool:

@@ -10,7 +10,7 @@ from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
-from gpulayer.placement.capacity import allocate
+from gpulayer.placement.capacity import Allocation, allocate
 from gpulayer.placement.choose import Candidate, choose, rank
 from gpulayer.placement.eligibility import is_eligible
 from gpulayer.spec.job import JobState
@@ -62,7 +62,7 @@ def capacity_gained(state: State, worker: Worker) -> None:
     if not takes_work(worker):
         return
     for known in state.classes.values():
-        if known.is_blocked and _fits(state, known, worker) is not None:
+        if known.is_blocked and _share(known, worker) is not None and opinions.may_take(state, known, worker):
             known.is_blocked = False
 
 
@@ -97,18 +97,25 @@ def has_other_place(state: State, request: Request, nodes: int, excluded: set[Wo
 
 def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     state = turn.state
-    candidates = [
-        candidate
-        for worker in state.workers.values()
-        if takes_work(worker) and (candidate := _fits(state, known, worker)) is not None
-    ]
+    if not opinions.is_open(state, known):
+        return False
+    candidates: list[Candidate] = []
+    passed: list[Worker] = []
+    for worker in state.workers.values():
+        if not takes_work(worker) or (share := _share(known, worker)) is None:
+            continue
+        if opinions.may_take(state, known, worker):
+            mark = opinions.mark(state, known, worker)
+            candidates.append(Candidate(worker.id, worker.name, worker.facts, worker.free, share, mark))
+        else:
+            passed.append(worker)
     if task.full and has_other_place(state, known.request, known.nodes, task.full):
         candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
     chosen = choose(known.request, candidates, known.nodes, avoid=frozenset(task.avoid))
     if not chosen:
         return False
     nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
-    begin(turn, job, task, nodes, _why(state, known, chosen, candidates, task.avoid))
+    begin(turn, job, task, nodes, _why(state, known, chosen, candidates, passed=passed, avoid=task.avoid))
     job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
     turn.effects.append(Notify(job.entry.id, job.state))
     turn.jobs[job.entry.id] = job
@@ -143,17 +150,11 @@ def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -
     return attempt
 
 
-def _fits(state: State, known: RequestClass, worker: Worker) -> Candidate | None:
-    if not is_eligible_for(known, worker) or not opinions.may_take(state, known, worker):
+def _share(known: RequestClass, worker: Worker) -> Allocation | None:
+    """Of what is free there; None where it does not fit now."""
+    if not is_eligible_for(known, worker):
         return None
-    allocation = allocate(known.request, worker.id, worker.facts, worker.free)
-    return (
-        None
-        if allocation is None
-        else Candidate(
-            worker.id, worker.name, worker.facts, worker.free, allocation, opinions.mark(state, known, worker)
-        )
-    )
+    return allocate(known.request, worker.id, worker.facts, worker.free)
 
 
 def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
@@ -167,12 +168,19 @@ def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
 
 
 def _why(
-    state: State, known: RequestClass, chosen: list[Candidate], candidates: list[Candidate], avoid: set[WorkerId]
+    state: State,
+    known: RequestClass,
+    chosen: list[Candidate],
+    candidates: list[Candidate],
+    *,
+    passed: list[Worker],
+    avoid: set[WorkerId],
 ) -> str:
-    """One sentence for people: what decided."""
+    """One sentence for people: what decided. passed: workers with room that scorers keep the task from."""
     names = ", ".join(candidate.name for candidate in chosen)
     if len(candidates) == len(chosen):
-        unless = _unless_refused(state, known)
+        refused = any(opinions.refuses(state, known, worker) for worker in passed)
+        unless = ", of those that no scorer refuses" if refused else ""
         if len(chosen) == 1:
             return f"{names}: the only worker that fits and is free{unless}"
         return f"{names}: all that are free{unless}"
@@ -194,14 +202,3 @@ def _why(
     else:
         why = "equal otherwise, first by name"
     return f"{names}: of {len(candidates)} that fit and are free, {why}"
-
-
-def _unless_refused(state: State, known: RequestClass) -> str:
-    """Not to be said of those that a scorer keeps it off."""
-    if not state.policy.scorers:
-        return ""
-    refused = any(
-        takes_work(worker) and is_eligible_for(known, worker) and opinions.refuses(state, known, worker)
-        for worker in state.workers.values()
-    )
-    return ", of those that no scorer refuses" if refused else ""

@@ -174,13 +174,17 @@ class Opinions:
     said: by scorer, what it last said and the engine time up to which that is believed.
     asked: by scorer, of what it was asked and has not answered; all of these are in ``waits``.
     waits: pairs that lack a fresh opinion, and until when they wait for it; until then they are not used.
-    held_until_ms: nothing at all is placed before: no opinion was there, and the first are to come. 0: not held.
+    usable: pairs on which all have spoken and that nobody refuses, and up to which time. Follows from ``said``.
+    held_until_ms: nothing at all is placed before: no opinion was there, and all are to come. 0: not held.
+    until_ms: once this has passed, all that is in here is over.
     """
 
     said: dict[str, dict[Digest, tuple[Opinion | None, int]]]
     asked: dict[str, set[Digest]]
     waits: dict[Digest, int] = field(default_factory=dict)
+    usable: dict[Digest, int] = field(default_factory=dict)
     held_until_ms: int = 0
+    until_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -218,8 +222,9 @@ class State:
     it. ``paces``: volatile.
 
     opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
-    than this in it, it is time to forget some. undecided: ``--no-wait`` jobs that wait for opinions, by class, and when
-    they are decided at the latest; 0: not known yet, after a restart.
+    than this in it, it is time to forget some. sweep_ms: engine time at which to forget what is over. undecided:
+    ``--no-wait`` jobs that wait for opinions, by class, and when they are decided at the latest; 0: not known yet,
+    after a restart.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -236,4 +241,5 @@ class State:
     paces: dict[WorkerId, Pace] = field(default_factory=dict)
     opinions: dict[Request, Opinions] = field(default_factory=dict)
     opinions_limit: int = 0
+    sweep_ms: int = 0
     undecided: dict[tuple[Request, int], dict[JobId, int]] = field(default_factory=dict)

@@ -99,6 +99,7 @@ def step(state: State, event: Event) -> Step:
         _decide(turn)
     ahead.lend(turn)
     ahead.hand_over(turn)
+    opinions.forget_what_is_over(state)
     return Step(turn.records(), tuple(turn.effects), turn.rejected)
 
 

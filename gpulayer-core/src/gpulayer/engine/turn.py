@@ -19,7 +19,7 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-from gpulayer.engine.state import Attempt, Job, State, Task, Worker
+from gpulayer.engine.state import Attempt, Job, RequestClass, State, Task, Worker
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.request import Request
 
@@ -30,8 +30,9 @@ __all__ = ["Turn", "attempt_image", "job_image", "task_image", "worker_image"]
 class Turn:
     """Collects what one ``step`` changes. Entities are touched by reference, before they leave the state.
 
-    gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue, or
-    the head of one may go where it could not before. rejected: the jobs that are, and what they asked for.
+    gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue.
+    opened: classes whose tasks may go where scorers kept them from before. rejected: the jobs that are, and what they
+    asked for.
     """
 
     state: State
@@ -45,6 +46,7 @@ class Turn:
     forgotten_facts: dict[Digest, FactsForgotten] = field(default_factory=dict)
     gained: dict[WorkerId, Worker] = field(default_factory=dict)
     has_new_head: bool = False
+    opened: list[RequestClass] = field(default_factory=list)
     rejected: dict[JobId, Request] = field(default_factory=dict)
 
     def records(self) -> tuple[Record, ...]:

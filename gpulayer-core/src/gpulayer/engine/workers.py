@@ -5,7 +5,7 @@ its epoch and ends at the next contact. Without, the attempt is shown unreachabl
 by itself.
 """
 
-from gpulayer.engine import ahead, attempts, schedule
+from gpulayer.engine import ahead, attempts, opinions, schedule
 from gpulayer.engine.effects import Void
 from gpulayer.engine.events import (
     KeepForPassed,
@@ -229,10 +229,12 @@ def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -
         turn.facts[digest] = FactsImage(digest, facts)
     if digest == worker.facts_digest and worker.facts is turn.state.facts[digest]:
         return
-    before, worker.facts_digest = worker.facts_digest, digest
-    worker.facts = turn.state.facts[digest]
-    if _forget_facts(turn.state, before):
-        turn.forgotten_facts[before] = FactsForgotten(before)
+    known, known_digest = worker.facts, worker.facts_digest
+    worker.facts, worker.facts_digest = turn.state.facts[digest], digest
+    if turn.state.opinions and known.without_flowing_figures() == worker.facts.without_flowing_figures():
+        opinions.carry_over(turn, known_digest, digest)
+    if _forget_facts(turn.state, known_digest):
+        turn.forgotten_facts[known_digest] = FactsForgotten(known_digest)
     attempts.refresh_free(turn.state, worker)
     turn.workers[worker.id] = worker
     schedule.workers_changed(turn.state)

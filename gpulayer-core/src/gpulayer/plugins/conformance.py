@@ -19,7 +19,6 @@ from gpulayer.plugins.contracts.framework import CheckScript, FrameworkCheck
 from gpulayer.plugins.contracts.launcher import (
     ActingLauncher,
     Launcher,
-    LaunchPlan,
     LaunchRefused,
     LaunchSite,
     Machine,
@@ -27,6 +26,7 @@ from gpulayer.plugins.contracts.launcher import (
 from gpulayer.plugins.contracts.problem import Problem, Severity
 from gpulayer.plugins.contracts.scorer import ScoreBatch, Scorer
 from gpulayer.plugins.examples import odd_jobs, usual_job
+from gpulayer.plugins.plan_check import plan_as_given
 from gpulayer.plugins.registering import Kind, things_of
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.assignment import Assignment, NodeKey
@@ -134,9 +134,11 @@ def _launcher_misfits(launcher: Launcher, what: str) -> Iterator[Misfit]:
         again: object = launcher.plan(attempt, site, machine)
     except LaunchRefused:
         return
-    if not isinstance(plan, LaunchPlan):
-        yield Misfit(f"{what}.plan", f"it gave a {type(plan).__name__}, where a LaunchPlan is due")
-    elif plan != again:
+    try:
+        plan_as_given(plan, attempt, site)
+    except (TypeError, ValueError) as error:
+        yield Misfit(f"{what}.plan", str(error), "every worker refuses such a plan")
+    if plan != again:
         hint = "a restarted worker asks again: no clock, no random numbers, no counters"
         yield Misfit(f"{what}.plan", "the same arguments gave another plan", hint)
 

@@ -6,18 +6,22 @@ with every trial that fails; the first call after that is the trial, and decides
 life. What never began says nothing of the
 plugin: it raises PluginResting, and is no failure.
 
+Each fault is a line of the log, with the plugin's own frames of the traceback the first time.
+
 Slots and the breaker belong to one method of one registered thing: what is wrong with one launcher or with one way of
 asking it keeps no other from being asked.
 """
 
 import asyncio
 import logging
+import os
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from gpulayer.clock import Clock
@@ -27,7 +31,7 @@ from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.record import Fault
-from gpulayer.spec.plain import plain_line
+from gpulayer.spec.plain import plain_line, plain_text
 
 __all__ = ["Guard", "Life"]
 
@@ -41,6 +45,9 @@ _TRIED_ALONE_MS: Final = 30_000
 _QUEUED_AT_MOST: Final = 0.1  # of its time, for a call that is blamed for being late
 _LINE: Final = 400
 _STORY: Final = 8000
+_TOLD_ONCE: Final = 1000
+_OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
+_OWN: Final = f"{os.sep}builtin{os.sep}"
 
 T = TypeVar("T")
 _Key = tuple[str, str, str]  # plugin, thing, hook
@@ -133,6 +140,7 @@ class Guard:
         self._visits = Visits()
         self._seats: dict[_Key, _Seat] = {}
         self._notes: dict[str, _Notes] = {}
+        self._told: set[tuple[str, str, str]] = set()
 
     def call(
         self,
@@ -282,6 +290,8 @@ class Guard:
 
     def _run(self, call: "_Call[T]", then: Callable[[], None]) -> None:
         """In the plugin's thread."""
+        if self._marks is not None:
+            self._marks.wait_turn(call.plugin, call.hook)
         with self._lock:  # whoever gives up knows for sure whether it has begun
             if call.is_abandoned:
                 return
@@ -289,6 +299,9 @@ class Guard:
         mark = self._marks.begin(call.plugin, call.hook) if self._marks is not None else 0
         try:
             stay = self._visits.begin()
+            call.leave = lambda: self._visits.leave(stay)
+            if not call.is_awaited():  # since a moment ago, and nobody has told
+                call.leave()
             call.run(self._hide)
             for what in self._visits.end(stay, is_awaited=call.is_awaited()):
                 message = f"it changed {what}, which all of the process share; that was put back"
@@ -312,8 +325,6 @@ class Guard:
             return self._late(call)
         error = call.error
         if error is not None and not call.is_answer:
-            # Whoever asked may say a line of it; that its author can find the place, nobody else does.
-            _log.log(self._level, "plugin %s, %s:\n%s", call.plugin, call.hook, call.story)
             return self._fail(call, call.said)
         seat = self._seats[call.key]
         with self._lock:
@@ -326,6 +337,7 @@ class Guard:
         message = call.why_late()
         if message is not None:
             call.is_abandoned = True
+            call.leave()
             return self._fail(call, message)
         self._abandon(call)
         waited = f"{_SLOTS} other calls were in its way, and it waited for {call.queued_s():.3g} s"
@@ -340,6 +352,7 @@ class Guard:
             seat = self._seats[call.key]
             if seat.trial is call:
                 seat.trial = None
+        call.leave()
         seat.lane.forget(call.job)
         call.job = _nothing
 
@@ -351,16 +364,35 @@ class Guard:
             notes.last.append(Fault(self._clock.wall_ms(), hook, line))
 
     def _fail(self, call: "_Call[T]", message: str) -> T:
-        self._keep(call.plugin, call.hook, message)  # whoever asked says it
+        self._keep(call.plugin, call.hook, message)
+        line = self.line(call.plugin, message)
         with self._lock:
             seat = self._seats[call.key]
             seat.failures += 1
+            breaks = not seat.rests and seat.failures >= _BREAKS_AT
             # Calls that were on their way when it broke say nothing new.
-            if seat.trial is call or (not seat.rests and seat.failures >= _BREAKS_AT):
+            if seat.trial is call or breaks:
                 seat.rest(self._clock.monotonic_ms())
+            failures = seat.failures
+            what = (call.plugin, call.hook, line)
+            is_new = what not in self._told
+            if len(self._told) >= _TOLD_ONCE:
+                self._told.clear()
+            self._told.add(what)
+        story = f"\n{call.story}" if is_new and call.story else ""
+        _log.log(self._level, "plugin %s, %s: %s%s", *what, story)
+        if breaks:
+            _log.log(
+                self._level,
+                "plugin %s, %s: it failed %d times in a row, and is suspended: it is asked again in %d s",
+                call.plugin,
+                call.hook,
+                failures,
+                _REST_FIRST_MS // 1000,
+            )
         if self._strict and call.error is not None:
             raise call.error
-        raise call.fault(self.line(call.plugin, message))
+        raise call.fault(line)
 
 
 class _Call(Generic[T]):
@@ -384,6 +416,7 @@ class _Call(Generic[T]):
         self.said = self.story = ""
         self.is_begun = self.is_answer = self.is_ended = self.is_abandoned = self.is_dropped = False
         self.job: Callable[[], None] = _nothing
+        self.leave: Callable[[], None] = _nothing
         self._work: Callable[[], T] | None = work
         self._result: T | None = None
         self._passes = passes
@@ -465,7 +498,7 @@ class _Call(Generic[T]):
 
 
 def _nothing() -> None:
-    """The job of a call that no lane has."""
+    """The job of a call that no lane has, and what leaves a place where it never was."""
 
 
 def _tidied(error: BaseException, hide: Callable[[str], str]) -> tuple[bool, str]:
@@ -490,10 +523,23 @@ def _told(error: BaseException, said: str, hide: Callable[[str], str]) -> tuple[
     """A line and the whole story; what can't even say what it is, is told by that. Hidden first, then cut."""
     try:
         kind = type(error).__name__
-        story = hide(traceback.format_exc())[-_STORY:]
+        story = _told_at_length(error, hide)
         if isinstance(error, SystemExit):
             return hide(f"it tried to end the process (exit {error.code!r})")[:_STORY], story
         text = hide(f"{error}")[:_STORY]
         return said or (f"{kind}: {text}" if text else f"{kind}"), story
     except BaseException:
         return said or "an exception that fails to say what it is", ""
+
+
+def _told_at_length(error: BaseException, hide: Callable[[str], str]) -> str:
+    """The traceback without frames of ours, which only lead to the plugin."""
+    told = traceback.TracebackException.from_exception(error)
+    left: list[traceback.TracebackException | None] = [told]
+    while left:
+        one = left.pop()
+        if one is not None:
+            own = [frame for frame in one.stack if not frame.filename.startswith(_OURS) or _OWN in frame.filename]
+            one.stack = traceback.StackSummary.from_list(own or list(one.stack))
+            left += [one.__cause__, one.__context__]
+    return plain_text(hide("".join(told.format()))[-_STORY:], _STORY)  # what it says itself comes last

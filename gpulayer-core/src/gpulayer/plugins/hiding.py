@@ -1,9 +1,10 @@
 """What must not be read in a fault, a record, a log line or what a plugin prints: the values of options of plugins, and
 tokens of GPUlayer's.
 
-In what is told of a plugin, all values of its options are hidden. In what everybody logs, only those that are secrets:
-an option may well be called ``worker``. Exact text only, but for its white space: a secret that a plugin has encoded
-passes. Whoever cuts a text hides first, or half a secret stays.
+In what is told of a plugin, all values of its options are hidden, and secrets of others. In what everybody logs, only
+those that are secrets: an option may well be called ``worker``. Exact text only, but for its white space: a secret
+that a plugin has encoded passes, and so does what a handler of its own writes. Whoever cuts a text hides first, or half
+a secret stays.
 """
 
 import logging
@@ -36,12 +37,13 @@ class SecretsHider:
 
     def __init__(self, options: Mapping[str, Mapping[str, str]] | None = None) -> None:
         known = options or {}
-        self._patterns = {plugin: _pattern(_values(values)) for plugin, values in known.items()}
-        self._patterns[""] = _pattern(text for values in known.values() for text in _secrets(values))
+        secrets = [text for values in known.values() for text in _secrets(values)]
+        self._patterns = {plugin: _pattern([*_values(values), *secrets]) for plugin, values in known.items()}
+        self._of_all = self._patterns[""] = _pattern(secrets)
 
     def __call__(self, plugin: str, text: str) -> str:
         """Pure; linear in the text."""
-        pattern = self._patterns.get(plugin)
+        pattern = self._patterns.get(plugin, self._of_all)
         return _TOKEN.sub(MASK, text if pattern is None else pattern.sub(MASK, text))
 
 
@@ -115,7 +117,7 @@ def _secrets(options: Mapping[str, str]) -> Iterator[str]:
         yield from (word for word in _BETWEEN.split(value) if len(word) >= (_SHORTEST_WORD if is_secret else _LONG))
 
 
-def _pattern(texts: Iterator[str]) -> re.Pattern[str] | None:
+def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
     # The longest first: one may be the beginning of another.
     found = sorted({" ".join(text.split()) for text in texts} - {""}, key=lambda text: (-len(text), text))
     return re.compile("|".join(r"\s+".join(map(re.escape, text.split())) for text in found)) if found else None

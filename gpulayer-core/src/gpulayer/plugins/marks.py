@@ -6,10 +6,14 @@ process. So a plugin is given up only after ``STRIKES`` starts in a row that fou
 day, in another version, when it is named (``GPULAYER_PLUGINS``), and after any call of the same hook that returned.
 What a machine that went down left behind counts for nothing.
 
+Marks of several plugins accuse nobody: one of them has ended the process, and the others ran beside it. At the next
+start their first calls are made one at a time, so that the guilty one is alone when it does it again.
+
 Beside it stand the plugins whose import hung: the next starts need not wait for them again, for an hour, unless the
 version is another, more time is given, or the plugin is named.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -26,6 +30,8 @@ _log: Final = logging.getLogger(__name__)
 STRIKES: Final = 3
 _AGAIN_AFTER_MS: Final = 24 * 3600 * 1000
 _HANGS_FOR_MS: Final = 3600 * 1000
+_TURN_S: Final = 1.0
+_LONG: Final = "long"
 _SLOT: Final = 256
 _SLOTS: Final = 64
 _EMPTY: Final = bytes(_SLOT)
@@ -34,16 +40,18 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Left behind by the process before this one: ``hook`` of ``plugin`` ran when it ended."""
+    """Left behind by the process before this one: ``hook`` of ``plugin`` ran when it ended. version: a hash of it, as
+    it may be of any length and hold anything. was_long: another one could wait no longer, and began beside it."""
 
     plugin: str
     version: str
     hook: str
+    was_long: bool = False
 
 
 @dataclass(slots=True)
 class _Strikes:
-    """In a row; ``wall_ms``: of the last start that found one."""
+    """In a row, 0: it was not the only one; ``wall_ms``: of the last start that found one."""
 
     version: str
     hook: str
@@ -68,10 +76,12 @@ class Marks:
         self._path = path
         self._counts_path = path.with_name(f"{path.name}.counts")
         self._hangs_path = path.with_name(f"{path.name}.hangs")
-        self._versions = versions
+        self._versions = {plugin: _hash(version) for plugin, version in versions.items()}
         self._wall_ms = wall_ms
         self._boot = _boot() if boot is None else boot
         self._lock = threading.Lock()
+        self._turns = threading.Condition(self._lock)
+        self._turn: tuple[int, str] | None = None  # the suspect that runs now: where its mark is, and what that says
         self._free = list(range(_SLOTS, 0, -1))
         self.left = self._read()
         """One a plugin and hook."""
@@ -108,6 +118,12 @@ class Marks:
             return False
         return True
 
+    def wait_turn(self, plugin: str, hook: str) -> None:
+        """To be called before ``begin``: a suspect waits for another one, for a moment."""
+        if plugin in self._strikes:
+            with self._turns:
+                self._turns.wait_for(lambda: self._turn is None or plugin not in self._strikes, _TURN_S)
+
     def begin(self, plugin: str, hook: str) -> int:
         """A call runs from now on; the number is for ``end``. 0: it left no mark."""
         version = self._versions.get(plugin)
@@ -117,17 +133,26 @@ class Marks:
             if not self._free or self._file < 0:
                 return 0
             place = self._free.pop()
-            _try_write(self._file, _slot(f"{plugin}\t{version}\t{hook}"), place * _SLOT)
+            said = f"{plugin}\t{version}\t{hook}"
+            if plugin in self._strikes:
+                if self._turn is not None:
+                    # It has had its time, and did no harm: of the two, it is not the suspect.
+                    _try_write(self._file, _slot(f"{self._turn[1]}\t{_LONG}"), self._turn[0] * _SLOT)
+                self._turn = (place, said)
+            _try_write(self._file, _slot(said), place * _SLOT)
             return place
 
     def end(self, place: int, plugin: str, hook: str) -> None:
         """That call has returned, or raised."""
         if not place:
             return
-        with self._lock:
+        with self._turns:
             if self._file >= 0:
                 _try_write(self._file, _EMPTY, place * _SLOT)
                 self._free.append(place)
+            if self._turn is not None and self._turn[0] == place:
+                self._turn = None
+                self._turns.notify()
         found = self._strikes.get(plugin)
         if found is not None and found.hook == hook:
             self._forgive(plugin)
@@ -152,7 +177,8 @@ class Marks:
         if not lines or lines[0] != self._boot:
             return ()  # the machine went down since, and whatever ran with it
         parts = [line.split("\t") for line in lines[1:] if line]
-        return tuple(dict.fromkeys(Mark(*part) for part in parts if len(part) == 3))
+        marks = (Mark(part[0], part[1], part[2], was_long=part[3:] == [_LONG]) for part in parts if len(part) in (3, 4))
+        return tuple(dict.fromkeys(marks))
 
     def _count(self, wall_ms: int) -> dict[str, _Strikes]:
         kept: dict[str, _Strikes] = {}
@@ -162,10 +188,14 @@ class Marks:
             if old.count >= STRIKES and old.version == self._versions.get(plugin):
                 is_due = not 0 <= wall_ms - old.wall_ms < _AGAIN_AFTER_MS
                 kept[plugin] = _Strikes(old.version, old.hook, STRIKES - 1 if is_due else old.count, old.wall_ms)
-        for mark in self.left:
+        left = [mark for mark in self.left if mark.version == self._versions.get(mark.plugin)]
+        suspects = _suspects(left, before)
+        is_proof = len({mark.plugin for mark in suspects}) == 1
+        for mark in suspects:
             was = before.get(mark.plugin)
-            count = was.count + 1 if was is not None and was.version == mark.version else 1
-            if mark.version == self._versions.get(mark.plugin):
+            is_again = was is not None and was.version == mark.version
+            count = (was.count if was is not None and is_again else 0) + is_proof
+            if mark.plugin not in kept or kept[mark.plugin].wall_ms != wall_ms:
                 kept[mark.plugin] = _Strikes(mark.version, mark.hook, min(count, STRIKES), wall_ms)
         if kept or before:
             self._write_counts(kept)
@@ -205,6 +235,14 @@ class Marks:
         _replace(self._hangs_path, known)
 
 
+def _suspects(left: list[Mark], before: Mapping[str, _Strikes]) -> list[Mark]:
+    """Those of the marks among which the guilty one is: of suspects of the start before, whose calls were made one at a
+    time, where there are any; and none that had run for long when another one began."""
+    known = [mark for mark in left if (old := before.get(mark.plugin)) is not None and old.version == mark.version]
+    suspects = known or left
+    return [mark for mark in suspects if not mark.was_long] or suspects
+
+
 def _replace(path: Path, known: Mapping[str, tuple[object, ...]]) -> None:
     try:
         if not known:
@@ -216,6 +254,10 @@ def _replace(path: Path, known: Mapping[str, tuple[object, ...]]) -> None:
         os.replace(beside, path)
     except OSError as error:
         _log.warning("%s can't be written: %s", path, error.strerror)
+
+
+def _hash(version: str) -> str:
+    return hashlib.sha256(version.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _slot(text: str) -> bytes:

@@ -4,7 +4,7 @@
 nobody measured.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpulayer.spec.request import Accelerator
@@ -78,3 +78,8 @@ class WorkerFacts:
     addresses: tuple[str, ...] = ()
     resources: tuple[tuple[str, int], ...] = ()
     capabilities: tuple[str, ...] = ()
+
+    def without_flowing_figures(self) -> "WorkerFacts":
+        """What stays as it is while a machine only works: without free disk and free memory of devices."""
+        devices = tuple(replace(device, memory_free_bytes=None) for device in self.devices)
+        return replace(self, disk_bytes=None, devices=devices)

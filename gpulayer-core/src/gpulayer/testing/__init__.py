@@ -9,74 +9,60 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gpulayer.testing.broken import BROKEN
-    from gpulayer.testing.contracts import (
-        Contract,
-        EnvironmentBuilderContract,
-        EventSinkContract,
-        FrameworkCheckContract,
-        JobCheckContract,
-        LauncherContract,
-        PluginContract,
-        ProbeContract,
-        ProviderContract,
-        ScorerContract,
-        StagerContract,
-    )
-    from gpulayer.testing.distribution import Distribution, install_distribution, install_plugin
-    from gpulayer.testing.fleet import Fleet, SimulatedWorker
-    from gpulayer.testing.plane import LivePlane, until
-    from gpulayer.testing.values import an_assignment, an_event, cuda_devices, machine_facts, site_in
+    from gpulayer.testing.broken import BROKEN as BROKEN
+    from gpulayer.testing.contracts import Contract as Contract
+    from gpulayer.testing.contracts import EnvironmentBuilderContract as EnvironmentBuilderContract
+    from gpulayer.testing.contracts import EventSinkContract as EventSinkContract
+    from gpulayer.testing.contracts import FrameworkCheckContract as FrameworkCheckContract
+    from gpulayer.testing.contracts import JobCheckContract as JobCheckContract
+    from gpulayer.testing.contracts import LauncherContract as LauncherContract
+    from gpulayer.testing.contracts import PluginContract as PluginContract
+    from gpulayer.testing.contracts import ProbeContract as ProbeContract
+    from gpulayer.testing.contracts import ProviderContract as ProviderContract
+    from gpulayer.testing.contracts import ScorerContract as ScorerContract
+    from gpulayer.testing.contracts import StagerContract as StagerContract
+    from gpulayer.testing.distribution import Distribution as Distribution
+    from gpulayer.testing.distribution import install_distribution as install_distribution
+    from gpulayer.testing.distribution import install_plugin as install_plugin
+    from gpulayer.testing.fleet import Fleet as Fleet
+    from gpulayer.testing.fleet import SimulatedWorker as SimulatedWorker
+    from gpulayer.testing.plane import LivePlane as LivePlane
+    from gpulayer.testing.plane import until as until
+    from gpulayer.testing.values import an_assignment as an_assignment
+    from gpulayer.testing.values import an_event as an_event
+    from gpulayer.testing.values import cuda_devices as cuda_devices
+    from gpulayer.testing.values import machine_facts as machine_facts
+    from gpulayer.testing.values import site_in as site_in
 
-__all__ = [
-    "BROKEN",
-    "Contract",
-    "Distribution",
-    "EnvironmentBuilderContract",
-    "EventSinkContract",
-    "Fleet",
-    "FrameworkCheckContract",
-    "JobCheckContract",
-    "LauncherContract",
-    "LivePlane",
-    "PluginContract",
-    "ProbeContract",
-    "ProviderContract",
-    "ScorerContract",
-    "SimulatedWorker",
-    "StagerContract",
-    "an_assignment",
-    "an_event",
-    "cuda_devices",
-    "install_distribution",
-    "install_plugin",
-    "machine_facts",
-    "site_in",
-    "until",
-]
-
-_HOMES: Final = {
-    "BROKEN": "broken",
-    "Contract": "contracts",
-    "Distribution": "distribution",
-    "Fleet": "fleet",
-    "LivePlane": "plane",
-    "SimulatedWorker": "fleet",
-    "an_assignment": "values",
-    "an_event": "values",
-    "cuda_devices": "values",
-    "install_distribution": "distribution",
-    "install_plugin": "distribution",
-    "machine_facts": "values",
-    "site_in": "values",
-    "until": "plane",
+_NAMES: Final = {
+    "broken": ("BROKEN",),
+    "contracts": (
+        "Contract",
+        "EnvironmentBuilderContract",
+        "EventSinkContract",
+        "FrameworkCheckContract",
+        "JobCheckContract",
+        "LauncherContract",
+        "PluginContract",
+        "ProbeContract",
+        "ProviderContract",
+        "ScorerContract",
+        "StagerContract",
+    ),
+    "distribution": ("Distribution", "install_distribution", "install_plugin"),
+    "fleet": ("Fleet", "SimulatedWorker"),
+    "plane": ("LivePlane", "until"),
+    "values": ("an_assignment", "an_event", "cuda_devices", "machine_facts", "site_in"),
 }
+_HOMES: Final = {name: home for home, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - type checkers go by the imports above
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "contracts")
     try:
         module = import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as error:

@@ -51,11 +51,20 @@ class SpawnerStarter:
         )
         if isinstance(reply, NotSpawned):
             self.is_disk_full = reply.exit_code is None and reply.errno in (errno.ENOSPC, errno.EDQUOT)
-            return NotLaunched(reply.exit_code, reply.message, _hint(reply.exit_code, plan.argv[0], reply.errno))
+            return NotLaunched(reply.exit_code, reply.message, self._hint(reply.exit_code, plan, reply.errno))
         if reply.exit is not None and reply.exit.reason == "spawn_failed":
-            return NotLaunched(reply.exit.exit_code, reply.exit.message, _hint(reply.exit.exit_code, plan.argv[0]))
+            return NotLaunched(reply.exit.exit_code, reply.exit.message, self._hint(reply.exit.exit_code, plan))
         self.ended = reply.exit
         return Launched(reply.pid)
+
+    def _hint(self, exit_code: int | None, plan: LaunchPlan, number: int = 0) -> str:
+        """What to do; of a program that the launcher put in front, its user knows nothing."""
+        program, launcher = plan.argv[0], self._assignment.launcher
+        if exit_code in (126, 127) and program != self._assignment.command[0]:
+            lacks = "is not on this worker" if exit_code == 127 else "this worker can't run"
+            mend = "install it there, or choose another launcher or worker"
+            return f"launcher {launcher} starts {program}, which {lacks}: {mend}"
+        return _hint(exit_code, program, number)
 
 
 def end_of(

@@ -41,16 +41,19 @@ def parse_prices(text: str) -> dict[str, float]:
 
 
 def parse_tariff(text: str) -> Tariff:
-    """``22-6=0.5, 17-20=1.5``: from the first hour to before the second; later ones win. Raises ValueError."""
+    """``22-6=0.5, 17-20=1.5``: from the first hour to before the second, over midnight where that is the smaller one;
+    ``0-24`` is the whole day. Later spans win. Raises ValueError, also for spans without hours, like ``8-8``."""
     factors = [1.0] * 24
     for span, factor in _pairs(text, "tariff"):
         begin, _, end = span.partition("-")
         if not (begin.isdecimal() and end.isdecimal() and int(begin) < 24 and int(end) <= 24):
             raise ValueError(f"tariff: {span!r} is no span of hours, like 22-6")
-        hour = int(begin)
-        while hour != int(end) % 24:
-            factors[hour] = _amount(factor, f"tariff: {span}")
-            hour = (hour + 1) % 24
+        first, after = int(begin), int(end)
+        if first == after:
+            raise ValueError(f"tariff: {span!r} has no hours; the whole day is 0-24")
+        amount = _amount(factor, f"tariff: {span}")
+        for hour in range(first, after if first < after else after + 24):
+            factors[hour % 24] = amount
     return Tariff(tuple(factors))
 
 

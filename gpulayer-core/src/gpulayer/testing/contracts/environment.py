@@ -9,6 +9,7 @@ import pytest
 
 from gpulayer.plugins.contracts.environment import (
     ENVIRONMENT_DEADLINE_S,
+    ENVIRONMENT_PLAN_DEADLINE_S,
     BuildFailed,
     BuildSite,
     Environment,
@@ -31,9 +32,10 @@ __all__ = ["EnvironmentBuilderContract"]
 
 class EnvironmentBuilderContract(SharedContract):
     """``class TestMine(EnvironmentBuilderContract)`` with a fixture ``builder``, and ``fill_work_dir`` where it reads
-    files of the job. What it builds, it builds for real."""
+    files of the job. What it builds, it builds for real. deadline_s: of a plan; build_deadline_s: of a build."""
 
-    deadline_s: ClassVar[float] = ENVIRONMENT_DEADLINE_S
+    deadline_s: ClassVar[float] = ENVIRONMENT_PLAN_DEADLINE_S
+    build_deadline_s: ClassVar[float] = ENVIRONMENT_DEADLINE_S
 
     @pytest.fixture
     def builder(self) -> EnvironmentBuilder:
@@ -71,18 +73,18 @@ class EnvironmentBuilderContract(SharedContract):
     def test_equal_work_folders_have_equal_plans(
         self, builder: EnvironmentBuilder, ask: Ask, request_of_job: EnvironmentRequest, tmp_path: Path
     ) -> None:
-        plan = ask()
+        plan = within(self.deadline_s, ask)
         assert isinstance(plan, EnvironmentPlan), f"plan gave a {type(plan).__name__}"
-        assert ask() == plan, "another plan for the same folder"
+        assert within(self.deadline_s, ask) == plan, "another plan for the same folder"
         elsewhere = tmp_path / UNICODE
         elsewhere.mkdir()
         self.fill_work_dir(elsewhere)
-        again = builder.plan(EnvironmentRequest(builder.name, elsewhere))
+        again = within(self.deadline_s, lambda: builder.plan(EnvironmentRequest(builder.name, elsewhere)))
         assert again.key == plan.key, "the key names the content, and not where it lies"
 
     def test_a_plan_changes_nothing_in_the_work_folder(self, ask: Ask, request_of_job: EnvironmentRequest) -> None:
         before = _content(request_of_job.work_dir)
-        ask()
+        within(self.deadline_s, ask)
         assert _content(request_of_job.work_dir) == before
 
     def test_an_empty_work_folder_is_planned_or_refused_by_name(
@@ -91,53 +93,57 @@ class EnvironmentBuilderContract(SharedContract):
         empty = tmp_path / "empty"
         empty.mkdir()
         try:
-            builder.plan(EnvironmentRequest(builder.name, empty))
+            within(self.deadline_s, lambda: builder.plan(EnvironmentRequest(builder.name, empty)))
         except BuildFailed as failed:
             check_line(failed.message.partition("\n")[0], "the message")
 
     def test_what_it_builds_is_an_environment_for_programs(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
     ) -> None:
-        built = within(self.deadline_s, lambda: builder.build(ask(), site))
+        built = self._built(builder, ask, site)
         assert isinstance(built, Environment), f"build gave a {type(built).__name__}"
         checked_variables(built.variables)
 
     def test_a_build_may_be_repeated_in_an_emptied_folder(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
     ) -> None:
-        first = builder.build(ask(), site)
+        first = self._built(builder, ask, site)
         shutil.rmtree(site.folder)
         site.folder.mkdir()
-        assert builder.build(ask(), site) == first, "another environment for the same plan"
+        assert self._built(builder, ask, site) == first, "another environment for the same plan"
 
     def test_where_there_is_nothing_to_keep_it_keeps_nothing(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
     ) -> None:
         """The folder of a plan without a key is the job's work folder."""
-        plan = ask()
-        builder.build(plan, site)
+        plan = within(self.deadline_s, ask)
+        within(self.build_deadline_s, lambda: builder.build(plan, site))
         assert plan.key or list(site.folder.iterdir()) == [], "it changed the work folder of the job"
 
     def test_the_workers_own_credentials_stay_with_the_worker(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
     ) -> None:
-        values = set(builder.build(ask(), site).variables.values())
+        values = set(self._built(builder, ask, site).variables.values())
         assert site.environment["GPULAYER_TOKEN"] not in values, "the job could act as the worker"
 
     def test_it_changes_nothing_of_the_workers_environment(
         self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite
     ) -> None:
         before = dict(site.environment)
-        builder.build(ask(), site)
+        self._built(builder, ask, site)
         assert dict(site.environment) == before
 
     def test_a_build_that_is_cancelled_ends(self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite) -> None:
         cancelled = BuildSite(site.folder, site.facts, site.environment, site.log, is_cancelled=lambda: True)
         try:
-            built = within(self.deadline_s, lambda: builder.build(ask(), cancelled))
+            built = self._built(builder, ask, cancelled)
         except BuildFailed:
             return
         assert isinstance(built, Environment)
+
+    def _built(self, builder: EnvironmentBuilder, ask: Ask, site: BuildSite) -> Environment:
+        plan = within(self.deadline_s, ask)
+        return within(self.build_deadline_s, lambda: builder.build(plan, site))
 
 
 def _check_log(line: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpulayer.plugins.contracts.framework import CHECK_DEADLINE_S, CheckScript, FrameworkCheck
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator
-from gpulayer.testing.contracts.contract import Ask, SharedContract, check_plain_name
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_plain_name, within
 
 __all__ = ["FrameworkCheckContract"]
 
@@ -41,19 +41,20 @@ class FrameworkCheckContract(SharedContract):
         assert set(check.accelerators) <= {*DEVICE_KINDS, Accelerator.CPU}, "any is for requests alone"
 
     def test_it_gives_the_same_script_each_time(self, ask: Ask) -> None:
-        script = ask()
+        script = within(self.deadline_s, ask)
         assert isinstance(script, CheckScript), f"script gave a {type(script).__name__}"
-        assert ask() == script, "another script at the second call"
+        assert within(self.deadline_s, ask) == script, "another script at the second call"
 
     def test_its_script_is_for_python_3_9(self, ask: Ask) -> None:
-        ast.parse(ask().source, feature_version=(3, 9))
+        ast.parse(within(self.deadline_s, ask).source, feature_version=(3, 9))
 
     def test_where_the_framework_is_missing_the_script_says_so(self, ask: Ask) -> None:
         # -S: without site-packages nothing is installed
-        assert _printed(ask(), "-I", "-S").get("version", "") is None, "version is null where it is not installed"
+        found = _printed(within(self.deadline_s, ask), "-I", "-S")
+        assert found.get("version", "") is None, "version is null where it is not installed"
 
     def test_in_this_python_the_script_says_what_there_is(self, check: FrameworkCheck, ask: Ask) -> None:
-        found = _printed(ask())
+        found = _printed(within(self.deadline_s, ask))
         if found["version"] is None:
             return
         assert isinstance(found["version"], str)

@@ -11,7 +11,7 @@ from gpulayer.plugins.contracts.context import Context, Where
 from gpulayer.plugins.contracts.problem import JOB_CHECK_DEADLINE_S, Problem, Severity
 from gpulayer.plugins.examples import usual_job
 from gpulayer.spec.job import JobSpec
-from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line
+from gpulayer.testing.contracts.contract import Ask, SharedContract, check_line, within
 from gpulayer.testing.contracts.plugin import hook_of
 from gpulayer.testing.values import odd_jobs
 
@@ -46,16 +46,17 @@ class JobCheckContract(SharedContract):
         return lambda: hook_of(plugin, "gpulayer_check_job")(spec=job, ctx=context)
 
     def test_it_gives_a_list_of_problems(self, ask: Ask) -> None:
-        problems = ask()
+        problems = within(self.deadline_s, ask)
         assert isinstance(problems, list | tuple), f"it gave a {type(problems).__name__}; no problem is an empty list"
         _check(problems)
 
     def test_the_same_job_has_the_same_problems(self, ask: Ask) -> None:
-        assert list(ask()) == list(ask())
+        assert list(within(self.deadline_s, ask)) == list(within(self.deadline_s, ask))
 
     @pytest.mark.parametrize("number", range(len(odd_jobs())))
     def test_any_legal_job_can_be_checked(self, number: int, plugin: ModuleType, context: Context) -> None:
-        _check(hook_of(plugin, "gpulayer_check_job")(spec=odd_jobs()[number], ctx=context))
+        check = hook_of(plugin, "gpulayer_check_job")
+        within(self.deadline_s, lambda: _check(check(spec=odd_jobs()[number], ctx=context)))
 
 
 def _check(problems: Iterable[object]) -> None:

@@ -36,9 +36,10 @@ __all__ = ["LauncherContract"]
 
 class LauncherContract(SharedContract):
     """``class TestMine(LauncherContract)`` with a fixture ``launcher``, and ``attempt`` where it wants jobs of some
-    kind."""
+    kind. deadline_s: of a plan; act_deadline_s: of an act."""
 
     deadline_s: ClassVar[float] = PLAN_DEADLINE_S
+    act_deadline_s: ClassVar[float] = ACT_DEADLINE_S
 
     @pytest.fixture
     def launcher(self) -> Launcher:
@@ -68,45 +69,46 @@ class LauncherContract(SharedContract):
 
     def test_it_plans_a_program(self, ask: Ask, attempt: Assignment, site: LaunchSite, machine: Machine) -> None:
         """Of this attempt, in its work folder, with its files, and one that can be started: as the worker checks it."""
-        checked_plan(ask(), attempt, site, machine)
+        checked_plan(within(self.deadline_s, ask), attempt, site, machine)
 
     def test_equal_arguments_give_an_equal_plan(
         self, launcher: Launcher, ask: Ask, attempt: Assignment, site: LaunchSite, machine: Machine
     ) -> None:
-        plan = ask()
-        assert ask() == plan, "another plan at the second call"
+        plan = within(self.deadline_s, ask)
+        assert within(self.deadline_s, ask) == plan, "another plan at the second call"
         equal = replace(attempt), replace(site), Machine(replace(machine.facts), dict(machine.variables))
-        assert launcher.plan(*equal) == plan, "another plan for equal arguments"
+        assert within(self.deadline_s, lambda: launcher.plan(*equal)) == plan, "another plan for equal arguments"
 
     def test_it_changes_none_of_its_arguments(self, ask: Ask, machine: Machine) -> None:
         before = dict(machine.variables)
-        ask().env.get("PATH")
+        within(self.deadline_s, ask).env.get("PATH")
         assert dict(machine.variables) == before
 
     def test_it_reads_no_environment_but_the_machines(self, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-        plan = ask()
+        plan = within(self.deadline_s, ask)
         for name in set(os.environ) - {"PYTEST_CURRENT_TEST"}:
             monkeypatch.delenv(name)
         monkeypatch.setenv("OMP_NUM_THREADS", "99")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-        assert ask() == plan, "the plan depends on the environment of this process"
+        assert within(self.deadline_s, ask) == plan, "the plan depends on the environment of this process"
 
     def test_it_touches_no_disk(self, ask: Ask, tmp_path: Path) -> None:
         before = sorted(tmp_path.rglob("*"))
-        ask()
+        within(self.deadline_s, ask)
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_streams_that_are_apart_stay_apart(
         self, launcher: Launcher, attempt: Assignment, site: LaunchSite, machine: Machine
     ) -> None:
         apart = replace(site, err_path=site.log_path.with_name("stderr"))
-        assert launcher.plan(attempt, apart, machine).err_path == apart.err_path
+        plan = within(self.deadline_s, lambda: launcher.plan(attempt, apart, machine))
+        assert plan.err_path == apart.err_path
 
     def test_the_job_finds_its_own_variables_and_those_of_its_environment(
         self, launcher: Launcher, attempt: Assignment, site: LaunchSite, machine: Machine
     ) -> None:
         asking = replace(attempt, env=(*attempt.env, ("OF_THE_JOB", UNICODE)))
-        env = launcher.plan(asking, site, machine).env
+        env = within(self.deadline_s, lambda: launcher.plan(asking, site, machine)).env
         assert env["OF_THE_JOB"] == UNICODE
         assert env["FROM_THE_ENVIRONMENT"] == "yes"
 
@@ -115,7 +117,7 @@ class LauncherContract(SharedContract):
     ) -> None:
         many = replace(attempt, devices=tuple(device.uuid for device in machine.facts.devices))
         try:
-            plan = launcher.plan(many, site, machine)
+            plan = within(self.deadline_s, lambda: launcher.plan(many, site, machine))
         except LaunchRefused as refused:
             check_line(refused.message, "the message of a refusal")
             return
@@ -125,16 +127,17 @@ class LauncherContract(SharedContract):
         self, launcher: Launcher, attempt: Assignment, site: LaunchSite, machine: Machine
     ) -> None:
         asking = replace(attempt, command=(*attempt.command, UNICODE, "", "two words"))
-        plan = launcher.plan(asking, replace(site, work_dir=Path("/w") / UNICODE), machine)
+        elsewhere = replace(site, work_dir=Path("/w") / UNICODE)
+        plan = within(self.deadline_s, lambda: launcher.plan(asking, elsewhere, machine))
         assert plan.argv[-3:] == (UNICODE, "", "two words"), "the command of the job ends the command line"
 
     def test_an_act_may_be_repeated(self, launcher: Launcher, ask: Ask) -> None:
         """Of launchers that do more than have their plan started."""
         if not isinstance(launcher, ActingLauncher):
             return
-        plan, starter = ask(), RecordingStarter()
+        plan, starter = within(self.deadline_s, ask), RecordingStarter()
         for _ in range(2):
-            result = within(ACT_DEADLINE_S, lambda: launcher.act(plan, starter))
+            result = within(self.act_deadline_s, lambda: launcher.act(plan, starter))
             assert isinstance(result, Launched | NotLaunched), f"act gave a {type(result).__name__}"
             if isinstance(result, Launched):
                 assert starter.said == result, "it says that it runs, and the starter knows nothing of that"

@@ -66,13 +66,13 @@ class StagerContract(SharedContract):
         assert os.access(path, os.R_OK), f"{path} can't be read"
 
     def test_fetching_again_gives_the_same_content(self, ask: Ask) -> None:
-        assert _content(ask()) == _content(ask())
+        assert _content(within(self.deadline_s, ask)) == _content(within(self.deadline_s, ask))
 
     def test_it_writes_in_its_own_folder_alone(
         self, stager: Stager, uri: str, make_site: Callable[..., StageSite]
     ) -> None:
         neighbour, site = make_site(), make_site()
-        stager.fetch(uri, site)
+        within(self.deadline_s, lambda: stager.fetch(uri, site))
         assert list(neighbour.folder.iterdir()) == []
         assert {path.name for path in site.folder.parent.iterdir()} == {neighbour.folder.name, site.folder.name}
 

@@ -14,6 +14,7 @@ from gpulayer.engine.effects import Void
 from gpulayer.engine.state import Policy
 from gpulayer.placement import capacity
 from gpulayer.protocol import agent, leases, messages
+from gpulayer.spec.opinion import NO_OPINION, Refusal
 
 __all__ = ["MUTANTS", "planted"]
 
@@ -127,6 +128,31 @@ def _lends_ahead_where_refused(_: Any) -> Any:
     return lambda state, known, worker: schedule.is_eligible_for(known, worker)
 
 
+def _never_held(_: Any) -> Any:
+    """The first job of its kind goes to the machine on which there is an opinion first."""
+    return lambda state, known, ours: None
+
+
+def _unfresh(_: Any) -> Any:
+    """What a scorer once said is used for ever."""
+
+    def broken(state: Any, known: Any, worker: Any) -> bool:
+        ours = known.opinions or state.opinions.get(known.request)
+        if not state.policy.scorers:
+            return True
+        if ours is None or state.now_ms < ours.held_until_ms:
+            return False
+        words = [said.get(worker.facts_digest) for said in ours.said.values()]
+        return all(word is not None and not isinstance(word[0], Refusal) for word in words)
+
+    return broken
+
+
+def _marks_ignored(_: Any) -> Any:
+    """Packing alone decides."""
+    return lambda state, known, worker: NO_OPINION
+
+
 def _endless_opinion_wait(_: Any) -> Any:
     """A scorer that does not answer is waited for as long as it takes."""
 
@@ -162,6 +188,9 @@ MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "ahead_uses_nothing": (ahead, "count", _ahead_uses_nothing),
     "refusals_ignored": (opinions, "may_take", _refusals_ignored),
     "lends_ahead_where_refused": (ahead, "_may_go", _lends_ahead_where_refused),
+    "never_held": (asking, "_hold", _never_held),
+    "unfresh": (opinions, "may_take", _unfresh),
+    "marks_ignored": (opinions, "mark", _marks_ignored),
     "endless_opinion_wait": (asking, "_fall_silent", _endless_opinion_wait),
     "forgets_the_undecided": (engine, "rebuild", _forgets_the_undecided),
 }
