@@ -42,7 +42,7 @@ _DATA: Final[Any] = getattr(os.environ, "_data", os.environ)  # the private dict
 _MODULES: Final = sys.modules
 _SYS: Final = vars(sys)
 _ROOT: Final = logging.root
-# Of the variables that we, Python, its libraries of ours or the system's loader read.
+# How the names of variables begin that we, Python or the loader of programs read.
 _READ_BY_OTHERS: Final = (
     "GPULAYER_",
     "_GPULAYER_",
