@@ -1,6 +1,7 @@
 """Facts of a machine out of what several probes find, whatever they say."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 
@@ -8,11 +9,13 @@ import pytest
 
 from gpulayer.clock import ManualClock, SystemClock
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
+from gpulayer.plugins.record import PluginRecord
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
 from gpulayer.wire.convert import facts_from_wire, facts_to_wire
 from gpulayer.worker.facts import KnownFacts, Probing, combine, devices_of
 from gpulayer.worker.findings import checked_findings
+from gpulayer.worker.kept import KeptFindings
 
 GPU = Device("GPU-1", 0, Accelerator.CUDA, "H100")
 
@@ -278,3 +281,152 @@ def test_a_start_that_is_given_up_leaves_no_look_behind(host_of, tmp_path):
 
     asyncio.run(main())
     hangs.go.set()
+
+
+RICH = Findings(
+    platform="linux-x86_64",
+    cpus=4,
+    devices=(replace(GPU, memory_bytes=5, state=DeviceState.BUSY, reason="x", links=(("GPU-2", "nvlink"),)),),
+    frameworks=(Framework("torch", "2.4", Accelerator.CPU, usable=True),),
+    labels=(("größe", "ü"),),
+    locality=Locality(zone="z"),
+    addresses=("10.0.0.1", "fd00::1"),
+    resources=(("matlab", 2),),
+)
+KEPT = "found-by-probes.json"
+
+
+@pytest.fixture
+def start(host_of, tmp_path):
+    """A life of a worker: its start, then one look for each further answer of the probe."""
+
+    async def life(probing, looks):
+        facts = [await probing.start()]
+        facts += [await probing.look() for _ in range(looks)]
+        return facts[-1]
+
+    def run(*answers, clock, name="licences", is_builtin=False):
+        host = host_of(probes=[Says(name, *answers)])
+        if is_builtin:
+            host.records = lambda: [PluginRecord(host.registry.probes[0].plugin, "gpulayer-core", is_builtin=True)]
+        probing = Probing(host, ProbeSite(tmp_path, {}), version="1", labels=(), clock=clock)
+        return asyncio.run(life(probing, len(answers) - 1))
+
+    return run
+
+
+def test_a_probe_that_fails_at_a_start_has_found_what_it_found_before_it(start):
+    clock = ManualClock()
+    found = start(RICH, clock=clock)
+    assert found.resources == (("matlab", 2),)
+    clock.advance(3_599_000)
+    assert start(OSError("no server"), clock=clock) == found
+    clock.advance(1_000)  # it has not been seen since
+    assert start(OSError("no server"), clock=clock).resources == ()
+
+
+def test_what_it_finds_at_a_start_is_believed_and_not_what_it_found_before(start):
+    clock = ManualClock()
+    start(RICH, clock=clock)
+    assert start(Findings(cpus=2), clock=clock).resources == ()
+    assert start(OSError("no server"), clock=clock).cpus == 2
+
+
+def test_what_another_probe_or_one_of_ours_found_before_is_not_believed(start):
+    clock = ManualClock()
+    start(RICH, clock=clock)
+    assert start(OSError("no server"), clock=clock, name="other").resources == ()
+    assert start(OSError("no server"), clock=clock, is_builtin=True).resources == ()
+
+
+def test_a_probe_that_is_late_at_a_start_has_found_what_it_found_before_it(host_of, tmp_path):
+    clock, hangs = ManualClock(), Hangs()
+    site = ProbeSite(tmp_path, {})
+
+    async def main():
+        hangs.go.set()
+        first = Probing(host_of(probes=[hangs]), site, version="1", labels=(), clock=clock)
+        assert (await first.start()).resources == (("licence", 3),)
+        hangs.go.clear()
+        late = Probing(host_of(probes=[hangs]), site, version="1", labels=(), clock=clock, deadline_s=0.1)
+        assert (await late.start()).resources == (("licence", 3),)
+
+    try:
+        asyncio.run(main())
+    finally:
+        hangs.go.set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        '{"licences": 1}',
+        '{"KEY": [NOW, {"resources": [["matlab", 2]]}]}',
+        '{"KEY": [NOW, {"platform": 7, "devices": [], "frameworks": [], "labels": [], "locality": null, '
+        '"addresses": [], "resources": [["matlab", 2]]}]}',
+        "[" * 100_000,
+    ],
+)
+def test_what_was_kept_and_cannot_be_was_never_kept(start, tmp_path, text):
+    clock = ManualClock()
+    start(RICH, clock=clock)
+    (key,) = json.loads((tmp_path / KEPT).read_text())
+    (tmp_path / KEPT).write_text(text.replace("KEY", key).replace("NOW", str(clock.wall_ms())))
+    assert start(OSError("no server"), clock=clock).resources == ()
+
+
+def test_what_probes_found_is_written_when_it_changes_or_gets_old_and_not_for_free_space(tmp_path):
+    clock = ManualClock()
+    kept = KeptFindings(tmp_path / KEPT, clock)
+
+    def is_written(found):
+        (tmp_path / KEPT).unlink(missing_ok=True)
+        kept.keep("a probe", found)
+        kept.write()
+        return (tmp_path / KEPT).exists()
+
+    assert is_written(RICH)
+    clock.advance(60_000)
+    assert not is_written(replace(RICH, disk_bytes=7, devices=(replace(RICH.devices[0], memory_free_bytes=1),)))
+    assert is_written(replace(RICH, cpus=5))
+    clock.advance(600_000)
+    assert is_written(replace(RICH, cpus=5))
+
+
+def test_findings_that_cannot_be_kept_cost_a_line(start, tmp_path, caplog):
+    (tmp_path / KEPT).mkdir()
+    assert start(RICH, clock=ManualClock()).cpus == 4
+    assert "what probes found can't be kept" in caplog.text
+
+
+def test_a_probe_that_fails_is_asked_again_soon_and_alone_then_with_all(probing):
+    class Counts:
+        name = "counts"
+        looks = 0
+
+        def look(self, site):
+            self.looks += 1
+            return Findings(cpus=4)
+
+    async def main():
+        counts = Counts()
+        failure = OSError("no server")
+        found = Findings(resources=(("matlab", 2),))
+        looks = probing(counts, Says("licences", failure, failure, found, failure))
+        known = KnownFacts(await looks.start(), looks)
+        assert known.retry_in_s == 2.0
+        assert not await known.retry()
+        assert known.retry_in_s == 10.0
+        assert await known.retry()
+        assert known.facts.resources == (("matlab", 2),)
+        assert (known.retry_in_s, counts.looks) == (None, 1)
+        waits = []
+        await known.look_again()
+        while known.retry_in_s is not None:
+            waits.append(known.retry_in_s)
+            await known.retry()
+        assert (waits, counts.looks) == ([2.0, 10.0], 2)
+
+    asyncio.run(main())

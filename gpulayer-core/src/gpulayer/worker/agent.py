@@ -480,8 +480,9 @@ class Agent:
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
                 if devices_of(before) != devices_of(facts):
                     self._checks.renew()
-            look = self._known.look_again
-            await asyncio.sleep(_LOOK_EVERY_S)
+            retry_in_s = self._known.retry_in_s
+            look = self._known.look_again if retry_in_s is None else self._known.retry
+            await asyncio.sleep(_LOOK_EVERY_S if retry_in_s is None else retry_in_s)
 
     async def _watch_frameworks(self) -> None:
         def tell() -> None:

@@ -1,8 +1,9 @@
 """What this machine offers: the findings of all probes, and of framework checks, as one set of facts.
 
-A probe that fails, takes too long or says what can't be true costs nothing but news: what it found last stands, and
-nothing of it where it never answered. One that was late at a start is waited for at the next starts for a moment only,
-for an hour: it has its time all the same, and what it finds then follows as news.
+A probe that fails, takes too long or says what can't be true costs nothing but news: what it found last stands, of an
+outside one also what it found in an earlier life of the worker, and nothing of it where it never answered. It is asked
+again soon. One that was late at a start is waited for at the next starts for a moment only, for an hour: it has its
+time all the same, and what it finds then follows as news.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from gpulayer.worker.findings import (
     checked_findings,
 )
 from gpulayer.worker.identity import write_whole
+from gpulayer.worker.kept import KeptFindings
 
 __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
 
@@ -38,6 +40,7 @@ _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall sha
 _MAX_CAPABILITIES: Final = 256
 _LATE_FOR_MS: Final = 3_600_000
 _MOMENT_S: Final = 2.0
+_AGAIN_S: Final = (2.0, 10.0)  # by looks in a row that failed; then as often as any
 
 T = TypeVar("T")
 
@@ -68,14 +71,20 @@ class Probing:
         self._deadline_s = deadline_s
         self._moment_s = moment_s
         self._late = _Late(site.work_dir / "late-probes.json", clock)
+        self._kept = KeptFindings(site.work_dir / "found-by-probes.json", clock)
+        self._own: frozenset[str] = frozenset()  # plugins of the core
+        self._failures: dict[int, int] = {}  # in a row
         self._going_on: set[asyncio.Task[None]] = set()
         self._has_more_to_come = False
 
     async def start(self) -> WorkerFacts:
         """The first look, at the start of a worker; after ``catch_up`` it is whole."""
-        versions = {record.name: record.version for record in await asyncio.to_thread(self._host.records)}
+        records = await asyncio.to_thread(self._host.records)
+        versions = {record.name: record.version for record in records}
+        self._own = frozenset(record.name for record in records if record.is_builtin)
         keys = [f"{probe.plugin} {versions.get(probe.plugin, '')} {probe.key}" for probe in self._host.registry.probes]
         known = await asyncio.to_thread(self._late.read)
+        await asyncio.to_thread(self._kept.read)
         soon: list[asyncio.Task[None]] = []
         later: list[asyncio.Task[None]] = []
         for number, probe in enumerate(self._host.registry.probes):
@@ -91,8 +100,9 @@ class Probing:
         except BaseException:
             await self.aclose()
             raise
-        await asyncio.to_thread(self._late.write)
         self._has_more_to_come = bool(self._going_on)
+        self._fall_back()
+        await self._write()
         return self._facts()
 
     async def catch_up(self) -> WorkerFacts | None:
@@ -102,7 +112,7 @@ class Probing:
             return None
         if self._going_on:
             await asyncio.wait(self._going_on)
-        await asyncio.to_thread(self._late.write)
+        await self._write()
         return self._facts()
 
     async def aclose(self) -> None:
@@ -115,7 +125,35 @@ class Probing:
         """Ask every probe, side by side, each for ``PROBE_DEADLINE_S`` at most."""
         probes = self._host.registry.probes
         await asyncio.gather(*(self._look(number, probe) for number, probe in enumerate(probes)))
+        await self._write()
         return self._facts()
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """When ``retry`` is due, of a probe that has failed just now; None where nothing is to be asked so soon."""
+        waits = [_AGAIN_S[failures - 1] for failures in self._failures.values() if failures <= len(_AGAIN_S)]
+        return min(waits, default=None)
+
+    async def retry(self) -> WorkerFacts:
+        """Ask those alone again that have failed just now."""
+        probes = self._host.registry.probes
+        due = [number for number, failures in self._failures.items() if failures <= len(_AGAIN_S)]
+        await asyncio.gather(*(self._look(number, probes[number]) for number in due))
+        await self._write()
+        return self._facts()
+
+    async def _write(self) -> None:
+        await asyncio.to_thread(self._late.write)
+        await asyncio.to_thread(self._kept.write)
+
+    def _fall_back(self) -> None:
+        for number, probe in enumerate(self._host.registry.probes):
+            if number in self._last or probe.plugin in self._own:
+                continue
+            found = self._kept.of(_kept_as(probe))
+            if found is not None:
+                self._last[number] = found
+                _log.info("plugin %s, %s: what it found before this start stands", probe.plugin, probe.key)
 
     def _facts(self) -> WorkerFacts:
         found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
@@ -131,11 +169,17 @@ class Probing:
 
     async def _look(self, number: int, probe: Registered[Probe]) -> None:
         try:
-            self._last[number] = await self._host.acall(
+            found = await self._host.acall(
                 probe, "Probe.look", lambda thing: checked_findings(thing.look(self._site)), deadline_s=self._deadline_s
             )
         except PluginFault as fault:
             _log.warning("%s", fault.message)
+            self._failures[number] = self._failures.get(number, 0) + 1
+            return
+        self._last[number] = found
+        self._failures.pop(number, None)
+        if probe.plugin not in self._own:
+            self._kept.keep(_kept_as(probe), found)
 
     def _note_doubles(self, found: Sequence[Findings]) -> None:
         first: dict[str, int] = {}
@@ -151,6 +195,10 @@ class Probing:
                         probes[by].plugin,
                         probes[number].plugin,
                     )
+
+
+def _kept_as(probe: Registered[Probe]) -> str:
+    return f"{probe.plugin} {probe.key}"
 
 
 class _Late:
@@ -226,6 +274,15 @@ class KnownFacts:
     async def look_again(self) -> bool:
         """True where something has changed."""
         return self._set_probed(await self._probing.look())
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """As of ``Probing``."""
+        return self._probing.retry_in_s
+
+    async def retry(self) -> bool:
+        """As of ``Probing``; True where something has changed."""
+        return self._set_probed(await self._probing.retry())
 
     def _set_probed(self, facts: WorkerFacts) -> bool:
         self._probed = facts.frameworks

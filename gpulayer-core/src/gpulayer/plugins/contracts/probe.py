@@ -49,7 +49,8 @@ class Probe(Protocol):
     ``look`` is called at the worker's start and every minute, and may block for ``PROBE_DEADLINE_S``; what can hang in
     native code must run in a child process that the probe itself ends by then. It changes nothing. What is not there is
     no error: a machine without a device gives no findings. It raises only when it could not look; then the worker goes
-    on with what this probe found last, and with nothing of it where it never answered.
+    on with what this probe found last, after a restart with what it found in the hour before, and with nothing of it
+    where it never answered, and asks it again after 2 s, 10 s and then with all others.
     """
 
     @property
