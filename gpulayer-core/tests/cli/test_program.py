@@ -316,6 +316,27 @@ def test_a_queued_job_says_why_it_waits(terminal, plane, job, parts):
     assert screen.wait() == 0
 
 
+def test_a_job_that_waits_at_its_worker_says_why_once_also_where_nobody_sees_lines_change(program, plane, job, parts):
+    reason = {"code": "plugin_suspended", "message": "worker vm waits for plugin bad (environment e1)"}
+    job.record = parts.job(state="staging", reason=reason, ended_at=None)
+    looks, is_seen_again = [], threading.Event()
+
+    def show(asked):
+        looks.append(asked)
+        if len(looks) == 3:
+            is_seen_again.set()
+        return job.record
+
+    plane.on("GET", "/v1/jobs/{ref}", show)
+    plane.on("GET", "/v1/jobs/{ref}/logs", lambda asked: job.over.wait(20) and parts.Answer(body=b""))
+    process = program("submit", "--", "sleep", plane=plane, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
+    assert is_seen_again.wait(20)
+    job.finish()
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert err.count(b"is staging: worker vm waits for plugin bad (environment e1)\n") == 1, err
+
+
 def test_a_closed_pipe_is_quiet(program, plane, job):
     process = program("submit", "--", "yes", plane=plane, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
     assert process.stdout.readline() == b"first line\n"

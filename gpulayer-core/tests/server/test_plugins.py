@@ -432,3 +432,65 @@ def plane_records():
             last_faults=(Fault(1000, "gpulayer_check_job", "it fell"),),
         ),
     )
+
+
+FAULT = {"at": None, "hook": "EnvironmentBuilder.build", "message": "no network"}
+OTHER_FAULT = {**FAULT, "hook": "Probe.look"}
+
+
+@pytest.fixture
+def staged(make_plane):
+    """A job that needs the environment e1 and is at its worker, which can tell of its plugins."""
+    live = make_plane()
+    live.host = host
+    live.start()
+    worker = live.worker(capabilities=["environment:e1"])
+    worker.report()
+    job = live.http.post("/v1/jobs", json={**BODY, "environment": "e1"}).json()["id"]
+    (command,) = worker.commands(hold_s=5)
+    return live, worker, job, command["epoch"]
+
+
+@pytest.mark.parametrize("faults", [[], [FAULT], [OTHER_FAULT, FAULT]])
+def test_a_job_that_its_worker_keeps_waiting_for_a_plugin_that_rests_says_so(staged, faults):
+    live, worker, job, epoch = staged
+    worker.report(
+        {"epoch": epoch, "node": 0, "state": "staging"}, plugins=[fields("fine"), resting(last_faults=faults)]
+    )
+    record = live.http.get(f"/v1/jobs/{job}").json()
+    assert record["state"] == "staging"
+    assert record["reason"] == {
+        "code": "plugin_suspended",
+        "message": "worker box waits for plugin bad (environment e1), which failed several times in a row; "
+        "it is tried again by itself: gpulayer plugins",
+    }
+    (shown,) = live.http.get("/v1/jobs").json()["jobs"]
+    assert shown["reason"] == record["reason"]
+    worker.report(plugins=[resting(status="ok")])
+    assert live.http.get(f"/v1/jobs/{job}").json()["reason"] is None
+
+
+def resting(**changes):
+    return fields("bad", **{"status": "suspended", "provides": ["environment e1", "probe x"], **changes})
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        resting(status="ok"),
+        resting(provides=["environment e2", "launcher e1"]),
+        resting(last_faults=[OTHER_FAULT]),
+    ],
+    ids=["it works", "the job does not need it", "something else of it rests"],
+)
+def test_a_job_that_waits_for_no_plugin_that_rests_has_no_such_reason(staged, plugin):
+    live, worker, job, epoch = staged
+    worker.report({"epoch": epoch, "node": 0, "state": "staging"}, plugins=[plugin])
+    assert live.http.get(f"/v1/jobs/{job}").json()["reason"] is None
+
+
+def test_a_job_that_runs_waits_for_no_plugin(staged):
+    live, worker, job, epoch = staged
+    worker.report(worker.running(epoch), plugins=[resting()])
+    record = live.http.get(f"/v1/jobs/{job}").json()
+    assert (record["state"], record["reason"]) == ("running", None)

@@ -119,9 +119,10 @@ class QueueWatch:
             if record["state"] in FINAL_STATES or record["state"] == "running":
                 self.stop()
                 return
-            if record["state"] == "staging":
+            is_starting = record["state"] == "staging" and not record["reason"]
+            if is_starting:
                 wait_s = _LOOK_AT_START_S
-            if record["state"] != "staging" or record["source"] or is_fancy(sys.stderr):
+            if not is_starting or record["source"] or is_fancy(sys.stderr):
                 self._show(_why(record))
 
     def _show(self, text: str) -> None:
@@ -146,7 +147,7 @@ class QueueWatch:
 def _why(record: "JobRecord") -> str:
     reason = record["reason"]
     match record["state"]:
-        case "staging":
+        case "staging" if not reason:
             source = record["source"]
             if not source:
                 return f"job {record['id']} is starting"

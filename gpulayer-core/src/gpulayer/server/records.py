@@ -29,6 +29,7 @@ from gpulayer.wire.jobs import (
     OutputRecord,
     ReasonRecord,
 )
+from gpulayer.wire.plugins import PluginFields
 from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "job_record",
     "output_records",
     "presence",
+    "suspended_reason",
     "waiting_reason",
     "worker_record",
     "worker_views",
@@ -53,6 +55,10 @@ _OPTIONS: Final = (
 
 
 _REFUSALS_SHOWN: Final = 3
+# What is called of what a job needs, by the word of its capability.
+_CALLED: Final = MappingProxyType(
+    {"launcher": "Launcher.", "environment": "EnvironmentBuilder.", "stager": "Stager."},
+)
 
 Asked = Mapping[tuple[str, Digest], Opinion | None]  # by scorer and facts
 
@@ -64,7 +70,8 @@ def job_record(
     outputs: Sequence[OutputRecord] = (),
     tails: Mapping[Epoch, Tail] = MappingProxyType({}),
 ) -> JobRecord:
-    """``reason``: why it waits, for a queued job; else the record says what the engine noted."""
+    """``reason``: why it waits, for a queued job or one that its worker keeps waiting; else the record says what the
+    engine noted."""
     image, submission = job.image, job.submission
     outcome = image.outcome
     return {
@@ -208,6 +215,28 @@ def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -
             return {"code": str(ReasonCode.PLUGIN_REJECTED), "message": f"every worker that fits is refused: {refused}"}
         case VerdictKind.INELIGIBLE:
             return {"code": "no_worker_fits", "message": "no worker that is known now fits"}
+
+
+def suspended_reason(
+    capabilities: Sequence[str], told: Iterable[tuple[str, Sequence[PluginFields]]]
+) -> ReasonRecord | None:
+    """Why a job that was placed does not start: a plugin that it needs rests. told: by name, its workers' plugins."""
+    for worker, plugins in told:
+        suspended = [plugin for plugin in plugins if plugin["status"] == "suspended"]
+        for kind, _, name in (capability.partition(":") for capability in capabilities):
+            for plugin in suspended:
+                if f"{kind} {name}" in plugin["provides"] and _failed(plugin, kind):
+                    what = f"plugin {plugin['name']} ({kind} {name}), which failed several times in a row"
+                    again = "it is tried again by itself: gpulayer plugins"
+                    return {"code": "plugin_suspended", "message": f"worker {worker} waits for {what}; {again}"}
+    return None
+
+
+def _failed(plugin: PluginFields, kind: str) -> bool:
+    """Whether what rests of it may be that: the record does not say, but which calls failed."""
+    called = _CALLED.get(kind, "")
+    faults = plugin["last_faults"]
+    return not faults or any(fault["hook"].startswith(called) for fault in faults)
 
 
 def _refused(verdicts: Sequence[Verdict]) -> str:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gpulayer.engine import State
 from gpulayer.engine.asking import is_undecided
-from gpulayer.engine.events import CancelRequested
+from gpulayer.engine.events import CancelRequested, NodePhase
 from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
@@ -22,6 +22,7 @@ from gpulayer.server.records import (
     explain_reply,
     job_record,
     output_records,
+    suspended_reason,
     waiting_reason,
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
@@ -317,8 +318,10 @@ async def _await_decision(plane: Plane, job_id: JobId) -> None:
 
 async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRecord]:
     """Why the waiting ones of these wait; equal requests are explained once."""
-    waiting = {job.image.id for job in jobs if job.image.state is JobState.QUEUED and not job.image.reason_code}
-    if not waiting:
+    unexplained = [job for job in jobs if not job.image.reason_code]
+    waiting = {job.image.id for job in unexplained if job.image.state is JobState.QUEUED}
+    staging = {job.image.id for job in unexplained if job.image.state is JobState.STAGING and _may_need_plugins(job)}
+    if not waiting and not staging:
         return {}
 
     def explain_all(state: State) -> dict[JobId, ReasonRecord]:
@@ -332,9 +335,34 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
             if request not in known:
                 known[request] = explain_now(state, request)
             found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
+        for job_id in staging:
+            reason = _suspended(plane, state, job_id)
+            if reason is not None:
+                found[job_id] = reason
         return found
 
     return await plane.driver.read(explain_all)
+
+
+def _may_need_plugins(job: StoredJob) -> bool:
+    """Most jobs don't, and need no look at the state for it."""
+    asked = job.submission
+    named = (asked.get("launcher"), asked.get("environment"), asked.get("inputs"))
+    return any(named) or "capabilities" in asked.get("request", {})
+
+
+def _suspended(plane: Plane, state: State, job_id: JobId) -> ReasonRecord | None:
+    job = state.jobs.get(job_id)
+    if job is None or not job.entry.request.capabilities:
+        return None
+    attempts = [state.attempts[task.epoch] for task in job.tasks.values() if task.epoch is not None]
+    nodes = [node for attempt in attempts for node in attempt.nodes]
+    told = [
+        (node.worker_name, plane.worker_plugins.get(node.allocation.worker, ()))
+        for node in nodes
+        if node.phase in (NodePhase.ASSIGNED, NodePhase.STAGING)
+    ]
+    return suspended_reason(job.entry.request.capabilities, told)
 
 
 async def _outputs(plane: Plane, tree: Digest | None) -> list[OutputRecord]:
