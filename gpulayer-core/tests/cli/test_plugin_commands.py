@@ -40,6 +40,22 @@ def ends(how: str):
             sys.exit("that was it")
         case "returns":
             return 6
+        case "own":
+            raise Own("kind")
+        case "closes":
+            raise GeneratorExit
+        case "huge":
+            return 256
+        case "minus":
+            return -1
+        case "text":
+            return "done"
+        case "generator":
+            return (each for each in ())
+        case "asks":
+            sys.exit(10**9)
+        case "wordless":
+            sys.exit(Mute())
         case "true":
             return True
         case "typer":
@@ -53,6 +69,9 @@ def ends(how: str):
 class Mute(Exception):
     def __str__(self):
         raise RuntimeError("no words")
+
+class Own(BaseException):
+    pass
 
 def plain(number: int = 2):
     "A function alone."
@@ -82,6 +101,7 @@ BROKEN = {
     "needs": "import not_there",
     "exits": "import sys\nsys.exit(0)",
     "dies": "raise KeyboardInterrupt",
+    "own": "class Own(BaseException): pass\nraise Own('kind')",
     "mute": "class Mute(Exception):\n    def __str__(self):\n        raise RuntimeError\nraise Mute",
 }
 
@@ -173,7 +193,16 @@ def test_a_plugin_command_ends_as_core_commands_do(gpulayer, how, code, words):
     assert (said.code, said.err) == (code, f"imported hello\n{words}")
 
 
-@pytest.mark.parametrize(("how", "words"), [("raises", "ValueError: nine"), ("mute", "Mute")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raises", "ValueError: nine"),
+        ("mute", "Mute"),
+        ("own", "Own: kind"),
+        ("closes", "GeneratorExit: "),
+        ("wordless", "RuntimeError: no words"),
+    ],
+)
 def test_a_bug_of_a_plugin_command_is_reported_as_its_own(gpulayer, away, how, words):
     said = gpulayer("hello", "ends", how)
     assert said.code == 70
@@ -183,6 +212,24 @@ def test_a_bug_of_a_plugin_command_is_reported_as_its_own(gpulayer, away, how, w
     assert "to the authors of gpulayer-hello with " in hint
     (log,) = (away.parent / "state").glob("error-*.log")
     assert "hello_cli.py" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("huge", "it ended with 256, which is no exit code"),
+        ("minus", "it ended with -1, which is no exit code"),
+        ("text", "it returned a str, which is no exit code"),
+        ("generator", "it returned a generator, which is no exit code"),
+        ("asks", "it ended with 1000000000, which is no exit code"),
+    ],
+)
+def test_what_is_no_exit_code_is_a_fault_of_the_command_and_no_success(gpulayer, how, words):
+    said = gpulayer("hello", "ends", how)
+    assert said.code == 70
+    _, error, hint = said.err.splitlines()
+    assert error == f"error: the command hello of gpulayer-hello 1.2 failed, which is no fault of gpulayer: {words}"
+    assert "a number from 0 to 255" in hint
 
 
 def test_wrong_arguments_of_a_plugin_command_are_usage_errors_in_the_programs_one_form(gpulayer):
@@ -196,6 +243,7 @@ def test_wrong_arguments_of_a_plugin_command_are_usage_errors_in_the_programs_on
     [
         ("needs", "of gpulayer-needs 1.0, can't be loaded: ModuleNotFoundError: No module named 'not_there'"),
         ("exits", "of gpulayer-exits 1.0, can't be loaded: it ends the program"),
+        ("own", "of gpulayer-own 1.0, can't be loaded: Own: kind"),
         ("mute", "of gpulayer-mute 1.0, can't be loaded: Mute"),
         ("later", "hello_cli:later is an async function"),
         ("text", "hello_cli:text is a str"),

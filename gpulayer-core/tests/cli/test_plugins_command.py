@@ -548,6 +548,34 @@ def test_an_import_that_never_ends_is_ended_in_time_with_what_it_started(tmp_pat
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
+LEAVES = """
+import pathlib, subprocess, time
+subprocess.Popen(["sh", "-c", "echo $$ > {folder}/pid; exec sleep 600"], start_new_session=True)
+while not pathlib.Path("{folder}/pid").read_text().strip():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "flaws"),
+    [
+        (REGISTERS, []),
+        ("import os; os._exit(3)", ["it ended the process with exit code 3"]),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", ["it was ended by SIGSEGV"]),
+        ("time.sleep(600)", ["it still ran after 4 s"]),
+    ],
+)
+def test_what_an_import_starts_in_a_session_of_its_own_is_ended_with_the_trial_and_told(tmp_path, then, flaws):
+    (tmp_path / "pid").touch()
+    install_plugin(tmp_path, "leaves", HEAD + LEAVES.format(folder=tmp_path) + then)
+    report = check_plugin("leaves", environment_of(tmp_path), deadline_s=4)
+    assert [flaw.message for flaw in report.flaws] == flaws
+    assert has_ended(int((tmp_path / "pid").read_text()))
+    if not flaws:
+        [warning] = report.warnings
+        assert (warning.what, warning.message) == ("process", "it left a process running (sleep)")
+
+
 def has_ended(pid, deadline_s=10):
     """The kill has been sent; the kernel carries it out."""
     try:

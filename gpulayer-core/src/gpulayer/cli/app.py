@@ -56,6 +56,7 @@ _MEANT: Final = {
     "--dry-run": "gpulayer explain, with the same needs, says where a job would run",
 }
 _DISK_TROUBLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_LONGEST_CODE: Final = 10**20
 COMPLETE_VARIABLE: Final = "_GPULAYER_COMPLETE"  # the shell's script of `gpulayer completion` sets it
 
 
@@ -132,7 +133,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             arm_faults(os.environ)
         code = command.main(args=None if argv is None else list(argv), prog_name="gpulayer", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) and not isinstance(code, bool) else Exit.OK
+        return _returned(code, command.plugin_command)
     except TyperExit as ended:
         return ended.exit_code
     except TyperException as error:
@@ -150,7 +151,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         # Typer turns a closed pipe into exit 1 before anyone else can see it, and leaves this way after completing.
         if not isinstance(ended.__context__, BrokenPipeError):
-            return _exit_asked(ended.code)
+            return _exit_asked(ended.code, command.plugin_command)
         _let_go_of_stdout()
         return Exit.PIPE_CLOSED
     except (KeyboardInterrupt, Abort):
@@ -161,7 +162,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         _let_go_of_stdout()
         print_error(StorageUnavailable(f"the output can't be written: {error.strerror}", hint="free space, then retry"))
         return Exit.INFRASTRUCTURE
-    except Exception:
+    except BaseException:  # of a plugin's own kind, or GeneratorExit
         return _report_bug(command.plugin_command)
 
 
@@ -236,12 +237,43 @@ def _load(command: "PluginCommand") -> Any:  # Any: typer's own command type is 
         return load_command(command)
 
 
-def _exit_asked(code: object) -> int:
+def _returned(code: object, culprit: "PluginCommand | None") -> int:
+    """A number is the exit code; nothing, and True and False, are 0. What else a plugin returns can't be meant so."""
+    if code is None or isinstance(code, bool):
+        return Exit.OK
+    if not isinstance(code, int):
+        if culprit is None:
+            return Exit.OK
+        return _report_bad_end(culprit, f"it returned a {type(code).__name__}, which is no exit code")
+    return _checked(code, culprit)
+
+
+def _exit_asked(code: object, culprit: "PluginCommand | None" = None) -> int:
     """What ``sys.exit(code)`` means anywhere in Python: nothing is 0, a text is said, and 1."""
-    if code is None or isinstance(code, int):
-        return code or Exit.OK
-    say(str(code))
+    if code is None:
+        return Exit.OK
+    if isinstance(code, int):
+        return _checked(code, culprit)
+    try:
+        text = str(code)
+    except BaseException:  # it may be a plugin's code
+        return _report_bug(culprit)
+    say(text)
     return 1
+
+
+def _checked(code: int, culprit: "PluginCommand | None") -> int:
+    """Of a larger number a shell sees the last eight bits: 256 would be a success."""
+    if culprit is None or code in range(256):
+        return code
+    told = f"{code}" if abs(code) < _LONGEST_CODE else "a number of many digits"
+    return _report_bad_end(culprit, f"it ended with {told}, which is no exit code")
+
+
+def _report_bad_end(culprit: "PluginCommand", what: str) -> int:
+    say(f"error: the command {culprit.name} of {culprit.origin} failed, which is no fault of gpulayer: {what}")
+    say(f" hint: a number from 0 to 255 is one; please report it to the authors of {culprit.distribution}")
+    return Exit.BUG
 
 
 def _report_bug(culprit: "PluginCommand | None" = None) -> int:
@@ -271,7 +303,7 @@ def _report_bug(culprit: "PluginCommand | None" = None) -> int:
 def _said(error: BaseException | None) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # what it says of itself may be a plugin's code, too
+    except BaseException:  # what it says of itself may be a plugin's code, too
         return type(error).__name__
 
 

@@ -79,9 +79,9 @@ def load_command(command: PluginCommand) -> Any:  # Any: typer's own command typ
         for part in path.split("."):
             app = getattr(app, part)
         return _command_of(app, command)
-    except PluginFault:
+    except (PluginFault, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         what = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {_first(error)}"
         raise PluginFault(
             f"gpulayer {command.name}, of {command.origin}, can't be loaded: {what}",
@@ -94,7 +94,7 @@ def _first(error: BaseException) -> str:
     """The first line of what it says of itself, which is the plugin's code, too."""
     try:
         return plain_line(str(error).strip().partition("\n")[0], _LONGEST)
-    except Exception:
+    except BaseException:
         return "(it can't say what)"
 
 

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from gpulayer.hiding import hide_process
 from gpulayer.plugins.ambient import Ambient
+from gpulayer.plugins.descendants import adopt_orphans, end_with, kill_all_below, listed
 from gpulayer.plugins.discovery import Found
 from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, inspected_of, why_not_imported
 from gpulayer.plugins.inspection import Inspected
@@ -47,15 +48,12 @@ _LOOK_S: Final = 0.05
 _COPY_S: Final = 0.3
 _END_S: Final = 2.0
 _UNENDING: Final = "what its import has asked for at the end of the process (atexit) does not end well"
-_NAMES_SHOWN: Final = 5
 _START_S: Final = 30.0
 _MOST_MEMORY: Final = 8 << 30
 _LEAST_MEMORY: Final = 1 << 30
 _ANSWER_BYTES: Final = 64 << 10
 _SAID_BYTES: Final = 8000  # who shows it hides secrets first, and cuts it then
 _BEGUN: Final = b"begun "
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 # sys.path as it is here, whatever made it so, and none of the variables that plugins see changed for that.
 _BOOT: Final = (
@@ -279,8 +277,8 @@ def _try(found: Found, deadline_s: float | None = None) -> Tried:
     os.close(its)
     has_copy = hasattr(os, "fork") and _is_held(ours)
     os.close(ours)
-    left = [] if lasting or has_copy else _kill_all_below()
-    faults = (f"its import left a process running ({_listed(left)})",) if left else ()
+    left = [] if lasting or has_copy else kill_all_below()
+    faults = (f"its import left a process running ({listed(left)})",) if left else ()
     why = ""
     if has_copy:
         why = "its import makes a copy of the process (os.fork), which would go on as if it were ours"
@@ -331,7 +329,7 @@ class _Trials:
         self._running: list[_Trial] = []
 
     def run(self, plugins: Sequence[Found]) -> None:
-        _adopt()
+        adopt_orphans()
         waiting = list(plugins)
         while waiting or self._running:
             while waiting and self._has_room():
@@ -344,7 +342,7 @@ class _Trials:
                 if tried is not None:
                     self._running.remove(trial)
                     _write(self._answers, _line(trial.found.name, tried))
-        _kill_all_below()
+        kill_all_below()
 
     def _has_room(self) -> bool:
         if len(self._running) >= _MOST_AT_ONCE:
@@ -361,7 +359,7 @@ class _Trials:
                 _end_with(parent, self._deadline_s)
                 os.close(self._answers)
                 os.close(read)
-                _adopt()
+                adopt_orphans()
                 vars(atexit)["_clear"]()  # what is ours
                 tried = _try(found)
                 is_good = tried.inspected.status is PluginStatus.OK
@@ -450,25 +448,10 @@ def _memory_of(pid: int) -> int:
         return 0
 
 
-def _adopt() -> None:
-    """Orphans of what is tried come to this process, so that it can end them."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 def _end_with(parent: int, deadline_s: float) -> None:
     """Should the one who keeps the deadline be gone, this process ends all the same."""
     signal.alarm(math.ceil(deadline_s) + 1)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _prctl(option: int, value: int) -> None:
-    """prctl(2); nothing where there is none."""
-    if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - half a megabyte, and only Linux needs it
-
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    end_with(parent)
 
 
 def _be_first_to_go() -> None:
@@ -478,29 +461,6 @@ def _be_first_to_go() -> None:
             score.write("1000")
     except OSError:
         pass
-
-
-def _kill_all_below() -> list[str]:
-    """The names of those that still ran."""
-    import psutil  # noqa: PLC0415 - only the child needs it
-
-    names: list[str] = []
-    for _ in range(3):
-        below = psutil.Process().children(recursive=True)
-        for process in below:
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    names.append(process.name())
-                process.kill()
-            except psutil.Error:
-                pass
-        if not below or not psutil.wait_procs(below, timeout=1)[1]:
-            break
-    return names
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gpulayer.plugins.descendants import kill_all_below
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.plugins.reporting import plugin_to_wire
@@ -216,7 +217,9 @@ def _signal_name(number: int) -> str:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """With all that it started, as long as its own process group tells which that is."""
+    """With all that it started: it keeps its orphans as long as it runs, and ends them itself before it ends."""
+    if process.poll() is None:
+        kill_all_below(process.pid)
     if hasattr(os, "killpg"):
         try:
             os.killpg(process.pid, signal.SIGKILL)

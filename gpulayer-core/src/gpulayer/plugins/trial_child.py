@@ -6,6 +6,7 @@ A step is told of before it is taken, so that one that never returns, or ends th
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from gpulayer.plugins.ambient import Ambient
 from gpulayer.plugins.builtin import BUILTINS
 from gpulayer.plugins.conformance import job_check_misfits, misfits
 from gpulayer.plugins.contracts.context import Context, Where
+from gpulayer.plugins.descendants import adopt_orphans, end_with, kill_all_below, listed
 from gpulayer.plugins.discovery import Found, discover
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.hooks import DEPRECATED
@@ -50,6 +52,7 @@ def main(argv: list[str]) -> None:
     """``FILE BYTES records``, or ``FILE BYTES check NAME``; no file becomes larger than BYTES. Ends the process."""
     file, most_written, work, *rest = argv
     _limit_files(int(most_written))
+    _watch_over_a_fork()
     # Whatever a plugin does to os.environ or to streams: this has been read and opened before.
     # Never strict: what is wrong is to be told, of all of them.
     settings = replace(PluginSettings.of(os.environ), strict=False)
@@ -66,6 +69,26 @@ def main(argv: list[str]) -> None:
         except (OSError, ValueError):
             pass  # no more fits in, or a plugin has closed it
     os._exit(0)  # a thread of a plugin that does not end must not hold this up
+
+
+def _watch_over_a_fork() -> None:
+    """Comes back in a fork alone. This process stays to end whatever that leaves behind, then ends as that has."""
+    if not hasattr(os, "fork"):
+        return
+    adopt_orphans()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        end_with(parent)
+        adopt_orphans()
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    kill_all_below()
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(parent, -code)
+    os._exit(max(0, code))
 
 
 def _limit_files(most: int) -> None:
@@ -114,6 +137,7 @@ class _Check:
         before, threads = Ambient(), set(threading.enumerate())
         module = self._import(found.module)
         if module is None:
+            self._processes()
             return
         with self._step("API and hooks"):
             inspected = inspect_plugin(module)
@@ -189,6 +213,13 @@ class _Check:
         if started:
             hint = "start threads when they are needed, as daemons"
             self._flaw("process", f"it started {', '.join(started)} on being loaded", hint, kind="warning")
+        self._processes()
+
+    def _processes(self) -> None:
+        """What runs below this process is the plugin's, and is ended."""
+        if left := kill_all_below():
+            hint = "start processes when they are needed, and end them: here they were killed"
+            self._flaw("process", f"it left a process running ({listed(left)})", hint, kind="warning")
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
