@@ -269,3 +269,45 @@ def test_a_program_whose_launcher_hangs_after_its_start_runs_is_heard_and_can_be
         await worker.stop()
 
     scene(main)
+
+
+PROBE = """
+import pathlib
+from gpulayer.plugins import Findings, hookimpl
+
+GPULAYER_API = "1.0"
+HERE = pathlib.Path(__file__).parent
+
+class Licences:
+    name = "licences"
+    def look(self, site):
+        (HERE / "looked").touch()
+        return Findings(resources=(("matlab", int((HERE / "server").read_text())),))
+
+@hookimpl
+def gpulayer_register_probes(ctx):
+    return [Licences()]
+"""
+
+
+def test_a_resource_is_known_at_once_after_a_restart_and_anew_soon_after_its_probe_works_again(scene, folder):
+    async def main(plane, worker):
+        def told():
+            return [report["facts"].get("resources") for report in plane.reports if report.get("facts")]
+
+        install_plugin(folder, "licences", PROBE)
+        (folder / "server").write_text("2")
+        worker.start()
+        await plane.until(lambda: told()[-1:] == [{"matlab": 2}])
+        await worker.stop()
+        before = len(told())
+        (folder / "server").unlink()
+        (folder / "looked").unlink()
+        worker.start()
+        await plane.until(lambda: (folder / "looked").exists() and len(told()) > before)
+        assert told()[before] == {"matlab": 2}
+        (folder / "server").write_text("3")
+        await plane.until(lambda: told()[-1] == {"matlab": 3})  # before the next minute
+        await worker.stop()
+
+    scene(main)
