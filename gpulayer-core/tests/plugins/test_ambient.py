@@ -114,7 +114,7 @@ def test_what_the_process_shares_is_named_and_put_back(change, said):
 
 def test_all_at_once():
     def change():
-        os.environ["A"] = "b"
+        os.environ["PATH"] = "b"
         os.umask(0o007)
         socket.setdefaulttimeout(1.0)
         builtins.sorted = None
@@ -131,16 +131,26 @@ def test_adding_is_nobodys_harm():
         sys.path.append("/nowhere")
         guard.new_name = 1
         socket.new_name = print
+        os.environ.setdefault("ACME_HOME", "/opt/acme")
 
     assert act(change) == ()
     assert "/nowhere" in sys.path
+    assert os.environ.pop("ACME_HOME") == "/opt/acme"
     sys.path.remove("/nowhere")
     del guard.new_name, socket.new_name
 
 
+def test_a_variable_that_is_new_stays_after_an_import_alone():
+    before = Place.now()
+    os.environ["ACME_HOME"] = "/opt/acme"
+    assert before.put_back(is_import=True) == ()
+    assert before.put_back() == ("os.environ (ACME_HOME)",)
+    assert "ACME_HOME" not in os.environ
+
+
 def test_many_names_are_counted():
-    [said] = act(lambda: os.environ.update({f"X{number}": "" for number in range(9)}))
-    assert said == "os.environ (X0, X1, X2, X3, X4 and 4 more)"
+    [said] = act(lambda: os.environ.update({f"LD_{number}": "" for number in range(9)}))
+    assert said == "os.environ (LD_0, LD_1, LD_2, LD_3, LD_4 and 4 more)"
 
 
 def test_signal_handlers_are_the_main_threads_own_business():

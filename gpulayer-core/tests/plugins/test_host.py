@@ -329,14 +329,14 @@ def test_only_those_that_are_named_are_imported_and_the_others_say_why_not(load,
 def test_an_import_that_changes_what_all_share_is_noted_and_undone_and_the_plugin_works(load, plugin, tmp_path):
     change = (
         "import os, sys, socket, gpulayer.plugins.results as r\n"
-        "os.environ['A_SECRET'] = 'x'; os.chdir('/'); os.umask(0); sys.stdout = None; socket.setdefaulttimeout(1)\n"
+        "os.environ['LD_PRELOAD'] = 'x'; os.chdir('/'); os.umask(0); sys.stdout = None; socket.setdefaulttimeout(1)\n"
         "r.instance_of = None\n"
     )
     plugin("changes", probe("changes") + change)
     before = (os.getcwd(), sys.stdout, socket.getdefaulttimeout())
     host = load()
     assert (os.getcwd(), sys.stdout, socket.getdefaulttimeout()) == before
-    assert "A_SECRET" not in os.environ
+    assert "LD_PRELOAD" not in os.environ
     record = records(host)["changes"]
     assert record.status is PluginStatus.OK
     assert record.faults == 6

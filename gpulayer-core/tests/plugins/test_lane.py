@@ -145,11 +145,11 @@ def test_a_slot_is_free_again_when_the_system_gives_no_thread(monkeypatch):
 
 def test_a_process_ends_at_once_whatever_still_hangs_or_spins_in_it():
     script = """
-import sys, threading
+import logging, sys, threading
 from gpulayer.clock import SystemClock
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.guard import Guard
-guard = Guard(clock=SystemClock())
+guard = Guard(clock=SystemClock(), level=logging.DEBUG)
 def spin():
     while True: pass
 for work in (threading.Event().wait, spin):

@@ -74,7 +74,7 @@ at("import")
 def test_an_orderly_end_leaves_no_mark(tmp_path, program, place, number, code):
     began, folder = tmp_path / "began", tmp_path / "state"
     install_plugin(tmp_path / "site", "slow", PLUGIN.format(place=place, began=str(began)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([sys.executable, "-P", "-c", program, folder], env=environment, stderr=log)
     try:

@@ -42,6 +42,19 @@ _DATA: Final[Any] = getattr(os.environ, "_data", os.environ)  # the private dict
 _MODULES: Final = sys.modules
 _SYS: Final = vars(sys)
 _ROOT: Final = logging.root
+# How the names of variables begin that we, Python or the loader of programs read.
+_READ_BY_OTHERS: Final = (
+    "GPULAYER_",
+    "_GPULAYER_",
+    "PYTHON",
+    "LD_",
+    "DYLD_",
+    "PYDANTIC_",
+    "SSL_",
+    "TZ",
+    "PATH",
+    "HOME",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +68,11 @@ class Place:
     def now(cls) -> "Place":
         return cls(_variables(), _cwd())
 
-    def put_back(self) -> tuple[str, ...]:
-        """Restores what is different now, and says what that was; names of variables, not their values."""
+    def put_back(self, *, is_import: bool = False) -> tuple[str, ...]:
+        """Restores what is different now, and says what that was; names of variables, not their values.
+
+        is_import: a variable that is new may stay (``os.environ.setdefault``): the module's functions will read it.
+        """
         said = []
         if os.__dict__.get("environ") is not _ENVIRON or getattr(_ENVIRON, "_data", _DATA) is not _DATA:
             os.__dict__["environ"] = _ENVIRON
@@ -66,7 +82,12 @@ class Place:
         now = _variables()
         if not _is_equal(self.environ, now):
             both = self.environ.keys() | now.keys()
-            changed = [name for name in both if not _is_same(self.environ.get(name), now.get(name))]
+            changed = [
+                name
+                for name in both
+                if not _is_same(self.environ.get(name), now.get(name))
+                and not (is_import and name not in self.environ and _is_harmless(name, now[name]))
+            ]
             for name in changed:
                 _quietly(_write_variable, name, self.environ.get(name))
             if changed:
@@ -151,7 +172,7 @@ class Ambient:
             ("modules", self._names_back),
             (_LIMITS_SAID, self._limits_back),
             ("timers", self._timers_back),
-            ("os.environ", self._place.put_back),
+            ("os.environ", lambda: self._place.put_back(is_import=True)),
             ("the umask", self._umask_back),
             ("sys.path", self._lists_back),
             ("settings of modules", self._settings_back),
@@ -364,6 +385,13 @@ def _tried(read: Callable[[], Any]) -> Any:  # Any: see _is_same
 
 def _variables() -> dict[Any, Any]:  # Any: see Place
     return dict(_DATA)
+
+
+def _is_harmless(name: object, value: object) -> bool:
+    """Of a variable that is new: nobody else reads it."""
+    if type(name) not in (str, bytes) or type(value) is not type(name):
+        return False
+    return not _variable(name).upper().startswith(_READ_BY_OTHERS)
 
 
 def _variable(name: object) -> str:
