@@ -1,7 +1,9 @@
 """``gpulayer plugins``: what is listed and checked, with good plugins and every kind of bad one installed at once."""
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -290,6 +292,32 @@ def test_those_of_the_plane_and_its_workers_are_listed_with_theirs_merged(gpulay
     assert "→ look there" in said.out
     wheres = [each["where"] for each in json.loads(gpulayer("plugins", "--json", plane=plane).out)["plugins"]]
     assert {"here", "plane", "worker box-1"} <= set(wheres)
+
+
+def test_rows_that_differ_in_faults_alone_are_one_and_what_hindered_nothing_is_noted(gpulayer, plane):
+    def fault(hook, message, second=0):
+        return {"at": f"2026-11-30T05:00:{second:02}.000Z", "hook": hook, "message": message}
+
+    put_back = "its import changed sys.stdout, which all of the process share; that was put back"
+    late, early = fault("Probe.look", "no answer", 9), fault("Probe.look", "no luck", 1)
+    remote = [
+        {**record("mild", faults=1, last_faults=[fault("import", put_back)]), "where": "plane"},
+        {**record("mild"), "where": "worker box-1"},
+        {**record("slow", faults=2, last_faults=[late]), "where": "worker box-1"},
+        {**record("slow", faults=1, last_faults=[early]), "where": "worker box-2"},
+        {**record("mixed", faults=2, last_faults=[fault("import", put_back), late]), "where": "plane"},
+        {**record("left", faults=2, last_faults=[fault("import", "its import left a process running (a)")] * 2)}
+        | {"where": "plane"},
+    ]
+    plane.on("GET", "/v1/plugins", {"plugins": remote, "next": None})
+    lines = gpulayer("plugins", plane=plane, GPULAYER_PLUGINS="good").out.splitlines()
+    below = {line.split()[1]: re.sub(r", [^,:]+ ago", "", after) for line, after in itertools.pairwise(lines)
+             if line.split()[1:2] and line.startswith("ok ")}  # fmt: skip
+    assert below["mild"] == f"    noted once in plane: import: {put_back}"
+    assert below["slow"] == "    failed 3 times; last: Probe.look: no answer"
+    assert below["mixed"] == "    failed 2 times; last: Probe.look: no answer"
+    assert below["left"] == "    noted 2 times; last: import: its import left a process running (a)"
+    assert sum(line.startswith("ok ") and " mild " in line for line in lines) == 1
 
 
 def test_a_variable_that_no_plugin_reads_is_said_with_the_one_that_may_be_meant(gpulayer):

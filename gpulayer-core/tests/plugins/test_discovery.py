@@ -123,7 +123,49 @@ def test_what_an_uninstall_left_half_hides_no_whole_distribution(tmp_path):
     (half.info / "METADATA").unlink()
     install_plugin(tmp_path / "whole", "a", "", version="2.0")
     assert [one.version for one in found(tmp_path / "half", tmp_path / "whole")] == ["2.0"]
-    assert found(tmp_path / "half") == ()
+    [told] = found(tmp_path / "half")
+    assert (told.name, told.distribution) == ("gpulayer_a-1.0.dist-info", "gpulayer_a")
+    assert told.error == "it can't be read: its METADATA is missing, or tells no name"
+    assert told.hint == f"remove {half.info}, then install it again"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "error"),
+    [
+        ("entry_points.txt", b"[gpulayer]\na = caf\xe9\n", "is no UTF-8 text"),
+        ("entry_points.txt", "[gpulayer]\na = a\n".encode("utf-16"), "is no UTF-8 text"),
+        ("entry_points.txt", b"\xef\xbb\xbf[gpulayer]\na = a\n", "begins with a byte order mark"),
+        ("entry_points.txt", b"[ gpulayer ]\na = a\n", "says '[ gpulayer ]', which is not [gpulayer]"),
+        ("entry_points.txt", b"[gpulayer.commands] # mine\na = a\n", "says '[gpulayer.commands] # mine'"),
+        ("METADATA", b"", "METADATA is missing, or tells no name"),
+        ("METADATA", b"Name: \xe9\nVersion: 1", "METADATA is missing, or tells no name"),
+        ("METADATA", b"Name: other\nVersion: 1", "METADATA says that it is 'other'"),
+    ],
+)
+def test_one_for_gpulayer_that_cannot_be_read_is_told_by_its_folder(tmp_path, file, content, error):
+    install_plugin(tmp_path, "good", "")
+    broken = install_plugin(tmp_path / "broken", "a", "")
+    (broken.info / file).write_bytes(content)
+    told, good = sorted(found(tmp_path, tmp_path / "broken"), key=lambda one: one.name == "good")
+    assert (good.name, good.error) == ("good", "")
+    assert told.name == broken.info.name
+    assert error in told.error
+    assert "again" in told.hint
+
+
+@pytest.mark.parametrize("content", [b"[other]\na = caf\xe9\n", b"# [ gpulayer ]\n[x]\na = b [ gpulayer ]\n"])
+def test_what_is_odd_and_not_for_gpulayer_is_passed_over(tmp_path, content):
+    odd = install_distribution(tmp_path, "odd", plugins={"a": "a"})
+    (odd.info / "entry_points.txt").write_bytes(content)
+    assert found(tmp_path) == ()
+
+
+def test_one_that_cannot_be_read_is_told_only_where_it_would_count(tmp_path):
+    broken = install_plugin(tmp_path / "broken", "a", "")
+    broken.write(f"{broken.info.name}/entry_points.txt", "[ gpulayer ]\na = a\n")
+    install_plugin(tmp_path / "whole", "a", "")
+    assert [one.name for one in found(tmp_path / "whole", tmp_path / "broken")] == ["a"]
+    assert [one.name for one in found(tmp_path / "broken", tmp_path / "whole")] == [broken.info.name]
 
 
 class Broken:

@@ -58,6 +58,28 @@ def test_values_of_several_words_are_hidden_whole_and_word_by_word(options, text
     assert re.sub(r"\s+", " ", SecretsHider({"p": options})("p", text)) == re.sub(r"\s+", " ", hidden)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "text", "hidden"),
+    [
+        ("mode", "plugin", "gpulayer/plugins/guard.py: plugin, 'plugin'", "gpulayer/plugins/guard.py: ***, '***'"),
+        ("mode", "plugin", "plugin_key myplugin PLUGIN", "plugin_key myplugin PLUGIN"),
+        ("mode", "spot, plugin", "spots plugins spot plugin", "spots plugins *** ***"),
+        ("place", "/data/x", "read /data/x, a/data/x; /data/xy", "read ***, a***; /data/xy"),
+        ("api_key", "plugin", "plugins", "***s"),
+        ("mode", "hunter22", "xhunter22x", "x***x"),
+        ("mode", "abcdefghijklmnop", "xabcdefghijklmnopx", "x***x"),
+        ("mode", "guards", "the guards of a/guards.py", "the *** of a/***.py"),
+    ],
+)
+def test_a_short_value_that_looks_like_no_secret_is_hidden_as_a_whole_word_only(option, value, text, hidden):
+    assert SecretsHider({"p": {option: value}})("p", text) == hidden
+
+
+def test_what_is_a_secret_of_another_is_hidden_wherever_it_stands():
+    hider = SecretsHider({"p": {"mode": "swordfish"}, "q": {"key": "swordfish"}})
+    assert hider("p", "swordfishes") == "***es"
+
+
 def test_in_what_everybody_logs_only_secrets_are_hidden():
     """A word that an option happens to be is in lines of the whole process."""
     options = {

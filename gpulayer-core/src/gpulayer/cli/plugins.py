@@ -27,6 +27,7 @@ from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.embedded import find_plane
 from gpulayer.client.location import Configured, Local
 from gpulayer.errors import GpulayerError, UsageError
+from gpulayer.plugins.record import is_note
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.plugins.trial import CheckReport, Flaw, check_plugin, installed_plugins
 from gpulayer.spec.plain import plain_line
@@ -220,12 +221,21 @@ def _below(record: Mapping[str, Any], now: datetime) -> Iterator[str]:
         yield from _folded(record["error"])
     last = record["last_faults"][-1] if record["last_faults"] else None
     if record["faults"] and not (last and last["message"] in record["error"]):
-        times = "once" if record["faults"] == 1 else f"{record['faults']:,} times"
-        ago = "" if record["places"] == [_HERE] or not last else f", {age(last['at'], now)}"  # here: just now
-        said = f"; last{ago}: {last['hook']}: {last['message']}" if last else ""
-        yield from _folded(f"failed {times}{said}")
+        yield from _folded(_faults(record, last, now))
     if record["hint"]:
         yield from _folded(f"→ {record['hint']}")
+
+
+def _faults(record: Mapping[str, Any], last: Mapping[str, Any] | None, now: datetime) -> str:
+    is_once = record["faults"] == 1
+    are_notes = last is not None and all(is_note(fault["message"]) for fault in record["last_faults"])
+    said = ("noted" if are_notes else "failed") + (" once" if is_once else f" {record['faults']:,} times")
+    if record["faulty"] != record["places"]:
+        said += f" in {_places(record['faulty'])}"
+    if last is None:
+        return said
+    ago = "" if record["faulty"] == [_HERE] else f", {age(last['at'], now)}"  # here: just now
+    return f"{said}{'' if are_notes and is_once else '; last'}{ago}: {last['hook']}: {last['message']}"
 
 
 def _folded(text: str) -> list[str]:
@@ -239,14 +249,20 @@ def _folded(text: str) -> list[str]:
 
 
 def _merged(records: list[Any]) -> list[dict[str, Any]]:  # Any: as above
-    """One of those that are the same in several places. What they provide differs by place, and adds up."""
+    """One of those that are the same in several places. What they provide and their faults differ by place, and add
+    up. ``faulty``: the places of the faults."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for record in records:
         # Of those that share a name each says the same of all.
         whose = "" if record["status"] == "duplicate" else record["distribution"]
-        same = (whose, *(record[name] for name in ("name", "version", "status", "error", "faults")))
-        one = found.setdefault(same, {**record, "places": [], "provides": []})
+        same = (whose, *(record[name] for name in ("name", "version", "status", "error")))
+        none = {"places": [], "faulty": [], "provides": [], "faults": 0, "last_faults": []}
+        one = found.setdefault(same, {**record, **none})
         one["places"] += [record["where"]] * (record["where"] not in one["places"])
+        one["faulty"] += [record["where"]] * (record["faults"] > 0 and record["where"] not in one["faulty"])
+        one["faults"] += record["faults"]
+        one["last_faults"] = sorted([*one["last_faults"], *record["last_faults"]], key=lambda fault: fault["at"])
+        one["hint"] = one["hint"] or record["hint"]
         one["provides"] += [each for each in record["provides"] if each not in one["provides"]]
     return sorted(found.values(), key=lambda one: (_rank(one), one["name"]))
 

@@ -2,7 +2,7 @@
 
 Nothing of theirs is imported. Distributions are looked for in the order of ``sys.path``, as imports are; of one that is
 there twice (editable and installed, two folders, two spellings of its name), only the first counts. What can't be read
-hurts nobody else.
+hurts nobody else, and is told of where it says that it is for GPUlayer.
 """
 
 import logging
@@ -26,6 +26,10 @@ COMMANDS: Final = "gpulayer.commands"
 _GROUPS: Final = (GROUP, COMMANDS)
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _POINTS: Final = "entry_points.txt"
+_HEADS: Final = tuple(f"[{group}]" for group in _GROUPS)
+# As a file says it that some editor has written: with blanks, a mark before it, something behind it.
+_MENTION: Final = re.compile(rf"^[^\[#;=\n]*\[[^\S\n]*{GROUP}(?:\.commands)?[^\S\n]*\].*$", re.MULTILINE)
+_BYTE_ORDER_MARK: Final = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,8 @@ class EntryPoint:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``name``: the plugin's. ``module``: to import. ``error`` and ``hint``: why it can't be a plugin; then it is not
-    imported."""
+    """``name``: the plugin's; that of the folder where a distribution can't be read. ``module``: to import. ``error``
+    and ``hint``: why it can't be a plugin; then it is not imported."""
 
     name: str
     module: str
@@ -54,16 +58,90 @@ class Found:
 
 def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
     """All plugins, by name and distribution; several may have one name. Cost and path: see ``installed_points``."""
-    found = [_found(point) for point in installed_points(path) if point.group == GROUP]
+    scan = _scan(_where(path))
+    found = [_found(point) for point in scan.points if point.group == GROUP]
+    found += dict.fromkeys(map(_unreadable, scan.odd))  # a folder may be on the path twice
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
 
 
 def installed_points(path: Sequence[str] | None = None) -> tuple[EntryPoint, ...]:
     """Of both groups, by distribution. Reads a small file a distribution, and the metadata of those that have some:
     some milliseconds. path: instead of ``sys.path``."""
-    where = list(sys.path if path is None else path)
-    names = {_spelled_one_way(_name(one)) for one in _all(where) if f"[{GROUP}" in _text(one)}
-    return tuple(point for name in sorted(names) if name for point in _points(name, where))
+    return _scan(_where(path)).points
+
+
+@dataclass(frozen=True, slots=True)
+class _Odd:
+    """One for GPUlayer that can't be read: ``path`` of its folder, empty where a finder has none. ``project``: as that
+    is called."""
+
+    path: str
+    project: str
+    error: str
+    is_nameless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    points: tuple[EntryPoint, ...]
+    odd: tuple[_Odd, ...]
+
+
+def _where(path: Sequence[str] | None) -> list[str]:
+    return list(sys.path if path is None else path)
+
+
+def _scan(where: list[str]) -> _Scan:
+    names: dict[str, list[metadata.Distribution]] = {}
+    odd: list[_Odd] = []
+    for one in _all(where):
+        text, error = _read(one)
+        is_ours = GROUP in text and (f"[{GROUP}" in text or _MENTION.search(text) is not None)
+        if not error and not is_ours:
+            continue
+        name = _spelled_one_way(_name(one))
+        if name:
+            names.setdefault(name, []).append(one)
+        error = error or ("" if name else "its METADATA is missing, or tells no name") or _misspelt(text)
+        if error and (shown := _odd(one, error, is_nameless=not name)) and _is_first(shown, name, where):
+            odd.append(shown)
+    points: list[EntryPoint] = []
+    for name, of_it in sorted(names.items()):
+        first = _first(name, where)
+        if first is not None:
+            points += _points(first)
+        elif shown := _odd(of_it[0], f"its METADATA says that it is {name[:60]!r}", is_nameless=True):
+            odd.append(shown)
+    return _Scan(tuple(points), tuple(odd))
+
+
+def _odd(distribution: metadata.Distribution, error: str, *, is_nameless: bool) -> _Odd | None:
+    path = _path(distribution)
+    project = os.path.basename(path).rpartition(".")[0].partition("-")[0]
+    return _Odd(path, project, error, is_nameless) if project else None
+
+
+def _is_first(odd: _Odd, name: str, where: list[str]) -> bool:
+    """Whether no whole one of its name is there, or none before it: an uninstall may have left this one."""
+    first = _first(name or odd.project, where)
+    return first is None or _path(first) == odd.path
+
+
+def _unreadable(odd: _Odd) -> Found:
+    folder = os.path.basename(odd.path)
+    again = f"pip install --force-reinstall {odd.project}"
+    hint = f"remove {odd.path}, then install it again" if odd.is_nameless else f"install it again: {again}"
+    return Found(folder[:63], "", odd.project, "", f"it can't be read: {odd.error}", hint)
+
+
+def _misspelt(text: str) -> str:
+    if text.startswith(_BYTE_ORDER_MARK):
+        return f"its {_POINTS} begins with a byte order mark"
+    for mention in _MENTION.finditer(text):
+        line = mention[0].strip()
+        if line not in _HEADS:
+            return f"its {_POINTS} says {line[:60]!r}, which is not {' or '.join(_HEADS)}"
+    return ""
 
 
 class Installed:
@@ -107,16 +185,17 @@ def _all(where: list[str], name: str | None = None) -> Iterator[metadata.Distrib
                 _log.warning("not all installed distributions can be listed: %s fails", what, exc_info=True)
 
 
-def _points(name: str, where: list[str]) -> Iterator[EntryPoint]:
-    # Asked by name, the first on the path answers, which may well have no entry point any more.
-    first = next((one for one in _all(where, name) if _name(one)), None)  # without a name it is half a distribution
-    if first is None:
-        return
+def _first(name: str, where: list[str]) -> metadata.Distribution | None:
+    """Asked by name, the first on the path answers, which may well have no entry point any more."""
+    return next((one for one in _all(where, name) if _name(one)), None)  # without a name it is half a distribution
+
+
+def _points(first: metadata.Distribution) -> Iterator[EntryPoint]:
     try:
         version = str(first.version or "")
     except Exception:
         version = ""
-    for group, key, value in _sections(_text(first)):
+    for group, key, value in _sections(_read(first)[0]):
         yield EntryPoint(group, key, value.partition("[")[0].strip(), _name(first), version)
 
 
@@ -148,11 +227,20 @@ def _sections(text: str) -> Iterator[tuple[str, str, str]]:
             yield group, key.strip(), value.strip()
 
 
-def _text(distribution: metadata.Distribution) -> str:
+def _read(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Its entry points, and what is wrong with them where they are for GPUlayer and no text."""
     try:
-        return distribution.read_text(_POINTS) or ""
-    except Exception:  # not text, not readable, a finder's own error
-        return ""
+        return distribution.read_text(_POINTS) or "", ""
+    except UnicodeDecodeError as error:
+        said = error.object.replace(b"\0", b"").decode("utf-8", "replace")  # of UTF-16 as well
+        return "", f"its {_POINTS} is no UTF-8 text" if _MENTION.search(said) else ""
+    except Exception:  # not readable, a finder's own error
+        return "", ""
+
+
+def _path(distribution: metadata.Distribution) -> str:
+    """Of the folder with its metadata: no public name has it."""
+    return str(getattr(distribution, "_path", ""))
 
 
 def _name(distribution: metadata.Distribution) -> str:

@@ -30,7 +30,7 @@ from gpulayer.plugins.ambient import Visits
 from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.lane import Lane
 from gpulayer.plugins.marks import Marks
-from gpulayer.plugins.record import Fault
+from gpulayer.plugins.record import PUT_BACK, Fault
 from gpulayer.spec.plain import plain_line, plain_text
 
 __all__ = ["Guard", "Life"]
@@ -304,7 +304,7 @@ class Guard:
                 call.leave()
             call.run(self._hide)
             for what in self._visits.end(stay, is_awaited=call.is_awaited()):
-                message = f"it changed {what}, which all of the process share; that was put back"
+                message = f"it changed {what}, {PUT_BACK}"
                 self.note(call.plugin, call.hook, message)
         finally:
             if self._marks is not None:

@@ -1,7 +1,8 @@
 """What must not be read in a fault, a record, a log line or what a plugin prints: the values of options of plugins, and
 tokens of GPUlayer's.
 
-In what is told of a plugin, all values of its options are hidden, and secrets of others. In what everybody logs, only
+In what is told of a plugin, all values of its options are hidden, and secrets of others; a short value that looks like
+none as a whole word only, or ``plugin`` would make paths unreadable. In what everybody logs, only
 those that are secrets: an option may well be called ``worker``. Exact text only, but for its white space: a secret
 that a plugin has encoded passes, and so does what a handler of its own writes. Whoever cuts a text hides first, or half
 a secret stays.
@@ -38,7 +39,7 @@ class SecretsHider:
     def __init__(self, options: Mapping[str, Mapping[str, str]] | None = None) -> None:
         known = options or {}
         secrets = [text for values in known.values() for text in _secrets(values)]
-        self._patterns = {plugin: _pattern([*_values(values), *secrets]) for plugin, values in known.items()}
+        self._patterns = {plugin: _pattern(secrets, values) for plugin, values in known.items()}
         self._of_all = self._patterns[""] = _pattern(secrets)
 
     def __call__(self, plugin: str, text: str) -> str:
@@ -104,9 +105,18 @@ class _Filter(logging.Filter):
         return True
 
 
-def _values(options: Mapping[str, str]) -> Iterator[str]:
-    for value in options.values():
-        yield from (text for text in (value, *_BETWEEN.split(value)) if len(text) >= _SHORTEST)
+def _values(options: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """Each with whether it is hidden as a whole word only."""
+    for option, value in options.items():
+        for text in (value, *_BETWEEN.split(value)):
+            if len(text) >= _SHORTEST:
+                yield text, not (_SECRET.fullmatch(option) or _looks_secret(text))
+
+
+def _looks_secret(text: str) -> bool:
+    if len(text) < _LONG:
+        return len(text) >= _SHORTEST_WORD and any(map(str.isdigit, text)) and any(map(str.isalpha, text))
+    return True
 
 
 def _secrets(options: Mapping[str, str]) -> Iterator[str]:
@@ -117,7 +127,20 @@ def _secrets(options: Mapping[str, str]) -> Iterator[str]:
         yield from (word for word in _BETWEEN.split(value) if len(word) >= (_SHORTEST_WORD if is_secret else _LONG))
 
 
-def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
+def _pattern(secrets: Iterable[str], options: Mapping[str, str] | None = None) -> re.Pattern[str] | None:
+    is_word: dict[str, bool] = {}
+    for text, only_whole in (*((secret, False) for secret in secrets), *_values(options or {})):
+        plain = " ".join(text.split())
+        is_word[plain] = only_whole and is_word.get(plain, True)
+    is_word.pop("", None)
     # The longest first: one may be the beginning of another.
-    found = sorted({" ".join(text.split()) for text in texts} - {""}, key=lambda text: (-len(text), text))
-    return re.compile("|".join(r"\s+".join(map(re.escape, text.split())) for text in found)) if found else None
+    found = sorted(is_word, key=lambda text: (-len(text), text))
+    return re.compile("|".join(_regex(text, is_word=is_word[text]) for text in found)) if found else None
+
+
+def _regex(text: str, *, is_word: bool) -> str:
+    regex = r"\s+".join(map(re.escape, text.split()))
+    if not is_word:
+        return regex
+    before, after = (r"(?<!\w)" if re.match(r"\w", text) else ""), (r"(?!\w)" if re.search(r"\w$", text) else "")
+    return f"{before}{regex}{after}"

@@ -31,7 +31,7 @@ from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, why_not_impor
 from gpulayer.plugins.inspection import Inspected, deprecation, inspect_plugin
 from gpulayer.plugins.marks import STRIKES, Marks
 from gpulayer.plugins.preflight import Tried, try_imports
-from gpulayer.plugins.record import PluginRecord, PluginStatus
+from gpulayer.plugins.record import PUT_BACK, PluginRecord, PluginStatus
 from gpulayer.plugins.registering import (
     KINDS,
     Implementation,
@@ -261,9 +261,7 @@ class Loader:
         finally:
             changed, lasting = before.put_back(), before.lasting()
         for what in changed:
-            self.guard.note(
-                plugin.name, _IMPORT, f"its import changed {what}, which all of the process share; that was put back"
-            )
+            self.guard.note(plugin.name, _IMPORT, f"its import changed {what}, {PUT_BACK}")
         if lasting:
             changes = ", ".join(lasting)
             error = f"its import changed {changes}, which all of the process share, so that it can't be put back"

@@ -35,7 +35,7 @@ from gpulayer.plugins.descendants import adopt_orphans, end_with, kill_all_below
 from gpulayer.plugins.discovery import Found
 from gpulayer.plugins.importing import IMPORT_HINT, import_plugin, inspected_of, why_not_imported
 from gpulayer.plugins.inspection import Inspected
-from gpulayer.plugins.record import PluginStatus
+from gpulayer.plugins.record import LEFT_RUNNING, PluginStatus
 from gpulayer.plugins.settings import IMPORT_S
 
 __all__ = ["Tried", "try_imports"]
@@ -278,7 +278,7 @@ def _try(found: Found, deadline_s: float | None = None) -> Tried:
     has_copy = hasattr(os, "fork") and _is_held(ours)
     os.close(ours)
     left = [] if lasting or has_copy else kill_all_below()
-    faults = (f"its import left a process running ({listed(left)})",) if left else ()
+    faults = (f"{LEFT_RUNNING} ({listed(left)})",) if left else ()
     why = ""
     if has_copy:
         why = "its import makes a copy of the process (os.fork), which would go on as if it were ours"
@@ -405,7 +405,7 @@ class _Trials:
         if trial.found.name not in answers:
             return failed or _failed(_how_ended(os.waitstatus_to_exitcode(status)))
         tried = answers[trial.found.name]
-        return replace(tried, faults=(*tried.faults, "its import left a process running")) if left else tried
+        return replace(tried, faults=(*tried.faults, LEFT_RUNNING)) if left else tried
 
 
 def _reap(group: int) -> None:

@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Fault", "PluginRecord", "PluginStatus"]
+__all__ = ["LEFT_RUNNING", "PUT_BACK", "Fault", "PluginRecord", "PluginStatus", "is_note"]
+
+# How a fault reads that hindered nothing.
+PUT_BACK: Final = "which all of the process share; that was put back"
+LEFT_RUNNING: Final = "its import left a process running"
 
 
 class PluginStatus(StrEnum):
@@ -46,3 +51,8 @@ class PluginRecord:
     provides: tuple[str, ...] = ()
     faults: int = 0
     last_faults: tuple[Fault, ...] = ()
+
+
+def is_note(message: str) -> bool:
+    """Whether a fault of that message is no failure: what the plugin was asked for, it did."""
+    return message.endswith(PUT_BACK) or message.startswith(LEFT_RUNNING)
