@@ -10,7 +10,10 @@ import pytest
 
 from examples.demo_plugins import PAGE, ROOT, names, packages, same_in_every_run
 
-TIMES = r"(?:failed|noted) (?:once|[\d,]+ times)(?: in (?:here|plane|worker desk)(?:, (?:plane|worker desk))*)?(?:(?:; last)?(?:, [\d.,]+ \w+ ago)?: [\w.]+(?: hook)?: )?"
+TIMES = (
+    r"(?:failed|noted) (?:once|[\d,]+ times)(?: in (?:here|plane|worker desk)(?:, (?:plane|worker desk))*)?"
+    r"(?:(?:; last)?(?:, [\d.,]+ \w+ ago)?: [\w.]+(?: hook)?: )?"
+)
 PLACES = r"  (?:here|plane|worker desk)(?:, (?:plane|worker desk))*(?=  |$)"
 # What a job waits for is told where it waits long enough; who is suspected depends on who ran when the worker ended.
 NOW_AND_THEN = "|".join(  # noqa: FLY002 - too long for a line
