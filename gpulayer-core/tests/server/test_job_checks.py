@@ -152,7 +152,7 @@ def test_a_check_that_fails_says_nothing_and_the_job_is_taken(checked, check, st
     answer = plane.post()
     assert answer.status_code == 201
     assert [(one["plugin"], one["message"]) for one in answer.json()["warnings"]] == [
-        ("bad", "its check did not answer: the job was accepted without it"),
+        ("bad", "its check failed: the job was accepted without it"),
         ("good", "it may be slow"),
     ]
     count, (fault,) = plane.faults("bad")
@@ -275,7 +275,7 @@ def test_a_call_ends_after_the_job_that_it_is_at_when_nobody_waits_for_it(checke
     answer = plane.batch("a", "b", "c")
     assert answer.status_code == 201
     (told,) = answer.json()["warnings"]
-    assert told["message"] == "its check did not answer: the jobs were accepted without it"
+    assert told["message"] == "its check failed: the jobs were accepted without it"
     _, (fault,) = plane.faults("slow")
     assert "no answer within" in fault.message
     may_go.set()
@@ -423,7 +423,7 @@ def test_a_check_that_fails_is_not_asked_further_and_what_it_said_before_counts(
     plane = checked(fails=fails)
     answer = plane.batch("a", "b", "bad", "c", "d", "e")
     assert [one["message"] for one in answer.json()["warnings"]] == [
-        "its check did not answer: 4 of 6 jobs were accepted without it",
+        "its check failed: 4 of 6 jobs were accepted without it",
         "a",
         "b",
     ]
@@ -431,7 +431,7 @@ def test_a_check_that_fails_is_not_asked_further_and_what_it_said_before_counts(
     assert plane.faults("fails")[0] == 1
     refusal = plane.live.check_envelope(plane.batch("a", "refused", "bad", "c"))
     assert refusal["message"] == "jobs.1: plugin fails refuses it: no licence"
-    assert "did not answer" not in str(refusal["details"])
+    assert "check failed" not in str(refusal["details"])
 
 
 def test_a_check_has_a_time_for_a_whole_submission_and_its_record_says_when_that_is_not_enough(
@@ -440,7 +440,7 @@ def test_a_check_has_a_time_for_a_whole_submission_and_its_record_says_when_that
     monkeypatch.setattr(job_checks, "JOB_CHECKS_DEADLINE_S", 0.0)
     plane = checked(slow=lambda spec: [warning(spec.command[0])])
     assert [one["message"] for one in plane.batch("a", "b", "c").json()["warnings"]] == [
-        "its check did not answer: 1 of 3 jobs were accepted without it",
+        "its check failed: 1 of 3 jobs were accepted without it",
         "a",
         "b",
     ]
@@ -466,5 +466,5 @@ def test_what_a_check_says_holds_no_secret_of_its_plugin(make_plane):
 def test_a_text_that_is_too_long_to_be_looked_through_is_a_fault(checked):
     plane = checked(long=lambda spec: [warning("x" * ((1 << 20) + 1))])
     (told,) = plane.post().json()["warnings"]
-    assert "did not answer" in told["message"]
+    assert "check failed" in told["message"]
     assert "1,048,577 characters" in plane.faults("long")[1][0].message

@@ -164,9 +164,9 @@ def _asking(
 
 def _silence(lacking: int, count: int) -> Problem:
     if count == 1:
-        return Problem(Severity.WARNING, "its check did not answer: the job was accepted without it", hint=_LOOK)
+        return Problem(Severity.WARNING, "its check failed: the job was accepted without it", hint=_LOOK)
     of = "the jobs were" if lacking == count else f"{lacking:,} of {count:,} jobs were"
-    return Problem(Severity.WARNING, f"its check did not answer: {of} accepted without it", hint=_LOOK)
+    return Problem(Severity.WARNING, f"its check failed: {of} accepted without it", hint=_LOOK)
 
 
 def _slow(answered: int, count: int) -> str:
