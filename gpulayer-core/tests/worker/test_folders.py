@@ -58,6 +58,25 @@ def test_what_can_not_be_removed_is_said(tmp_path, monkeypatch):
         emptied(tmp_path)
 
 
+@pytest.mark.parametrize("stragglers", [1, 4, 5])
+def test_what_somebody_still_makes_in_it_meanwhile_goes_too_or_it_is_said(tmp_path, monkeypatch, stragglers):
+    folder = tmp_path / "it"
+    folder.mkdir()
+    rmdir, left = os.rmdir, [*range(stragglers)]
+
+    def beaten(path, **how):
+        if left:
+            (folder / f"late{left.pop()}").touch()
+        rmdir(path, **how)
+
+    monkeypatch.setattr(os, "rmdir", beaten)
+    if stragglers < 5:
+        assert list(emptied(folder).iterdir()) == []
+    else:
+        with pytest.raises(OSError, match="not empty"):
+            remove(folder)
+
+
 def test_what_is_written_out_is_there_or_it_is_said(tmp_path):
     write_out(tmp_path)
     with pytest.raises(OSError, match="No such file"):

@@ -43,6 +43,7 @@ _REST_FIRST_MS: Final = 30_000
 _REST_LAST_MS: Final = 600_000
 _TRIED_ALONE_MS: Final = 30_000
 _QUEUED_AT_MOST: Final = 0.1  # of its time, for a call that is blamed for being late
+_QUEUED_S: Final = 0.1  # which a busy system takes to begin a thread
 _LINE: Final = 400
 _STORY: Final = 8000
 _TOLD_ONCE: Final = 1000
@@ -475,7 +476,7 @@ class _Call(Generic[T]):
         """None where it did not have (almost) all of its time: then others are to blame, who were in its way."""
         if self.is_begun and self._life is not None and self._life.left_s() <= 0:
             return f"no sign of life for {self._life.silence_s:g} s"
-        if not self.is_begun or self.queued_s() > self._deadline_s * _QUEUED_AT_MOST:
+        if not self.is_begun or self.queued_s() > max(_QUEUED_S, self._deadline_s * _QUEUED_AT_MOST):
             return None
         return f"no answer within {self._deadline_s:g} s"
 

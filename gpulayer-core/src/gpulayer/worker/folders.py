@@ -1,10 +1,14 @@
 """Folders with what others have made in them: removed whole, made anew, and written out to their disk. All block."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 __all__ = ["emptied", "remove", "write_out"]
+
+_TRIES: Final = 5  # a call that nobody waits for any more may remove it, too, or still make something in it
 
 
 def remove(folder: Path) -> None:
@@ -12,14 +16,21 @@ def remove(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
         return
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        if os.path.lexists(folder):  # somebody else removes it, too, or a program in it still does
+    for left in range(_TRIES - 1, -1, -1):
+        try:
             shutil.rmtree(folder)
-    except PermissionError:
-        _open_up(folder)
-        shutil.rmtree(folder)
+        except FileNotFoundError:
+            if not os.path.lexists(folder):
+                return
+        except PermissionError:
+            if not left:
+                raise
+            _open_up(folder)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
+        else:
+            return
 
 
 def emptied(folder: Path) -> Path:
