@@ -3,8 +3,7 @@
 Nothing is retried here. A call that does not return keeps its slot until it does; when all slots are taken, further
 calls wait, until their own deadline at most. After some failures in a row nothing is asked for a while, which grows
 with every trial that fails; the first call after that is the trial, and decides: by its end, or by its first sign of
-life. What never began says nothing of the
-plugin: it raises PluginResting, and is no failure.
+life. What never began says nothing of the plugin: it raises PluginResting, and is no failure.
 
 Each fault is a line of the log, with the plugin's own frames of the traceback the first time.
 

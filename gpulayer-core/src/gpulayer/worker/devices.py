@@ -5,9 +5,8 @@ from typing import Final
 
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
-from gpulayer.variables import DEVICE_VARIABLES
 
-__all__ = ["DEVICE_VARIABLES", "device_variables"]
+__all__ = ["device_variables"]
 
 # Level Zero reads an empty mask as "no mask", so what hides every device is an index that no machine has.
 _NO_XPU: Final = "255"

@@ -14,7 +14,8 @@ from gpulayer.plugins.plan_check import checked_variables, checked_word, plan_as
 from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.capabilities import input_variable
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.worker.devices import DEVICE_VARIABLES, device_variables
+from gpulayer.variables import DEVICE_VARIABLES
+from gpulayer.worker.devices import device_variables
 
 __all__ = ["check_words", "checked_plan", "checked_variables", "with_secrets"]
 
