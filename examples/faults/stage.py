@@ -133,8 +133,15 @@ class Stage:
         return {name: lock[name] for name in ("spawner", "watchdog")}
 
     def kill(self, what: str, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        print(f"kill -9 {pid}    # {what}", flush=True)
+        self.kill_at_once({what: pid})
+
+    def kill_at_once(self, pids: dict[str, int]) -> None:
+        """Stopped first, so that none of them sees another one die and has time to act on it."""
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        for what, pid in pids.items():
+            os.kill(pid, signal.SIGKILL)
+            print(f"kill -9 {pid}    # {what}", flush=True)
 
     # Words ------------------------------------------------------------------------------------------------------------
 

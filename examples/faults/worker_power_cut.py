@@ -23,9 +23,7 @@ def main() -> int:
         stage.until(lambda: stage.job(job_id)["state"] == "running", "it is known to run")
         stage.join("shelf")
         floor = stage.floor(stage.folder / "desk")
-        stage.kill("its watchdog", floor["watchdog"])
-        stage.kill("its spawner", floor["spawner"])
-        stage.kill("its agent", desk.pid)
+        stage.kill_at_once({"its watchdog": floor["watchdog"], "its spawner": floor["spawner"], "its agent": desk.pid})
         desk.wait(60)
         job = stage.ended(job_id)
         for attempt in job["attempts"]:
