@@ -334,7 +334,11 @@ def _scene() -> Iterator[Scene]:
         scene = Scene(Path(folder) / "scene", lease=LEASE)
         with closing(scene):
             scene.plane.start()
-            yield scene
+            try:
+                yield scene
+            except BaseException:  # what stands still or runs on would keep it from closing
+                kill_together(processes_of(scene.folder))
+                raise
 
 
 PROOFS: Final = [
