@@ -22,8 +22,10 @@ from typing import Any, Final
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import UsageError
+from gpulayer.faults import here
 from gpulayer.net import Pin, pin_of
 from gpulayer.server.settings import CertificateFiles
+from gpulayer.whole import sync_folder
 
 __all__ = ["Certificate", "Shown", "load_certificate", "own_certificate", "server_context"]
 
@@ -206,11 +208,15 @@ def _make(folder: Path, names: Iterable[str], addresses: Iterable[str], now_ms: 
     making = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(making, ignore_errors=True)  # of a plane that died while it made one; nobody has seen that
     making.mkdir(mode=0o700)
+    here("plane.before_certificate")
     _write(making / "key.pem", secret, 0o600)
+    here("plane.in_certificate")
     _write(making / "cert.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    _sync(making)
+    sync_folder(making)
+    here("plane.before_certificate_name")
     os.rename(making, folder)
-    _sync(folder.parent)
+    here("plane.after_certificate")
+    sync_folder(folder.parent)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -219,14 +225,6 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
         file.flush()
         os.fsync(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _content(path: Path) -> bytes:

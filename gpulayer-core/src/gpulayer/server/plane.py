@@ -19,6 +19,7 @@ from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.errors import GpulayerError, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
@@ -147,7 +148,9 @@ class Plane:
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
+        here("plane.before_key_sweep")
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
+        here("plane.after_key_sweep")
         if not self._are_plugins_loaded:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:

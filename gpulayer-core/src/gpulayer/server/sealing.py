@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import Conflict, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import JobId, RandomBytes
+from gpulayer.whole import sync_folder
 
 __all__ = ["Sealer", "open_sealer"]
 
@@ -85,19 +87,18 @@ def _make(path: Path, random_bytes: RandomBytes) -> bytes:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
+            here("plane.before_key")
             os.write(descriptor, key)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        here("plane.in_key")
         try:
             os.link(temporary, path)  # unlike a rename it takes nobody's place
         except FileExistsError:
             return path.read_bytes()
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)  # before anything is sealed under it: a key that is lost takes all with it
-        finally:
-            os.close(folder)
+        here("plane.after_key")
+        sync_folder(path.parent)  # before anything is sealed under it: a key that is lost takes all with it
         return key
     finally:
         os.unlink(temporary)

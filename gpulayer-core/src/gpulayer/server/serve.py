@@ -21,12 +21,13 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, write_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.reach import Reach, reach_of
 from gpulayer.server.settings import Layout, ServeSettings
 from gpulayer.server.tokens import Role, TokenKind, make_token
+from gpulayer.whole import write_whole
 from gpulayer.wire.plane import EndpointFile
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _start_worker(
         # It becomes valid when the store knows it, which is before the worker learns where to show it.
         join_token = make_token(TokenKind.JOIN)
         layout.worker.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(layout.worker / "join-token", join_token.encode())
+        write_whole(layout.worker / "join-token", join_token.encode(), point="plane.token", is_synced=True)
     try:
         worker.start()
     except OSError as error:
@@ -155,7 +156,6 @@ async def _serve(served: _Served) -> None:
         gc.freeze()
         gc.set_threshold(*_COLLECT)
         gc.enable()
-        here("plane.before_endpoint")
         served.endpoint.write(_document(served))
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve())
@@ -203,7 +203,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
     for made in rows:
         plane.auth.keep_token(made)
     if is_stranger and join_token is not None:
-        write_private(served.layout.worker / "join-token", join_token.encode())
+        write_whole(served.layout.worker / "join-token", join_token.encode(), point="plane.token", is_synced=True)
     return token
 
 

@@ -137,6 +137,7 @@ class BlobFolder:
                 if digest not in staged and not self._holds(target, len(content)):
                     staged[digest] = self._write_temporary(content)
             if self.durable and staged:
+                here("blobs.before_sync")
                 self._sync_files(list(staged.values()))
             for digest, temporary in staged.items():
                 self._publish(temporary, self.path(digest))
@@ -193,6 +194,7 @@ class BlobFolder:
         path, descriptor = self._new_temporary()
         try:
             try:
+                here("blobs.before_write")
                 _write_all(descriptor, content)
             finally:
                 os.close(descriptor)
@@ -211,6 +213,7 @@ class BlobFolder:
         if self.durable:
             for folder in folders:
                 _fsync_path(folder)
+            here("blobs.after_sync")
 
     def _publish(self, temporary: Path, target: Path) -> None:
         here("blobs.before_rename")
@@ -261,6 +264,10 @@ class BlobWriter:
             raise TooLarge(f"blob {self._digest[:12]}… is over the limit of {format_bytes(self._limit)}")
         self._hasher.update(piece)
         try:
+            if self.size == len(piece):
+                here("blobs.before_write")
+            else:
+                here("blobs.in_stream")
             _write_all(self._descriptor, piece)
         except OSError as error:
             raise storage_error(error, self._path) from error
@@ -276,6 +283,7 @@ class BlobWriter:
             )
         try:
             if self._folder.durable:
+                here("blobs.before_sync")
                 os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
