@@ -21,11 +21,7 @@ CLIENT = [point for point in POINTS if point.startswith("client.") and point not
 BEFORE = ["client.after_send:1", "client.before_submit"]
 MAYBE = ["client.after_send:2"]
 LATER = {"client.in_home": 2, "client.before_file": 2}
-AFTER = [
-    life_of(point, LATER.get(point, 1))
-    for point in CLIENT
-    if point not in ("client.after_send", "client.before_submit")
-]
+AFTER = [life_of(point, LATER.get(point, 1)) for point in CLIENT if point not in {*BEFORE, "client.after_send"}]
 
 
 def submit(scene, here, env, key, faults=""):

@@ -88,7 +88,12 @@ def test_an_agent_that_dies_over_an_environment_builds_it_anew_and_runs_each_job
     scene = make_scene()
     scene.environment["PYTHONPATH"] = f"{scene.environment.get('PYTHONPATH', '')}:{tmp_path / 'plugins'}"
     scene.plane.start()
-    die(scene, BUILT, environment="anew")
+    # A worker each: of three deaths in a row the builder would be suspected.
+    workers = [scene.add_worker(f"worker{count}", point) for count, point in enumerate(BUILT)]
+    jobs = [scene.submit(environment="anew", worker=worker.name, retries=0) for worker in workers]
+    for job in jobs:
+        scene.check(job, attempts=[1])
+    assert [worker.fired for worker in workers] == [[point] for point in BUILT]
 
 
 # The spawner and the watchdog -----------------------------------------------------------------------------------------
