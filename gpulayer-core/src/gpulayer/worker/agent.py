@@ -32,6 +32,7 @@ from gpulayer.protocol.messages import (
     Action,
     Admit,
     AttemptsVoided,
+    CallOff,
     CollectOutputs,
     CommandsReceived,
     DiskFilled,
@@ -61,6 +62,7 @@ from gpulayer.protocol.messages import (
     SignalTree,
     Spawn,
     SpawnFailed,
+    SpawnPutOff,
     Stage,
     StopAllRequested,
     Ticked,
@@ -160,6 +162,7 @@ class Agent:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
+        self._starts: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, AttemptLogs] = {}
         self._unwanted: list[NodeKey] = []
         self._report_tries = 0
@@ -296,7 +299,13 @@ class Agent:
                 if task is not None:
                     task.cancel()
             case Spawn(assignment, kill_by_ms):
-                self._start_for(assignment.key, self._work.spawn(assignment, kill_by_ms))
+                key = assignment.key
+                self._starts[key] = self._start_for(key, self._work.spawn(assignment, kill_by_ms))
+            case CallOff(key):
+                start = self._starts.get(key)
+                if start is not None and not start.done() and self._work.call_off(key):
+                    start.cancel()
+                    self._feed(SpawnPutOff(key))
             case Extend(key, kill_by_ms):
                 self._start_for(key, self._work.extend(key, kill_by_ms))
             case FollowLog(key):
@@ -421,6 +430,9 @@ class Agent:
                     if held.key in self._logs:
                         self._send_logs(held.key)
                         self._logs[held.key].grown()
+                for text, row in rows.items():  # it heard late what was given up long ago
+                    if row.exit is None and _key_of(text) not in self._state.held:
+                        self._start(self._clear(text, is_running=True), f"clearing {text}")
             case Stalled():
                 self._stalled(event)
             case _:
@@ -572,6 +584,7 @@ class Agent:
         self._work.forget(key)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
+        self._starts.pop(key, None)
         current = asyncio.current_task()
         for task in self._tasks.pop(key, ()):
             if task is not current:

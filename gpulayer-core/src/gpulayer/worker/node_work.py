@@ -112,6 +112,7 @@ class NodeWork:
         self._vault = Vault(plane)
         self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
         self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
+        self._starters: dict[NodeKey, SpawnerStarter] = {}
 
     def site(self, assignment: Assignment) -> LaunchSite:
         """Its folders and files."""
@@ -200,7 +201,7 @@ class NodeWork:
                     return SpawnFailed(key, None, "it is not lent to this worker any more")
                 except GpulayerError as error:
                     return SpawnFailed(key, None, f"{_NO_SECRETS}: {_told(error)}", EndedBy.STAGING)
-            starter = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
+            starter = self._starters[key] = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
             try:
                 environment = await self._environment(assignment)
             except PluginResting:
@@ -251,6 +252,12 @@ class NodeWork:
         if broken:
             raise broken[0]
 
+    def call_off(self, key: NodeKey) -> bool:
+        """Of a start that goes on: True where the spawner has not been asked; then it is not asked any more, whatever
+        the launcher does."""
+        starter = self._starters.get(key)
+        return starter is None or starter.call_off()
+
     def masks_for(self, assignment: Assignment) -> Callable[[], Awaitable[Masks]] | None:
         """What the log of this node must not show; None where it holds no secret. To be asked before any of it is
         sent. Raises like ``Vault.of``."""
@@ -266,6 +273,7 @@ class NodeWork:
         """All that is remembered of it."""
         self.unwritten.pop(key, None)
         self._put_off.pop(key, None)
+        self._starters.pop(key, None)
         self._vault.forget(key)
         self._environments.forget(key)
         self._inputs.forget(key)
