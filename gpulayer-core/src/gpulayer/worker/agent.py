@@ -11,7 +11,8 @@ other faults of the worker itself end the agent. Then whoever looks after it sta
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar, assert_never
 
 from gpulayer.clock import Clock
@@ -82,6 +83,7 @@ from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
 from gpulayer.worker.node_work import NodeWork
+from gpulayer.worker.occupancy import Lent
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.plugin_records import PluginRecords
 from gpulayer.worker.session import NotKnown, Plane, Superseded
@@ -148,6 +150,7 @@ class Agent:
             environments=self._environments,
             inputs=Inputs(host, patience, folders, environment=settings.environment),
         )
+        probing.lent = self._lent
         self._network = NetworkWatch()
         self._clock = clock
         self._boot = boot
@@ -451,7 +454,10 @@ class Agent:
         key = _key_of(record.key)
         here("agent.after_exit")
         if key in self._state.held:
-            self._feed(self._work.end_of(self._state.held[key].assignment, record))
+            assignment = self._state.held[key].assignment
+            self._feed(self._work.end_of(assignment, record))
+            if record.survivors and assignment.devices:
+                self._start(self._work.why_busy(assignment.devices), "looking at devices")
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 
@@ -494,7 +500,20 @@ class Agent:
                     self._checks.renew()
             retry_in_s = self._known.retry_in_s
             look = self._known.look_again if retry_in_s is None else self._known.retry
-            await asyncio.sleep(_LOOK_EVERY_S if retry_in_s is None else retry_in_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S if retry_in_s is None else retry_in_s):
+                    await self._known.until_left()
+                    look = self._known.look_again
+
+    def _lent(self) -> Mapping[str, Lent] | None:
+        if not self._state.boot:
+            return None
+        running = (held for held in self._state.held.values() if held.phase in (Phase.SPAWNING, Phase.RUNNING))
+        return {
+            device: Lent(str(held.key), is_running=held.phase is Phase.RUNNING)
+            for held in running
+            for device in held.assignment.devices
+        }
 
     async def _watch_frameworks(self) -> None:
         def tell() -> None:

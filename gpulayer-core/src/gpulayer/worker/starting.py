@@ -25,7 +25,7 @@ _log: Final = logging.getLogger(__name__)
 class SpawnerStarter:
     """Starts plans through the spawner link, for one launch.
 
-    ended: it had ended already. is_disk_full: that is why it was not started.
+    ended: it had ended already. is_disk_full, is_in_use (one of its devices): that is why it was not started.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SpawnerStarter:
         self._kill_by_ms = kill_by_ms
         self._has_asked = self._is_called_off = False
         self.ended: ExitRecord | None = None
-        self.is_disk_full = False
+        self.is_disk_full = self.is_in_use = False
 
     def call_off(self) -> bool:
         """Nothing is to be started any more; False where it is too late for that."""
@@ -52,6 +52,7 @@ class SpawnerStarter:
         self._has_asked = True
         reply = await self._ask(plan)
         if isinstance(reply, NotSpawned):
+            self.is_in_use = reply.exit_code is None and reply.errno == errno.EBUSY
             self.is_disk_full = reply.exit_code is None and reply.errno in (errno.ENOSPC, errno.EDQUOT)
             return NotLaunched(reply.exit_code, reply.message, self._hint(reply.exit_code, plan, reply.errno))
         if reply.exit is not None and reply.exit.reason == "spawn_failed":
