@@ -473,7 +473,7 @@ def test_a_store_of_a_newer_version_is_refused(tmp_path) -> None:
 def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
     path = tmp_path / "s.db"
     path.write_bytes(b"not a database, but somebody's file" * 100)
-    with pytest.raises(StorageUnavailable, match="not a database"):
+    with pytest.raises(StorageUnavailable, match="is damaged: it is no SQLite file"):
         Store(str(path))
     assert path.read_bytes().startswith(b"not a database")
 

@@ -22,6 +22,7 @@ from gpulayer.server.records import (
     explain_reply,
     job_record,
     output_records,
+    restored_hint,
     suspended_reason,
     waiting_reason,
 )
@@ -190,8 +191,10 @@ async def find_job(call: Call) -> JobId:
     if not call.plane.driver.look(lambda state: job_id in state.jobs):
         try:
             job_id = await call.plane.query(reads.resolve_job, call.path("ref"))
-        except NotFound:
+        except NotFound as error:
             await check_sees(call.plane, call.client, None)
+            if call.plane.restored is not None:
+                raise NotFound(error.message, hint=restored_hint(call.plane.restored)) from None
             raise
     await check_sees(call.plane, call.client, job_id)
     return job_id
