@@ -112,7 +112,8 @@ def test_a_backup_without_blobs_and_logs_holds_neither_and_says_so(plane, tmp_pa
     plane.put_blob(b"content")
     backup = kept(plane, tmp_path / "kept", blobs=False, logs=False)
     assert b"content" not in backup.read_bytes()
-    names = tarfile.open(backup).getnames()
+    with tarfile.open(backup) as tar:
+        names = tar.getnames()
     assert names[0] == "gpulayer-backup.json"
     assert names[-1] == "end.json"
     assert {"store.db", "pepper"} <= set(names)

@@ -54,9 +54,7 @@ def backup(
     settings = settings_for(target, state=state)
     size = _write(path, lambda progress: _pieces(settings, progress, blobs=not no_blobs, logs=not no_logs))
     print_line(f"{path}: {format_bytes(size)}")
-    say(
-        f"keep it where nobody else can read it; gpulayer restore {path} --state DIR makes a control plane of it again"
-    )
+    say(f"keep it where nobody else can read it; gpulayer restore {path} --state DIR makes a control plane of it again")
 
 
 def _pieces(settings: "Settings", progress: Callable[[Transfer], None], *, blobs: bool, logs: bool) -> Iterator[bytes]:

@@ -112,8 +112,10 @@ def unmark(path: str) -> None:
 
 
 def read_only(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing: neither does it take a ``-wal`` into the file at its end."""
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)
+    """A connection that changes nothing: neither does it take a ``-wal`` into the file at its end, nor leave an empty
+    one. Without a ``-wal`` nobody may write to the store meanwhile: the caller holds its folder's lock."""
+    still = "" if os.path.exists(f"{path}-wal") else "&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro{still}", uri=True, isolation_level=None)
 
 
 def check_start(path: str) -> str:
