@@ -187,6 +187,7 @@ def _report_body(event: WorkerReported) -> str:
             "items": [_item(item) for item in event.items],
             "facts": event.facts_digest,
             "stopping": event.stopping,
+            "unstarted": event.unstarted,
             "leaving": event.leaving,
         }
     )

@@ -338,7 +338,9 @@ class _Split:
         self.attempts: dict[int, AttemptImage] = {}
         self.workers: dict[WorkerId, WorkerImage] = {}
         self.facts: dict[Digest, FactsImage] = {}
-        self.forgotten_facts: dict[Digest, None] = {}
+        self.forgotten_facts: list[Row] = []
+        self.forgotten_events = 0
+        self.forgotten_keys_ms = 0
         self.counters: CounterImage | None = None
         self.events: list[Row] = []
         self.idempotency: list[IdempotencyRow] = []
@@ -398,15 +400,16 @@ class _Split:
                 for worker in self.workers.values()
             ],
         )
-        # Only now: a worker may have got them again, and the row of a removed one still names them.
-        yield _FORGET_FACTS, [(digest, digest) for digest in self.forgotten_facts]
         if self.counters is not None:
             yield _UPDATE_COUNTERS, [(self.counters.next_epoch, self.counters.next_seq, self.counters.now_ms, 1)]
         yield _INSERT_EVENT, self.events
+        yield _FORGET_EVENTS, [(self.forgotten_events,)] if self.forgotten_events else []
+        yield _FORGET_FACTS, self.forgotten_facts  # only now: a worker, or an event, may have got them again
         yield (
             _UPSERT_IDEMPOTENCY,
             [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
         )
+        yield _FORGET_KEYS, [(self.forgotten_keys_ms,)] if self.forgotten_keys_ms else []
         yield (
             _UPSERT_TOKEN,
             [
@@ -488,7 +491,7 @@ def _split(batch: Batch) -> _Split:
             case FactsImage():
                 split.facts[record.digest] = record
             case FactsForgotten():
-                split.forgotten_facts[record.digest] = None
+                pass  # events name them: they go when the last of these does (``retention``)
             case CounterImage():
                 split.counters = record
     for side in batch.sides:
@@ -504,6 +507,9 @@ def _split(batch: Batch) -> _Split:
         split.forgotten_secrets.extend(side.forget_secrets)
         split.audit.extend(side.audit)
         split.sink_cursors.extend(side.sink_cursors)
+        split.forgotten_events = max(split.forgotten_events, side.forget_events)
+        split.forgotten_keys_ms = max(split.forgotten_keys_ms, side.forget_idempotency_ms)
+        split.forgotten_facts.extend((digest, digest, side.facts_after, f"%{digest}%") for digest in side.forget_facts)
     split.events = [
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
@@ -558,7 +564,10 @@ _UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_FACTS: Final = (
     "DELETE FROM facts WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM workers WHERE facts_digest = ?)"
+    " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
+_FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
+_FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
