@@ -138,16 +138,22 @@ class Driver:
         live = await self._in_writer(self._store.load_live)
         if self._offset_ms is None:
             self._offset_ms = live.counters.now_ms - self._clock.monotonic_ms()
-        state = rebuild(
-            self._policy,
-            live.counters,
-            jobs=live.jobs,
-            tasks=live.tasks,
-            attempts=live.attempts,
-            workers=live.workers,
-            facts=live.facts,
-            heard=self._heard,
-        )
+        try:
+            state = rebuild(
+                self._policy,
+                live.counters,
+                jobs=live.jobs,
+                tasks=live.tasks,
+                attempts=live.attempts,
+                workers=live.workers,
+                facts=live.facts,
+                heard=self._heard,
+            )
+        except (LookupError, ValueError, TypeError, AttributeError) as error:  # of a damaged file
+            raise StorageUnavailable(
+                f"the rows of the control plane's store do not fit together: {type(error).__name__}: {error}",
+                hint="it is damaged: gpulayer doctor looks closer, gpulayer restore FILE brings a backup back",
+            ) from error
         # The store's time is that of the last record; what has passed in this process since then must not make
         # anybody look silent, so everyone counts as heard of now.
         state.now_ms = max(state.now_ms, self.now().ms)
