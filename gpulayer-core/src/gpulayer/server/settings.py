@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.server.admission import AdmissionLimits
 
 __all__ = [
     "DEFAULT_IDLE_EXIT_S",
@@ -85,7 +86,7 @@ class PlaneSettings:
     below the minute after which clients, and what stands between, take silence for a dead connection.
     keep_logs_ms: after a job's end; 0 for ever. urls, public_urls, fingerprints: how other machines reach it; empty
     where they can't. plugins: see ``PluginSettings``. plugins_wait_s: how long a submission waits for them to be loaded
-    before it is told to come again.
+    before it is told to come again. admission: who is let in when more comes than can be done.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
     """
 
@@ -111,6 +112,7 @@ class PlaneSettings:
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
     plugins: PluginSettings = field(default_factory=PluginSettings)
     plugins_wait_s: float = 20.0
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
 
     @property
     def layout(self) -> Layout:

@@ -13,6 +13,7 @@ from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.server.admission import Demand
 from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
@@ -425,6 +426,7 @@ ROUTES: Final = (
         reply=JobRecord,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "POST",
@@ -436,6 +438,7 @@ ROUTES: Final = (
         reply=BatchReply,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "GET",
@@ -444,6 +447,7 @@ ROUTES: Final = (
         READ,
         "A page of jobs, newest first",
         reply=JobPage,
+        demand=Demand.LOOK,
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
@@ -479,6 +483,7 @@ ROUTES: Final = (
         reply=JobRecord,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "GET",
@@ -503,5 +508,6 @@ ROUTES: Final = (
         "Every worker's verdict on a request; nothing is submitted",
         body=ExplainBody,
         reply=ExplainReply,
+        demand=Demand.LOOK,
     ),
 )
