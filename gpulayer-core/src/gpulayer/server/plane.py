@@ -6,6 +6,7 @@ plugins, wake-ups, and the word that it is closing.
 
 import asyncio
 import logging
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
+from gpulayer.server.admission import Admission
 from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
@@ -33,9 +35,10 @@ from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
 from gpulayer.server.scorers import Scorers
-from gpulayer.server.settings import PlaneSettings
+from gpulayer.server.settings import Layout, PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
 from gpulayer.server.store.codec import dump
+from gpulayer.server.store.health import damaged
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
 from gpulayer.spec.request import Request
@@ -89,10 +92,15 @@ class Plane:
         self.random_bytes = random_bytes
         self.incarnation = new_id(random_bytes)
         self.started_wall_ms = self.clock.wall_ms()
-        pepper = load_pepper(layout, random_bytes)
-        self.store = Store(str(layout.store))
-        with self.store.reading() as connection:
-            tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
+        self.store = _open_store(layout)
+        try:
+            with self.store.reading() as connection:
+                tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
+                self.restored = reads.last_restore(connection)
+            pepper = load_pepper(layout, random_bytes)
+        except BaseException:
+            self.store.close()
+            raise
         self.auth = Auth(
             pepper=pepper,
             clock=self.clock,
@@ -109,6 +117,9 @@ class Plane:
         first_policy = replace(self.policy, scorers=() if host else (_STILL_LOADING,))
         self.driver = Driver(
             store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=first_policy
+        )
+        self.admission = Admission(
+            settings.admission, backlog=lambda: self.driver.backlog, monotonic_ms=self.clock.monotonic_ms
         )
         self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)
@@ -344,6 +355,14 @@ class Plane:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:
                 self._outputs.popitem(last=False)
+
+
+def _open_store(layout: Layout) -> Store:
+    """Made where there was none. The pepper comes after the store: where it is alone, the store was lost. Raises as
+    ``Store``."""
+    if layout.pepper.exists() and not os.path.lexists(layout.store):
+        raise damaged(layout.store, f"it is gone, and {layout.pepper.name}, which was made after it, is there")
+    return Store(str(layout.store))
 
 
 def _some(names: Sequence[str]) -> str:
