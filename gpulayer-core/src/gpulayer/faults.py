@@ -108,6 +108,8 @@ POINTS: Final[Mapping[str, str]] = {
     "commit.after_token": "a token, or its end, is durable; it is not in memory",
     "commit.in_forgetting": "rows of tokens or secrets that have had their time are deleted, and not committed",
     "commit.after_forgetting": "rows of tokens or secrets that have had their time are gone; nobody is answered",
+    "commit.in_compaction": "rows of events, facts or keys that have had their time are deleted, and not committed",
+    "commit.after_compaction": "rows of events, facts or keys that have had their time are gone; nobody is answered",
     "commit.in_audit": "a line of the audit trail is written, and not committed",
     "commit.after_audit": "a line of the audit trail is durable; nobody is answered",
     "commit.in_cursor": "it is written how far a sink has been told, and not committed",

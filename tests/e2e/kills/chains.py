@@ -19,7 +19,7 @@ LIFE_S = 60.0
 PLANE = ("plane.", "commit.", "blobs.", "sinks.")
 SETUP = ("port", "lock", "certificate", "certificate_name", "token", "pepper", "key_sweep", "endpoint")
 """Of a control plane before it can be found for the first time."""
-SWEEP = ("log_removal", "expiry")
+SWEEP = ("log_removal", "compaction", "expiry")
 """What only time brings."""
 _BEFORE = {"plane.in_probe": "plane.in_transaction:2:enospc,", "plane.after_probe": "plane.in_transaction:2:enospc,"}
 """What must go wrong first."""

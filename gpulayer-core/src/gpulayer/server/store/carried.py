@@ -29,6 +29,7 @@ KINDS: Final[Mapping[str, str]] = {
     "removal": "that a worker is forgotten",
     "token": "a token, or what has become of one",
     "forgetting": "that tokens or secrets that have had their time are forgotten",
+    "compaction": "that events, facts or idempotency keys that have had their time are forgotten",
     "audit": "lines of the audit trail",
     "cursor": "how far an event sink has been told",
 }
@@ -73,13 +74,14 @@ def _carried(batch: Batch) -> Iterator[str]:
 
 
 def _beside(side: Side) -> Iterator[str]:
-    rows = {
+    rows: dict[str, object] = {
         "key": side.idempotency,
         "secret": side.secrets,
         "session": side.counters,
         "start": side.starts,
         "token": side.tokens,
         "forgetting": (*side.forget_tokens, *side.forget_secrets),
+        "compaction": (side.forget_events, side.forget_facts, side.forget_idempotency_ms) != (0, (), 0),
         "audit": side.audit,
         "cursor": side.sink_cursors,
     }

@@ -26,13 +26,8 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-<<<<<<< HEAD
-from gpulayer.errors import InternalError, StorageUnavailable
-from gpulayer.faults import here, here_each
-=======
 from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
-from gpulayer.faults import here
->>>>>>> nothing-lost
+from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
 from gpulayer.server.store.carried import carried
