@@ -146,8 +146,8 @@ def _fired(log: Path) -> list[tuple[str, str]]:
 class KeptWorker(Kept):
     """An agent, and the spawner and watchdog of its folder."""
 
-    def __init__(self, name: str, folder: Path, **options: Any) -> None:
-        super().__init__(log=folder / "worker.log", **options)
+    def __init__(self, name: str, folder: Path, *, log: Path | None = None, **options: Any) -> None:
+        super().__init__(log=log or folder / "worker.log", **options)
         self.name = name
         self.folder = folder
         self.spawner = StateDir(str(folder / "spawner"))
@@ -173,20 +173,23 @@ class KeptWorker(Kept):
 class Scene:
     """One control plane and its workers in a folder. ``rng``: of the test, from a seed that is in its output.
 
-    options: of the control plane's command line. variables: beside the usual ones, for everybody.
+    options: of the control plane's command line. variables: beside the usual ones, for everybody. disk: where the
+    control plane's state lies, if not in ``folder``.
     """
 
     folder: Path
     lease: str = ""
     options: Sequence[str] = ("--no-worker",)
     variables: dict[str, str] = field(default_factory=dict)
+    disk: Path | None = None
     plane: Kept = field(init=False)
     workers: list[KeptWorker] = field(default_factory=list)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
-        self.state = self.folder / "state"
+        self.state = (self.disk or self.folder) / "state"
         self.state.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.source = self.folder / "source"
         (self.source / "data").mkdir(parents=True)
         (self.source / "data" / "kept.txt").write_text("as it was shipped\n")
@@ -204,14 +207,16 @@ class Scene:
 
     # The world outside ------------------------------------------------------------------------------------------------
 
-    def add_worker(self, name: str, *lives: str) -> KeptWorker:
-        folder = self.folder / name
+    def add_worker(self, name: str, *lives: str, disk: Path | None = None) -> KeptWorker:
+        """disk: where its folder lies, if not in the scene's."""
+        folder = (disk or self.folder) / name
         folder.mkdir()
         (folder / "token").write_text(self.ask(lambda client: client.transport.send(calls.create_token()))["token"])
         # By the endpoint file, as a control plane's own worker: it looks for a new start four times a second.
         argv = ["worker", "--work-dir", str(folder), "--endpoint-file", str(self.state / "endpoint.json")]
         argv += ["--name", name, "--token-file", str(folder / "token")]
-        worker = KeptWorker(name, folder, argv=argv, environment=self.environment, lives=lives)
+        log = None if disk is None else self.folder / f"{name}.log"  # what is written of a full disk is not on it
+        worker = KeptWorker(name, folder, log=log, argv=argv, environment=self.environment, lives=lives)
         worker.start()
         self.workers.append(worker)
         return worker
