@@ -131,3 +131,14 @@ def test_stop_stands_still_until_it_is_told_to_go_on():
     finally:
         process.kill()
         process.wait()
+
+
+def test_each_of_several_faults_of_a_point_counts_every_reach():
+    faults.arm("plane.before_commit:1:eio,plane.before_commit:2:enospc,plane.before_commit:4:eio")
+    fired = []
+    for number in range(1, 6):
+        try:
+            faults.here("plane.before_commit")
+        except OSError as error:
+            fired.append((number, error.errno))
+    assert fired == [(1, errno.EIO), (2, errno.ENOSPC), (4, errno.EIO)]

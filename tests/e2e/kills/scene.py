@@ -32,6 +32,7 @@ from gpulayer.spawner.state import StateDir
 Result = TypeVar("Result")
 DEADLINE_S = 90.0
 EXIT_CODE = 7
+PASSING = ("unreachable", "unauthenticated", "storage_unavailable", "disk_full", "timed_out")
 
 # What it says, makes and leaves behind is known; what it leaves behind (a daemon in a session of its own) must go.
 JOB = """#!/bin/sh
@@ -130,7 +131,11 @@ class Kept:
     @property
     def failed(self) -> list[str]:
         """What was written in vain, in order: the points with their action."""
-        return [f"{name}:{action}" for name, action in _fired(self.log) if action != "kill"]
+        return failed(self.log)
+
+
+def failed(log: Path) -> list[str]:
+    return [f"{name}:{action}" for name, action in _fired(log) if action != "kill"]
 
 
 def fired(log: Path) -> list[str]:
@@ -163,6 +168,11 @@ class KeptWorker(Kept):
     def fired_below(self) -> list[str]:
         """Points of the spawner and the watchdog."""
         return fired(Path(self.spawner.log_path))
+
+    @property
+    def failed_below(self) -> list[str]:
+        """What these two wrote in vain."""
+        return failed(Path(self.spawner.log_path))
 
     def known(self) -> list[str]:
         """Nodes that it still knows of, in its own journal or in its spawner's table."""
@@ -247,7 +257,13 @@ class Scene:
                         return question(client)
                 why = "nobody serves the state folder"
             except GpulayerError as error:
-                if error.code not in ("unreachable", "unauthenticated", "storage_unavailable", "timed_out"):
+                if error.code not in (
+                    "unreachable",
+                    "unauthenticated",
+                    "storage_unavailable",
+                    "disk_full",
+                    "timed_out",
+                ):
                     raise
                 why = error.message
             assert time.monotonic() < ends, f"the control plane does not answer: {why}\n{self.story()}"

@@ -6,13 +6,14 @@ looked for only where they are served.
 """
 
 import asyncio
+import errno
 import gc
 import json
 import logging
 import os
 import signal
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,7 @@ from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.reach import Reach, reach_of
 from gpulayer.server.settings import Layout, ServeSettings
 from gpulayer.server.tokens import Role, TokenKind, make_token
+from gpulayer.staging.blobs import storage_error
 from gpulayer.whole import write_whole
 from gpulayer.wire.plane import EndpointFile
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _HEARTBEAT_MS: Final = 10_000
@@ -50,12 +53,14 @@ def serve(settings: ServeSettings) -> int:
     """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
 
     Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
-    that can't be used, StorageUnavailable where the store can't be read.
+    that can't be used, StorageUnavailable where the store can't be read, and DiskFull where what a start needs finds no
+    room.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     layout = Layout(settings.state_dir)
     make_private(layout)
     with (
+        _own_disk(layout),
         locked(layout) as lock,
         open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
@@ -76,6 +81,17 @@ def serve(settings: ServeSettings) -> int:
         finally:
             endpoint.remove()
     return 0
+
+
+@contextmanager
+def _own_disk(layout: Layout) -> Iterator[None]:
+    """What the disk does to a start is told as such. Other errors of files are faults of ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_DISKS:
+            raise
+        raise storage_error(error, layout.root) from error
 
 
 @dataclass(slots=True)
