@@ -386,6 +386,9 @@ class NodeWork:
             result = AttemptsVoided((key.epoch,))
         except (GpulayerError, Unready) as error:
             result = failed(error)
+        except OSError as error:  # the disk's; what it says is in the record, too
+            _log.warning("work for %s failed: %s", key, error)
+            result = failed(error)
         except Exception as error:
             _log.exception("work for %s failed", key)
             result = failed(error)
