@@ -208,7 +208,7 @@ def test_a_worker_that_hung_before_this_control_plane_was_started_is_noticed_too
     heir = LocalWorker(("false",), scene.folder, environment=os.environ, agent_s=0.3, spawner_s=10.0)
     heir.start()
     os.kill(scene.agent, signal.SIGSTOP)
-    for _ in range(62):
+    for _ in range(60):
         now[0] += 1
         heir.look_after(0)
     scene.until(lambda: not is_alive(scene.agent))
