@@ -22,6 +22,7 @@ from gpulayer.errors import GpulayerError, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
+from gpulayer.server.admission import Admission
 from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
@@ -114,6 +115,9 @@ class Plane:
         first_policy = replace(self.policy, scorers=() if host else (_STILL_LOADING,))
         self.driver = Driver(
             store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=first_policy
+        )
+        self.admission = Admission(
+            settings.admission, backlog=lambda: self.driver.backlog, monotonic_ms=self.clock.monotonic_ms
         )
         self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)

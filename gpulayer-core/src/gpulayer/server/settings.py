@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.server.admission import AdmissionLimits
 
 __all__ = [
     "DEFAULT_IDLE_EXIT_S",
@@ -88,7 +89,7 @@ class PlaneSettings:
     keep_logs_ms: after a job's end; 0 for ever. keep_events_ms: of the event log, from when it happened; 0 for ever.
     urls, public_urls, fingerprints: how other machines reach it; empty
     where they can't. plugins: see ``PluginSettings``. plugins_wait_s: how long a submission waits for them to be loaded
-    before it is told to come again.
+    before it is told to come again. admission: who is let in when more comes than can be done.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
     """
 
@@ -115,6 +116,7 @@ class PlaneSettings:
     keep_events_ms: int = DEFAULT_KEEP_EVENTS_MS
     plugins: PluginSettings = field(default_factory=PluginSettings)
     plugins_wait_s: float = 20.0
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
 
     @property
     def layout(self) -> Layout:

@@ -7,6 +7,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gpulayer.errors import BadRequest, NotFound, Unauthenticated
 from gpulayer.ids import Digest, is_digest
+from gpulayer.server.admission import Demand
 from gpulayer.server.rights import check_reads_blobs
 from gpulayer.server.web import READ_OR_WORKER, SUBMIT_OR_WORKER, Call, Route, json_response
 from gpulayer.spec.units import format_bytes
@@ -126,6 +127,7 @@ ROUTES: Final = (
         "Which of these blobs are not here",
         body=MissingBody,
         reply=MissingReply,
+        demand=Demand.UPLOAD,
     ),
     Route(
         "PUT",
@@ -136,6 +138,7 @@ ROUTES: Final = (
         reply=PackReply,
         raw="application/octet-stream",
         status=201,
+        demand=Demand.UPLOAD,
     ),
     Route(
         "GET",
@@ -154,6 +157,7 @@ ROUTES: Final = (
         reply=PackReply,
         raw="application/octet-stream",
         status=201,
+        demand=Demand.UPLOAD,
     ),
     Route(
         "POST",

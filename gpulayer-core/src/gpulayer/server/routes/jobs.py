@@ -13,6 +13,7 @@ from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import ID_LENGTH, Digest, Epoch, JobId
+from gpulayer.server.admission import Demand
 from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
@@ -438,6 +439,7 @@ ROUTES: Final = (
         reply=JobRecord,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "POST",
@@ -449,6 +451,7 @@ ROUTES: Final = (
         reply=BatchReply,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "GET",
@@ -457,6 +460,7 @@ ROUTES: Final = (
         READ,
         "A page of jobs, newest first",
         reply=JobPage,
+        demand=Demand.LOOK,
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
@@ -492,6 +496,7 @@ ROUTES: Final = (
         reply=JobRecord,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "GET",
@@ -516,5 +521,6 @@ ROUTES: Final = (
         "Every worker's verdict on a request; nothing is submitted",
         body=ExplainBody,
         reply=ExplainReply,
+        demand=Demand.LOOK,
     ),
 )

@@ -31,6 +31,7 @@ from gpulayer.errors import (
 )
 from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
+from gpulayer.server.admission import Demand
 from gpulayer.server.audit import SYSTEM, entry
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
@@ -586,7 +587,7 @@ ROUTES: Final = (
         body=OutputsBody,
         reply=OutputsAccepted,
     ),
-    Route("GET", "/v1/workers", list_workers, READ, "All workers", reply=WorkerPage),
+    Route("GET", "/v1/workers", list_workers, READ, "All workers", reply=WorkerPage, demand=Demand.LOOK),
     Route("GET", "/v1/workers/{ref}", show, READ, "A worker by id, prefix or name", reply=WorkerRecord),
     Route("POST", "/v1/workers/{ref}:drain", drain, ADMIN, "Let it end its work and take no more", reply=WorkerRecord),
     Route("POST", "/v1/workers/{ref}:resume", resume, ADMIN, "Let it take work again", reply=WorkerRecord),
