@@ -32,6 +32,7 @@ def example_calls(tmp_path):
     return {
         "get_plane": calls.get_plane(),
         "shutdown_plane": calls.shutdown_plane(keep_worker=True),
+        "make_backup": calls.make_backup(logs=False),
         "create_token": calls.create_token(name="box", max_uses=2, labels={"a": "b"}, max_devices=0, expires_in_s=60),
         "list_tokens": calls.list_tokens(),
         "revoke_token": calls.revoke_token("a/b", all_of_name=True),
