@@ -477,7 +477,7 @@ class Agent:
                 # Of a lost connection the reports tell.
                 if tries == 1 and self.removed is None and not isinstance(error, _LOST):
                     _log.warning("no commands: %s", error.message)
-                await asyncio.sleep(self._plane.backoff_s(tries))
+                await asyncio.sleep(self._plane.backoff_s(tries, after=error))
             else:
                 tries = 0
                 is_heard = is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms())
