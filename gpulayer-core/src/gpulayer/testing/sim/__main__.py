@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections import Counter
 
 from gpulayer.testing.sim.world import Shape, run
 
@@ -19,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     first, last = (int(part) for part in arguments.seeds.split(":"))
     seeds = [arguments.seed] if arguments.seed is not None else range(first, last)
     shape = Shape(workers=arguments.workers, jobs=arguments.jobs)
-    began, steps, faults, failed = time.perf_counter(), 0, 0, []
+    began, steps, kinds, failed = time.process_time(), 0, Counter[str](), []
     for seed in seeds:
         try:
             report = run(seed, shape, trace=arguments.trace)
@@ -27,12 +28,17 @@ def main(argv: list[str] | None = None) -> int:
             failed.append(seed)
             print(f"seed {seed}: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
             continue
-        steps, faults = steps + report.steps, faults + report.faults
+        steps += report.steps
+        kinds.update(report.kinds)
         if arguments.trace:
             print("\n".join(report.trace))
             print(report.states)
-    seconds = time.perf_counter() - began
-    print(f"{len(seeds)} runs, {steps} steps, {faults} faults, {len(failed)} failed in {seconds:.1f} s", *failed[:20])
+    seconds = time.process_time() - began
+    print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
+    print(
+        f"{len(seeds)} runs, {steps} steps, {kinds.total()} faults, {len(failed)} failed in {seconds:.1f} s of CPU",
+        *failed[:20],
+    )
     return 1 if failed else 0
 
 

@@ -95,7 +95,7 @@ class _Waiting:
     reply: Reply
     key: str = ""
     entry: JobEntry | None = None
-    cancels: JobId = JobId("")
+    cancels: JobId | None = None
 
 
 _Done = list[tuple[_Waiting, engine.Step]]
@@ -151,7 +151,7 @@ class SimPlane:
         self._readers.clear()
         self._heard_ms.clear()
         self._is_committing = self._is_read_only = False
-        self._attention, self._late = engine.Attention(), None
+        self._attention, self._late = engine.Attention(self.piece.now_ms), None
         self.clock.say(f"control plane starts, incarnation {self.incarnation}: {len(self.state.jobs)} live jobs")
         engine.check(self.state, shrunk=self._shrunk)
         for worker in self.state.workers:
@@ -364,7 +364,7 @@ class SimPlane:
         for waiting, result in done:
             self._keys.discard(waiting.key)
             waiting.reply(result.effects)
-            if waiting.cancels in self.state.jobs:
+            if waiting.cancels is not None and waiting.cancels in self.state.jobs:
                 self.cancelled(waiting.cancels)
         if records and self._struck(Trouble.PLANE_DIES_ANSWERED):
             return
@@ -467,9 +467,9 @@ class SimPlane:
         if known is None or (event.boot, event.seq) <= (known.boot, known.seq):
             return  # it comes late or twice, and says nothing of now
         self._heard_ms[event.worker] = self._listened_ms
-        if event.facts is not None:
-            if event.facts.cpus < known.facts.cpus or event.facts.memory_bytes < known.facts.memory_bytes:
-                self._shrunk.add(event.worker)
+        facts = event.facts or known.facts
+        if facts.cpus < known.facts.cpus or facts.memory_bytes < known.facts.memory_bytes:
+            self._shrunk.add(event.worker)
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)
