@@ -141,6 +141,10 @@ class Jobs:
         known = self._jobs.get(order.key)
         if known is not None:
             return self._known(order.id, known)
+        if order.kill_by_ms is not None and self._continuous_ms() >= order.kill_by_ms:
+            # It was asked for long ago, and this process was stopped meanwhile: by now another may run it.
+            late = "the time by which it had to be over passed before it could be started"
+            return SpawnFailed(order.id, order.key, errno.ETIMEDOUT, late, None)
         marker = order.marker if order.marker is not None else secrets.randbits(58)
         entry = JobEntry(
             key=order.key,

@@ -100,7 +100,7 @@ class HostDisk:
 @dataclass(slots=True)
 class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
-    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which its programs last
+    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which each part last
     did. is_dark: without power. is_gone: for ever."""
 
     id: WorkerId
@@ -122,7 +122,7 @@ class SimHost:
     disks: int = 0
     most_cpus: int = 0
     contact_ms: int = 0
-    went_on_ms: int = -(10**9)
+    went_on_ms: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, -(10**9)))
     staging_failure: float = 0.0
     is_enrolled: bool = False
     is_gone: bool = False
@@ -323,8 +323,8 @@ class SimHost:
         for part in parts:
             if self._stops[part]:
                 self._stops[part] -= 1
+                self.went_on_ms[part] = self.clock.now_ms
                 if part is Part.PROGRAMS and not self._stops[part]:
-                    self.went_on_ms = self.clock.now_ms
                     self.spawner.gone_on(self.clock.now_ms - self._since_ms)
         # Who goes on first is chance; here whoever ends things does, and programs last.
         for part in (Part.WATCHDOG, Part.SPAWNER, Part.AGENT):

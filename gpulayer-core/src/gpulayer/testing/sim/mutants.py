@@ -15,6 +15,8 @@ from gpulayer.engine.state import Policy
 from gpulayer.placement import capacity
 from gpulayer.protocol import agent, leases, messages
 from gpulayer.spec.opinion import NO_OPINION, Refusal
+from gpulayer.spec.worker import WorkerState
+from gpulayer.testing.sim.clockwork import WALL_MS
 
 __all__ = ["MUTANTS", "planted"]
 
@@ -174,6 +176,89 @@ def _forgets_the_undecided(rebuilt: Any) -> Any:
     return broken
 
 
+def _deaf_once_away(_: Any) -> Any:
+    """A control plane that was away takes everybody for silent."""
+    return lambda state, now_ms: None
+
+
+def _wall_clock(contact: Any) -> Any:
+    """When a worker was heard of is read from the wall clock."""
+
+    def broken(turn: Any, worker: Any, event: Any) -> None:
+        contact(turn, worker, event)
+        worker.heard_ms = turn.at.wall_ms - WALL_MS
+
+    return broken
+
+
+def _no_kill_grace(keep_for: Any) -> Any:
+    """An exclusive job goes on for the whole lease, and gets its grace time after that."""
+
+    def broken(state: Any, assignment: Any) -> Any:
+        if not assignment.exclusive:
+            return keep_for(state, assignment)
+        return min(assignment.keep_for_ms, state.lease_ttl_ms), assignment.grace_ms
+
+    return broken
+
+
+def _gives_up_soon(keep_for: Any) -> Any:
+    """A worker that has lost contact ends its work after half of the time."""
+
+    def broken(state: Any, assignment: Any) -> Any:
+        keep_for_ms, grace_ms = keep_for(state, assignment)
+        return keep_for_ms // 2, grace_ms
+
+    return broken
+
+
+def _trusts_lost_notes(_: Any) -> Any:
+    """After a restart of its machine the agent starts what its notes do not say has begun."""
+
+    def broken(held: Any, now_ms: int, actions: Any) -> None:
+        held.phase = messages.Phase.STAGING
+        agent._stage(held, actions)  # noqa: SLF001 - what a careless recovery would do
+
+    return broken
+
+
+def _begins_without_contact(_: Any) -> Any:
+    """An exclusive job begins although it would have to be ended at once."""
+    return lambda state, assignment, now_ms: True
+
+
+def _never_kills(signal: Any) -> Any:
+    """SIGTERM is not followed by SIGKILL."""
+
+    def broken(held: Any, now_ms: int, actions: Any) -> None:
+        signal(held, now_ms, actions)
+        held.kill_at_ms = now_ms + 10**9
+
+    return broken
+
+
+def _old_answers_count(_: Any) -> Any:
+    """Commands count, however long ago they were asked for."""
+    return lambda state, asked_ms, *, now_ms: True
+
+
+def _old_agents_count(reported: Any) -> Any:
+    """What comes late, or from an agent that has been replaced, counts as if it had come just now."""
+
+    def broken(turn: Any, event: Any) -> None:
+        worker = turn.state.workers.get(event.worker)
+        if worker is not None and (event.boot, event.seq) <= (worker.boot, worker.seq):
+            event = replace(event, boot=worker.boot, seq=worker.seq + 1)
+        reported(turn, event)
+
+    return broken
+
+
+def _late_to_a_new_plane(_: Any) -> Any:
+    """A control plane that was started again lends to workers that it has not heard of since."""
+    return lambda worker: worker.state is WorkerState.READY
+
+
 MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "no_fence": (engine, "step", _no_fence),
     "reused_epoch": (engine, "rebuild", _reused_epoch),
@@ -193,6 +278,16 @@ MUTANTS: Final[dict[str, tuple[object, str, Patch]]] = {
     "marks_ignored": (opinions, "mark", _marks_ignored),
     "endless_opinion_wait": (asking, "_fall_silent", _endless_opinion_wait),
     "forgets_the_undecided": (engine, "rebuild", _forgets_the_undecided),
+    "deaf_once_away": (engine, "hear_anew", _deaf_once_away),
+    "wall_clock": (workers, "_contact", _wall_clock),
+    "no_kill_grace": (leases, "keep_for", _no_kill_grace),
+    "gives_up_soon": (leases, "keep_for", _gives_up_soon),
+    "trusts_lost_notes": (agent, "_end_unsure", _trusts_lost_notes),
+    "begins_without_contact": (agent, "may_begin", _begins_without_contact),
+    "never_kills": (agent, "_signal", _never_kills),
+    "old_answers_count": (agent, "is_current", _old_answers_count),
+    "old_agents_count": (workers, "reported", _old_agents_count),
+    "lends_unheard": (schedule, "takes_work", _late_to_a_new_plane),
 }
 
 
