@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["HostDisk", "SimHost", "facts_of"]
 
 STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
-WRITEBACK_MS: Final = 5_000  # what is older than that has reached the disk by itself
+WRITEBACK_MS: Final = 30_000  # what is older than that has reached the disk by itself
 START_AGAIN_MS: Final = 5_000
 
 
@@ -246,6 +246,16 @@ class SimHost:
         if self.is_dark or self.is_gone:
             return
         self._trouble(cause, off_ms)
+        self._go_dark(cause)
+        if not self.is_gone:
+            self.clock.after(off_ms, self._power_on)
+
+    def take_away(self) -> None:
+        """Its provider was asked to."""
+        if not self.is_gone:
+            self._go_dark(Trouble.SPOT_LOST)
+
+    def _go_dark(self, cause: Trouble) -> None:
         self._lose_agent()
         for part in EVERYTHING:
             self.drop_late(part)
@@ -258,10 +268,7 @@ class SimHost:
         if self.disk.lose_power(self.clock.numbers("power", self.id)):
             self.disks += 1
         self.is_dark = True
-        if cause is Trouble.SPOT_LOST:
-            self.is_gone = True
-        else:
-            self.clock.after(off_ms, self._power_on)
+        self.is_gone = cause is Trouble.SPOT_LOST
 
     def fill_disk(self, lasts_ms: int) -> None:
         """Nothing can be written for so long."""
