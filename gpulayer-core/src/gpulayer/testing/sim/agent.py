@@ -37,10 +37,11 @@ WRITE_AGAIN_MS: Final = 500  # the journal, on a full disk (``worker.keeping``)
 
 @dataclass(slots=True)
 class SimAgent:
-    """One start of it. Everything but what is on its host's disk dies with it."""
+    """One start of it. Everything but what is on its host's disk dies with it. is_begun: it is at its spawner."""
 
     host: "SimHost"
     state: protocol.AgentState = field(init=False)
+    is_begun: bool = False
     incarnation: int = 0  # of the control plane that it has its session with
     _cursor: str = ""
     _is_polling: bool = False
@@ -62,6 +63,7 @@ class SimAgent:
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
         host = self.host
+        self.is_begun = True
         self.incarnation = host.plane.incarnation
         if host.disk.contact_ms is None:
             host.contact_ms = host.piece.now_ms

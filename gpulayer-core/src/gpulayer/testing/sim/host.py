@@ -154,7 +154,7 @@ class SimHost:
         boot = self.boots
 
         def begin() -> None:
-            if self.agent is agent and not agent.state.boot:
+            if self.agent is agent and not agent.is_begun:
                 agent.begin(boot)
 
         if self.spawner.is_up:
@@ -173,13 +173,13 @@ class SimHost:
         agent = self.agent
         if agent is None:
             return
-        if agent.state.boot:
+        if agent.is_begun:
             self.run(Part.AGENT, lambda: self.need_spawner(agent.attached))
         else:
             boot = self.boots
 
             def begin() -> None:
-                if self.agent is agent and not agent.state.boot:
+                if self.agent is agent and not agent.is_begun:
                     agent.begin(boot)
 
             self.run(Part.AGENT, lambda: self.need_spawner(begin))
@@ -187,7 +187,7 @@ class SimHost:
     def tell_agent(self, event: m.Input) -> None:
         """Over the link, if somebody is there."""
         agent = self.agent
-        if agent is not None and agent.state.boot:
+        if agent is not None and agent.is_begun:
             self.piece.after(1, lambda: agent.feed(event))
 
     def hear(self, what: Callable[[], None]) -> None:
@@ -371,5 +371,5 @@ class SimHost:
             return
         self.facts, self.facts_digest = facts, Digest(sha256(repr(facts).encode()).hexdigest())
         agent = self.agent
-        if agent is not None and agent.state.boot:
+        if agent is not None and agent.is_begun:
             agent.feed(m.FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
