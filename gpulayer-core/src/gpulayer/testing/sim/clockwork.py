@@ -9,6 +9,7 @@ from random import Random
 from typing import Final
 
 from gpulayer.testing.sim.scenario import numbers
+from gpulayer.testing.sim.story import Story
 
 __all__ = ["WALL_MS", "Clockwork", "Timepiece", "spread_ms"]
 
@@ -26,8 +27,7 @@ class Clockwork:
     seed: int
     now_ms: int = 0
     steps: int = 0
-    trace: list[str] = field(default_factory=list)
-    is_tracing: bool = False
+    story: Story | None = None
     faults: Counter[str] = field(default_factory=Counter)
     troubled_ms: dict[str, int] = field(default_factory=dict)
     _heap: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
@@ -56,9 +56,9 @@ class Clockwork:
         return known
 
     def say(self, text: str) -> None:
-        """One line of the trace. Whoever says much looks at ``is_tracing`` first."""
-        if self.is_tracing:
-            self.trace.append(f"{self.now_ms / 1000:10.3f}s  {text}")
+        """One sentence of the story, if somebody wants to read it."""
+        if self.story is not None:
+            self.story.say(self.now_ms, text)
 
     def fault(self, kind: str, entity: str, *, lasts_ms: int = 0) -> None:
         """Count it, and remember that all is not well with the entity so long."""
