@@ -59,7 +59,7 @@ def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
     assert len(told) < 40
     argv = shlex.split(line["again"])
     assert argv[:3] == ["python", "-m", "gpulayer.testing.sim"]
-    assert main(argv[3:] + ["--minimise-s", "0"]) == 1
+    assert main([*argv[3:], "--minimise-s", "0"]) == 1
     again = capsys.readouterr().err.splitlines()
     assert again[1] == told[1]
     assert again[told.index("story:") :] == told[told.index("story:") :], "to the last line"

@@ -51,6 +51,7 @@ class SimAgent:
     _asked: dict[int, Callable[[], None]] = field(default_factory=dict)  # of the spawner, and not answered
     _count: int = 0
     _wake_ms: int | None = None
+    _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
     def __post_init__(self) -> None:
         facts = self.host.facts
@@ -66,6 +67,8 @@ class SimAgent:
             host.contact_ms = host.piece.now_ms
         nodes = []
         for key, (assignment, progress) in sorted(host.disk.nodes().items()):
+            if progress.stop is EndedBy.WORKER_LOST:
+                self._given_up.add(key)
             process = host.spawner.processes.get(key)
             nodes.append(
                 m.RecoveredNode(
@@ -78,7 +81,7 @@ class SimAgent:
         for key in [key for key in host.spawner.processes if key not in host.disk.folders]:
             self._ask(lambda key=key: self._clear(key))  # type: ignore[misc]
         self.feed(m.SessionOpened(HEARTBEAT_MS, LEASE_MS))
-        self.feed(m.Recovered(boot, tuple(nodes), host.disk.contact_ms))
+        self.feed(m.Recovered(boot, tuple(nodes), host.disk.contact_ms, host.disk.has_rebooted))
 
     def attached(self) -> None:
         """There is a new spawner: what became of everything is in its table, and what was asked is asked again."""
@@ -125,9 +128,6 @@ class SimAgent:
             case m.Extend():
                 self._ask(lambda: self.host.spawner.extend(action.key, action.kill_by_ms))
             case m.SignalTree():
-                held = self.state.held.get(action.key)
-                if held is not None and held.stop is EndedBy.WORKER_LOST:
-                    self.host.guard.gave_up(self.host, held.assignment)
                 self._ask(lambda: self.host.spawner.signal(action.key))
                 self._later(2, m.TreeSignalled(action.key))
             case m.KillTree():
@@ -188,6 +188,10 @@ class SimAgent:
 
     def _journal(self, key: NodeKey, progress: m.Progress) -> None:
         """A line that finds no room stays in mind and is written as soon as it does."""
+        if progress.stop is EndedBy.WORKER_LOST and key not in self._given_up:
+            self._given_up.add(key)
+            if key in self.state.held:
+                self.host.guard.gave_up(self.host, self.state.held[key].assignment)
         if key in self._refused:
             return
         if self.host.disk.write(key, progress):

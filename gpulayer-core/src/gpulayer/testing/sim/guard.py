@@ -36,8 +36,8 @@ class Guard:
     _starts: dict[JobId, NodeKey] = field(default_factory=dict)
 
     def started(self, host: SimHost, new: Process) -> None:
-        """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job without
-        retries too; no more than a machine has cores, or of what it counts by name."""
+        """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job
+        without retries too; no more than a machine has cores, or of what it counts by name."""
         assignment, alive = new.assignment, host.spawner.alive
         key, job_id = assignment.key, assignment.job_id
         cpus = [process.assignment.cpus for process in alive]
@@ -50,10 +50,11 @@ class Guard:
         for process in alive:
             if set(process.assignment.devices) & set(assignment.devices):
                 raise Violation(f"{key} starts on a device that {process.assignment.key} still uses")
-        if key in self.where:
+        before = self._starts.get(job_id)
+        if key in self.where and self._is_known(key):
             raise Violation(f"attempt {key} of job {job_id} starts a second time, on {host.id}")
-        if self.entries[job_id].retries == 0 and job_id in self._starts:
-            raise Violation(f"job {job_id} has no retries, and starts again as {key} after {self._starts[job_id]}")
+        if before is not None and self.entries[job_id].retries == 0 and self._is_known(before):
+            raise Violation(f"job {job_id} has no retries, and starts again as {key} after {before}")
         self.where[key] = (host, host.disks)
         self._starts[job_id] = key
         if assignment.exclusive:
@@ -114,6 +115,11 @@ class Guard:
             alive = [str(process.assignment.key) for process in host.spawner.alive]
             if not host.is_gone and (alive or host.disk.folders):
                 raise Stuck(f"{host.id} still has {alive or list(host.disk.folders)} when all is over")
+
+    def _is_known(self, key: NodeKey) -> bool:
+        """A host that has lost its disk, or the folder with it, does not know what it had started."""
+        host, disks = self.where[key]
+        return host.disks == disks
 
     def _check_exclusive(self, host: SimHost, assignment: Assignment) -> None:
         for other in self.hosts:

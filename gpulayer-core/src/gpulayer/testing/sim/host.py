@@ -57,6 +57,7 @@ class HostDisk:
     is_full: bool = False
     folders: dict[NodeKey, tuple[Assignment, list[tuple[int, m.Progress]]]] = field(default_factory=dict)
     contact_ms: int | None = None
+    has_rebooted: bool = False  # and no contact was saved since
 
     def admit(self, assignment: Assignment) -> bool:
         """Whether it could."""
@@ -72,7 +73,7 @@ class HostDisk:
 
     def save_contact(self, contact_ms: int) -> None:
         if not self.is_full:
-            self.contact_ms = contact_ms
+            self.contact_ms, self.has_rebooted = contact_ms, False
 
     def forget(self, key: NodeKey) -> None:
         self.folders.pop(key, None)
@@ -81,21 +82,26 @@ class HostDisk:
         """As a new agent reads them."""
         return {key: (assignment, lines[-1][1]) for key, (assignment, lines) in self.folders.items()}
 
-    def lose_power(self, rng: Random) -> None:
-        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new."""
+    def lose_power(self, rng: Random) -> bool:
+        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new. Whether any
+        folder is gone."""
+        self.has_rebooted = self.has_rebooted or self.contact_ms is not None
         self.contact_ms = None  # it is of this boot alone
+        is_any_gone = False
         for key, (_, lines) in list(self.folders.items()):
             while lines and lines[-1][0] > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5:
                 lines.pop()
             if not lines:
                 del self.folders[key]
+                is_any_gone = True
+        return is_any_gone
 
 
 @dataclass(slots=True)
 class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
-    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which its programs last did.
-    is_dark: without power. is_gone: for ever."""
+    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which its programs last
+    did. is_dark: without power. is_gone: for ever."""
 
     id: WorkerId
     plan: HostPlan
@@ -249,7 +255,8 @@ class SimHost:
             self.disk.contact_ms = None
             self.spawner.processes.clear()
             self.disks += 1
-        self.disk.lose_power(self.clock.numbers("power", self.id))
+        if self.disk.lose_power(self.clock.numbers("power", self.id)):
+            self.disks += 1
         self.is_dark = True
         if cause is Trouble.SPOT_LOST:
             self.is_gone = True

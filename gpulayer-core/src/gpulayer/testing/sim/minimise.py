@@ -1,10 +1,10 @@
 """The smallest scenario that still breaks the same rule: what a person has to read, instead of forty jobs.
 
 Nothing is understood here. Parts are taken out, and whatever the rule is still broken without stays out: first all that
-comes after the moment at which it is broken, which also ends the plays that break nothing sooner; then faults,
-then jobs, then machines with what happens to them, in halves, quarters, and one by one (Zeller and Hildebrandt,
-"Simplifying and isolating failure-inducing input", 2002, without the complements); then the noise of the network, and
-what is unusual about the jobs and machines that are left. That goes round until nothing changes, or for as long as
+comes after the moment at which it is broken, which also ends the plays that break nothing sooner; then the noise of the
+network; then faults, jobs, and machines with what happens to them, in halves, quarters, and one by one (Zeller and
+Hildebrandt, "Simplifying and isolating failure-inducing input", 2002, without the complements); then what is unusual
+about the jobs and machines that are left. That goes round until nothing changes, or for as long as
 there is time.
 """
 
@@ -42,10 +42,10 @@ def minimise(
     before = None
     while before != search.best and search.has_time():
         before = search.best
+        search.try_each(_calmer)
         search.thin(lambda best: best.faults, lambda best, left: replace(best, faults=left))
         search.thin(lambda best: best.jobs, lambda best, left: replace(best, jobs=left))
         search.thin(lambda best: best.hosts, _with_hosts)
-        search.try_each(_calmer)
         for number in range(len(search.best.jobs)):
             search.try_each(partial(_usual_job, number))
         for number in range(len(search.best.hosts)):

@@ -36,7 +36,7 @@ from gpulayer.engine.records import (
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.spec.job import JobEntry
-from gpulayer.testing.sim.clockwork import Clockwork, Timepiece, spread_ms
+from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.rules import Ledger, Violation, check_terminal, durable_view
 from gpulayer.testing.sim.scenario import Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
@@ -97,7 +97,7 @@ class _Waiting:
     reply: Reply
     key: str = ""
     entry: JobEntry | None = None
-    cancels: JobId = JobId("")
+    cancels: JobId | None = None
 
 
 _Done = list[tuple[_Waiting, engine.Step]]
@@ -154,7 +154,7 @@ class SimPlane:
         self._readers.clear()
         self._heard_ms.clear()
         self._is_committing = self._is_read_only = False
-        self._attention, self._late = engine.Attention(), None
+        self._attention, self._late = engine.Attention(self.piece.now_ms), None
         self.clock.say(
             f"start {self.incarnation} of the control plane, with {counted(len(self.state.jobs), 'live job')}"
         )
@@ -309,14 +309,14 @@ class SimPlane:
             return
         if self._struck(Trouble.PLANE_DIES_STEPPED):
             return
-        rng = self.clock.numbers("commit", self.incarnation)
-        is_noise = rng.random() < self.commit_failure
+        dice = self.clock.dice("commit")
+        is_noise = dice.random() < self.commit_failure
         if is_noise:
             self.clock.fault("commit_failed", PLANE)
         if is_noise or self.is_full:
             self._after(5, lambda: self._commit_failed(done))
         else:
-            self._after(spread_ms(rng, 3), lambda: self._commit(done, records))
+            self._after(dice.spread_ms(3), lambda: self._commit(done, records))
 
     def _step(self, event: Event) -> engine.Step:
         assert self.state is not None
@@ -381,7 +381,7 @@ class SimPlane:
         for waiting, result in done:
             self._keys.discard(waiting.key)
             waiting.reply(result.effects)
-            if waiting.cancels in self.state.jobs:
+            if waiting.cancels is not None and waiting.cancels in self.state.jobs:
                 self.cancelled(waiting.cancels)
         if records and self._struck(Trouble.PLANE_DIES_ANSWERED):
             return
@@ -485,9 +485,9 @@ class SimPlane:
         if known is None or (event.boot, event.seq) <= (known.boot, known.seq):
             return  # it comes late or twice, and says nothing of now
         self._heard_ms[event.worker] = self._listened_ms
-        if event.facts is not None:
-            if event.facts.cpus < known.facts.cpus or event.facts.memory_bytes < known.facts.memory_bytes:
-                self._shrunk.add(event.worker)
+        facts = event.facts or known.facts
+        if facts.cpus < known.facts.cpus or facts.memory_bytes < known.facts.memory_bytes:
+            self._shrunk.add(event.worker)
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)
