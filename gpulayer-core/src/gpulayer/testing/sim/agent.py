@@ -105,9 +105,11 @@ class SimAgent:
             self.host.run(Part.AGENT, lambda: self.feed(event))
             return
         clock = self.host.clock
+        if clock.story is not None:
+            clock.story.heard(clock.now_ms, self.host.id, event)
         for action in protocol.step(self.state, event, now_ms=self.host.piece.now_ms):
-            if clock.is_tracing:
-                clock.say(f"{self.host.id}: {action}")
+            if clock.story is not None:
+                clock.story.acted(clock.now_ms, self.host.id, action)
             self._act(action)
         self._wake()
         self._poll()

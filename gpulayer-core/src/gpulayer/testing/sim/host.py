@@ -150,7 +150,7 @@ class SimHost:
             return
         self.boots += 1
         self.agent = agent = SimAgent(self)
-        self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
+        self.clock.say(f"start {self.boots} of the agent of {self.id}")
         boot = self.boots
 
         def begin() -> None:
@@ -320,13 +320,12 @@ class SimHost:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _trouble(self, kind: Trouble, lasts_ms: int) -> None:
-        self.clock.say(f"{self.id}: {kind.value.replace('_', ' ')} ({lasts_ms} ms)")
         self.clock.fault(kind, self.id, lasts_ms=lasts_ms)
 
     def _go_on(self, parts: tuple[Part, ...]) -> None:
         if not any(self._stops[part] for part in parts):
             return
-        self.clock.say(f"{self.id}: goes on: {', '.join(parts)}")
+        self.clock.say(f"of {self.id} go on again: {', '.join(parts)}")
         for part in parts:
             if self._stops[part]:
                 self._stops[part] -= 1
@@ -360,7 +359,7 @@ class SimHost:
 
         def look() -> None:
             if self.agent is agent and self.is_stopped(Part.SPAWNER):
-                self.clock.say(f"{self.id}: the agent ends a spawner that is stuck")
+                self.clock.say(f"the agent of {self.id} ends a spawner that is stuck")
                 self.spawner.die()
 
         self.piece.after(STUCK_MS, lambda: self.run(Part.AGENT, look))

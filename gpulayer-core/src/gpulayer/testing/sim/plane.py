@@ -22,6 +22,7 @@ from gpulayer.engine.events import (
     WorkerReported,
     WorkerWentSilent,
 )
+from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.engine.records import (
     AttemptImage,
     CounterImage,
@@ -35,10 +36,11 @@ from gpulayer.engine.records import (
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.spec.job import JobEntry
-from gpulayer.testing.sim.clockwork import Clockwork, Timepiece, spread_ms
+from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.rules import Ledger, Violation, check_terminal, durable_view
 from gpulayer.testing.sim.scenario import Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
+from gpulayer.testing.sim.story import counted
 
 __all__ = ["PLANE", "Commands", "Disk", "SimPlane"]
 
@@ -134,6 +136,7 @@ class SimPlane:
     _heard_ms: dict[WorkerId, int] = field(default_factory=dict)  # by the time that it listened
     _shrunk: set[WorkerId] = field(default_factory=set)
     _stepped: int = 0
+    _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
     _commits: int = 0
 
     # Life ---------------------------------------------------------------------------------------------------------
@@ -153,7 +156,9 @@ class SimPlane:
         self._heard_ms.clear()
         self._is_committing = self._is_read_only = False
         self._attention, self._late = engine.Attention(self.piece.now_ms), None
-        self.clock.say(f"control plane starts, incarnation {self.incarnation}: {len(self.state.jobs)} live jobs")
+        self.clock.say(
+            f"start {self.incarnation} of the control plane, with {counted(len(self.state.jobs), 'live job')}"
+        )
         engine.check(self.state, shrunk=self._shrunk)
         for worker in self.state.workers:
             self._heard_ms[worker] = self._listened_ms
@@ -163,16 +168,16 @@ class SimPlane:
         """Memory is lost, the disk stays; after so long it starts again."""
         if self.state is None:
             return
-        self.clock.say(f"control plane dies: {why}")
+        self.clock.say("the control plane dies")
         self.clock.fault(why, PLANE, lasts_ms=restart_ms)
         self.state = self._late = None
+        self._untold.clear()
         self.clock.after(restart_ms, self.start)
 
     def stop(self, lasts_ms: int) -> None:
         """Nothing runs; what is sent to it waits."""
         if self.state is None or self._late is not None:
             return
-        self.clock.say("control plane stops")
         self.clock.fault(Trouble.PLANE_STOPS, PLANE, lasts_ms=lasts_ms)
         self._late, self._stopped_ms, incarnation = [], self.piece.now_ms, self.incarnation
         self.clock.after(lasts_ms, lambda: self.go_on() if incarnation == self.incarnation else None)
@@ -182,7 +187,7 @@ class SimPlane:
         late, self._late = self._late, None
         if late is None or self.state is None:
             return
-        self.clock.say("control plane goes on")
+        self.clock.say("the control plane goes on")
         if self.piece.now_ms - self._stopped_ms > AWAY_MS:
             self._away_ms += self.piece.now_ms - self._stopped_ms
         incarnation = self.incarnation
@@ -301,18 +306,19 @@ class SimPlane:
         records = [record for _, result in done for record in result.records]
         self._is_committing = True
         if not records:
+            self._tell()
             self._committed(done)
             return
         if self._struck(Trouble.PLANE_DIES_STEPPED):
             return
-        rng = self.clock.numbers("commit", self.incarnation)
-        is_noise = rng.random() < self.commit_failure
+        dice = self.clock.dice("commit")
+        is_noise = dice.random() < self.commit_failure
         if is_noise:
             self.clock.fault("commit_failed", PLANE)
         if is_noise or self.is_full:
             self._after(5, lambda: self._commit_failed(done))
         else:
-            self._after(spread_ms(rng, 3), lambda: self._commit(done, records))
+            self._after(dice.spread_ms(3), lambda: self._commit(done, records))
 
     def _step(self, event: Event) -> engine.Step:
         assert self.state is not None
@@ -324,14 +330,24 @@ class SimPlane:
             case _:
                 pass
         result = engine.step(self.state, event)
-        if self.clock.is_tracing:
-            self.clock.say(f"engine: {event}")
+        if self.clock.story is not None:
+            self._untold.append((event, result))
         self._stepped += 1
-        if self._stepped % WHOLE_CHECK:
-            engine.check_touched(self.state, result.records, result.effects, shrunk=self._shrunk)
-        else:
-            engine.check(self.state, result.effects, shrunk=self._shrunk)
+        try:
+            if self._stepped % WHOLE_CHECK:
+                engine.check_touched(self.state, result.records, result.effects, shrunk=self._shrunk)
+            else:
+                engine.check(self.state, result.effects, shrunk=self._shrunk)
+        except InvariantViolated:
+            self._tell()
+            raise
         return result
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, []
+        for event, result in untold:
+            if self.clock.story is not None:
+                self.clock.story.committed(self.clock.now_ms, event, result.records, result.effects)
 
     def _commit(self, done: _Done, records: list[Record]) -> None:
         """A crash before this moment loses the batch, a crash after it loses only the answers."""
@@ -346,6 +362,7 @@ class SimPlane:
             self._after(1, lambda: self._committed(done))
 
     def _store(self, done: _Done, records: list[Record]) -> None:
+        self._tell()
         for waiting, _ in done:
             if waiting.entry is not None:
                 self.disk.entries[waiting.entry.id] = waiting.entry
@@ -392,8 +409,9 @@ class SimPlane:
 
     def _commit_failed(self, done: _Done) -> None:
         """Discard and reload, for the state has run ahead of what is stored; and read only until a probe succeeds."""
-        self.clock.say("commit failed: state discarded, reloaded")
+        self.clock.say("a commit of the control plane fails: what was in it has not happened")
         self._is_committing, self._is_read_only = False, True
+        self._untold.clear()
         self._reload()
         self._refuse([waiting for waiting, _ in done])
         self._refuse(self._queue)

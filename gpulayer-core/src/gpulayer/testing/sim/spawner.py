@@ -150,7 +150,7 @@ class SimSpawner:
 
         def look_after() -> None:
             if is_over(WATCHDOG_MS) and self.has_watchdog:
-                self.host.clock.say(f"{self.host.id}: the watchdog ends the spawner, which is stuck")
+                self.host.clock.say(f"the watchdog of {self.host.id} ends the spawner, which is stuck")
                 self.die()
 
         left_ms = kill_by_ms - piece.now_ms
