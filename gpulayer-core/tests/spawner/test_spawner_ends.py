@@ -257,12 +257,13 @@ def test_a_job_whose_time_is_not_extended_is_ended_though_no_agent_is_there(spaw
     assert record.tree_clean
 
 
-def test_what_should_be_over_by_now_is_not_started(spawner, agent):
-    reply = agent.spawn("1.0", "touch", str(spawner.folder / "ran"), kill_by_ms=continuous_ms() - 1)
-    assert isinstance(reply, m.SpawnFailed)
-    assert reply.message == "the time by which it had to be over passed before it could be started"
-    assert "1.0" not in agent.rows()
-    assert not (spawner.folder / "ran").exists()
+def test_what_comes_when_its_time_has_passed_is_not_started_and_may_not_be_started_later(spawner, agent):
+    for _ in range(2):
+        reply = agent.spawn("1.0", "sh", "-c", "echo ran", kill_by_ms=continuous_ms() - 1)
+        assert isinstance(reply, m.SpawnFailed)
+        assert (reply.errno, reply.exit_code) == (errno.ETIME, None)
+    assert spawner.log("1.0").read_bytes() == b""
+    assert agent.rows()["1.0"].exit.reason == "spawn_failed"
 
 
 def test_a_job_whose_time_is_extended_lives_on(agent, until):

@@ -1,4 +1,4 @@
-"""Planted faults in what is decided when somebody was away: a control plane that was stopped, a machine that lost power,
+"""Planted faults in what is decided when somebody was away: a control plane that was stopped, a machine without power,
 a worker out of contact."""
 
 from typing import Any, Final
