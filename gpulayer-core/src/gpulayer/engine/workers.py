@@ -150,6 +150,9 @@ def restored(turn: Turn, event: PlaneRestored) -> None:
     """All attempts are lost at once: whatever has become of them since the backup, nothing is taken of them any more,
     and their workers are told so at the next contact. Their tasks run again by their own rules."""
     state = turn.state
+    for worker in state.workers.values():
+        worker.is_heard = False  # to this control plane none has reported, whatever it is that was told before
+    schedule.workers_changed(state)
     state.next_epoch, state.next_seq = max(state.next_epoch, event.first), max(state.next_seq, event.first)
     evidence = "the control plane was restored from a backup that was made while this attempt was live"
     for attempt in list(state.attempts.values()):

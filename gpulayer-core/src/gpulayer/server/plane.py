@@ -6,7 +6,6 @@ plugins, wake-ups, and the word that it is closing.
 
 import asyncio
 import logging
-import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,7 +37,7 @@ from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import Layout, PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
 from gpulayer.server.store.codec import dump
-from gpulayer.server.store.health import damaged
+from gpulayer.server.store.health import check_lost
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
 from gpulayer.spec.request import Request
@@ -130,6 +129,7 @@ class Plane:
         self._trying: tuple[str, ...] = ()
         self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
+        self.local_worker_heard = 0  # how often it has asked for anything
         self.shutdown_asked = asyncio.Event()
         self.keep_worker = False
         self.enrolling = asyncio.Lock()
@@ -360,8 +360,7 @@ class Plane:
 def _open_store(layout: Layout) -> Store:
     """Made where there was none. The pepper comes after the store: where it is alone, the store was lost. Raises as
     ``Store``."""
-    if layout.pepper.exists() and not os.path.lexists(layout.store):
-        raise damaged(layout.store, f"it is gone, and {layout.pepper.name}, which was made after it, is there")
+    check_lost(layout.store, made_after=layout.pepper)
     return Store(str(layout.store))
 
 

@@ -124,6 +124,7 @@ async def cancel(call: Call) -> Response:
     if await call.plane.driver.read(lambda state: job_id in state.jobs):
         audit = _told_if_anothers(call, job, "job.cancel_other")
         side = Side(audit=audit) if audit else None
+        call.plane.auth.check_still(call.client)
         await call.plane.driver.submit(lambda at: CancelRequested(at, job_id, grace_ms, _who(call)), side=side)
     return json_response(await read_record(call.plane, job_id))
 

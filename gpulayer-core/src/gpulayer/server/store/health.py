@@ -24,10 +24,12 @@ from gpulayer.staging.blobs import storage_error
 __all__ = [
     "check_contents",
     "check_file",
+    "check_lost",
     "check_pages",
     "check_start",
     "copy_before_migration",
     "damaged",
+    "examine",
     "is_damage",
     "mark_open",
     "read_only",
@@ -116,6 +118,24 @@ def read_only(path: Path) -> sqlite3.Connection:
     one. Without a ``-wal`` nobody may write to the store meanwhile: the caller holds its folder's lock."""
     still = "" if os.path.exists(f"{path}-wal") else "&immutable=1"
     return sqlite3.connect(f"file:{quote(str(path))}?mode=ro{still}", uri=True, isolation_level=None)
+
+
+def check_lost(path: Path, *, made_after: Path) -> None:
+    """Raises StorageUnavailable where the store is gone and a file is there that is only made after it."""
+    if made_after.exists() and not os.path.lexists(path):
+        raise damaged(path, f"it is gone, and {made_after.name}, which was made after it, is there")
+
+
+def examine(path: Path, *, made_after: Path) -> str | None:
+    """All that can be looked at, which takes some seconds for each gigabyte; its schema's version, None where there is
+    no store. Beside a control plane that runs, too. Raises StorageUnavailable."""
+    check_lost(path, made_after=made_after)
+    if not check_file(str(path)):
+        return None
+    schema = check_start(str(path))
+    with closing(read_only(path)) as connection:
+        check_pages(connection, path, is_full=True)
+    return schema
 
 
 def check_start(path: str) -> str:
