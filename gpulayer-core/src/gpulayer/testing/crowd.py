@@ -181,7 +181,8 @@ class CrowdWorker:
             self._counter += 1
             signature = self._key.sign(session_text(self._id, self._counter).encode()).hex()
             body = {"schema": 1, "counter": self._counter, "signature": signature}
-            reply = await self._exchange("POST", f"/v1/workers/{self._id}/sessions", body, token="")
+            path = f"/v1/workers/{self._id}/sessions"
+            reply = await self._exchange("POST", path, body, token="", is_once=True)
             self._heartbeat_s = reply["heartbeat_ms"] / 1000
             self._token = reply["token"]
             self._is_due.set()  # a control plane that was started again hears of everybody at once
@@ -206,14 +207,14 @@ class CrowdWorker:
             await asyncio.sleep(_rest_s(tries))
 
     async def _exchange(
-        self, method: str, path: str, body: Json | None, *, token: str, timeout_s: float = 30.0
+        self, method: str, path: str, body: Json | None, *, token: str, timeout_s: float = 30.0, is_once: bool = False
     ) -> Json:
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         content = b"" if body is None else json.dumps(body).encode()
         answer = await self._http.request(
-            self._address, method, path, headers=headers, body=content, timeout_s=timeout_s
+            self._address, method, path, headers=headers, body=content, timeout_s=timeout_s, is_once=is_once
         )
         if answer.status >= 400:
             raise _Refused(answer.status, answer.body)
