@@ -28,6 +28,7 @@ ROUND_S: Final = 5.0
 JOINING: Final = 4
 JOBS: Final = 40
 FOLLOWED: Final = 6
+TOKEN_ROUNDS: Final = 25  # a token is remembered for a day after its end, on purpose: 58 an hour are a busy day's
 STUCK_S: Final = 60.0
 SLOPE: Final = 0.01  # an hour
 JUDGED: Final = 240  # rounds: below that a slope is noise
@@ -49,6 +50,7 @@ class _Churn:
         self._drawn = drawn
         self._tally = tally
         self._say = say
+        self._pool = ""
         self._memory: list[tuple[float, int]] = []
 
     async def run(self, rounds: int) -> None:
@@ -75,7 +77,10 @@ class _Churn:
 
     async def _round(self, crowd: Crowd, shell: AsyncTransport, stay: set[str]) -> None:
         drawn = self._drawn
-        await crowd.join(JOINING, await self._join_token(shell, JOINING))
+        if self._tally.runs % TOKEN_ROUNDS == 0:
+            self._pool = await self._join_token(shell, JOINING * TOKEN_ROUNDS)
+            await self._use_a_token(shell)
+        await crowd.join(JOINING, self._pool)
         commands = [["sleep", f"{drawn.random():.2f}"] for _ in range(JOBS)]
         many, few = commands[FOLLOWED:], commands[:FOLLOWED]
         batch = [{"schema": 1, "command": command, "retries": 5} for command in many]
@@ -87,7 +92,6 @@ class _Churn:
         following = [asyncio.create_task(_follow(shell, job_id)) for job_id in ids[-FOLLOWED:]]
         for job_id in drawn.sample(ids, 5):
             await shell.send(calls.cancel_job(job_id, grace_ms=100))
-        await self._use_a_token(shell)
         leaving = [name for name in crowd.workers if name not in stay]
         for name in leaving[:-1]:
             await crowd.dismiss(name)
@@ -126,7 +130,7 @@ class _Churn:
 
     @staticmethod
     async def _join_token(shell: AsyncTransport, uses: int) -> str:
-        made = await shell.send(calls.create_token(max_uses=uses, expires_in_s=600))
+        made = await shell.send(calls.create_token(max_uses=uses, expires_in_s=3600))
         return str(made["token"])
 
     def _look(self, began: float) -> None:
