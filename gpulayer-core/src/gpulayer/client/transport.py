@@ -62,12 +62,14 @@ class ByteStream:
     start: the offset of the first byte in its log; attempt: whose log it is (0: of none, for there
     is none yet; None: the answer did not say).
     is_timed: false where a time was asked for and the control plane does not know when the bytes came.
+    size: of all of it; None where the answer did not say.
     """
 
     chunks: Iterator[bytes]
     start: int = 0
     attempt: int | None = None
     is_timed: bool = True
+    size: int | None = None
 
 
 class Transport:
@@ -137,6 +139,7 @@ class Transport:
         connection, response = self._retrying(call, once, retry_for_s)
         try:
             yield ByteStream(
+                size=_header_number(response, "Content-Length"),
                 chunks=_chunks(response, is_followed=call.hold_s is None),
                 start=_header_number(response, "X-Gpulayer-Log-Start") or 0,
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),

@@ -135,6 +135,7 @@ async def _serve(served: _Served) -> None:
             has_local_worker=served.worker is not None,
             heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
             keep_logs_ms=settings.keep_logs_ms,
+            keep_events_ms=settings.keep_events_ms,
             plugins=settings.plugins,
         ),
         policy=policy,
@@ -222,7 +223,7 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
             if is_orphaned:
                 served.worker.leave_folder()
             else:
-                served.worker.look_after()
+                served.worker.look_after(plane.local_worker_heard)
         if (settings.mode != "embedded" and not is_orphaned) or plane.clients_now:
             continue
         if plane.clock.monotonic_ms() - plane.last_client_ms < idle_ms and not is_orphaned:

@@ -220,7 +220,10 @@ class Call:
 
     async def pieces(self, limit: int, what: str) -> AsyncIterator[bytes]:
         """The body as it comes, at most ``limit`` bytes, whatever its headers claim. Raises TooLarge, and TooSlow for
-        a sender that stands still or drips. What the taker of a piece needs is not counted."""
+        a sender that stands still or drips. What the taker of a piece needs is not counted.
+
+        A body may take its time, and what its sender came with may have ended meanwhile: raises Unauthenticated at its
+        end then, so that nothing is done with it."""
         said = self.request.headers.get("content-length", "")
         if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > limit):
             await self._drain(limit)
@@ -243,6 +246,8 @@ class Call:
                 )
             if piece:
                 yield piece
+        if self.caller is not None:
+            self.plane.auth.check_still(self.caller)
 
     async def _piece(self, what: str, came: int) -> tuple[bytes, bool]:
         """What came since the last one, and whether there is more."""
