@@ -27,7 +27,17 @@ from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_toke
 from gpulayer.whole import write_whole
 from gpulayer.wire.sessions import session_text
 
-__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "SYSTEM", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
+__all__ = [
+    "CLIENT_LIFE_S",
+    "LOCAL_OWNER",
+    "SYSTEM",
+    "Attempts",
+    "Auth",
+    "Caller",
+    "check_token_name",
+    "load_pepper",
+    "worker_party",
+]
 
 LOCAL_OWNER: Final = "local"
 """Whoever runs the control plane, at its own machine."""
@@ -74,7 +84,7 @@ class Caller:
         """Among whose connections its own counts: an owner's tokens and jobs together, each worker, each join token."""
         match self.kind:
             case TokenKind.WORKER:
-                return f"worker {self.worker}"
+                return worker_party(self.worker or WorkerId(""))
             case TokenKind.JOIN:
                 return f"join {self.token_id}"
             case _:
@@ -85,6 +95,11 @@ class Caller:
         """Whose idempotency keys its own are apart from: those of a job are not its owner's, so that neither is
         answered with what the other submitted."""
         return self.name if self.kind is TokenKind.JOB else self.owner
+
+
+def worker_party(worker: WorkerId) -> str:
+    """Of its session, and of whoever has signed with its key."""
+    return f"worker {worker}"
 
 
 class Attempts(Protocol):
