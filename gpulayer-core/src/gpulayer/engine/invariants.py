@@ -260,14 +260,14 @@ def _check_undecided(state: State, jobs: Iterable[Job]) -> None:
 
 def _check_held(state: State, asked: AskScorer) -> None:
     """Where nothing at all is known of the workers that are there, nothing is placed until all have answered; but for
-    a class that has waited its time already, of which some may be waiting for others still."""
+    a class that has waited its time already."""
     opinions = state.opinions[asked.request]
     known = RequestClass(asked.request, 1)
     is_anything_known = any(
         takes_work(worker) and is_eligible_for(known, worker) and _is_known(state, opinions, worker.facts_digest)
         for worker in state.workers.values()
     )
-    is_held = opinions.held_until_ms > 0 or min(opinions.waits.values()) <= state.now_ms
+    is_held = state.now_ms < opinions.held_until_ms or min(opinions.waits.values()) <= state.now_ms
     _require(is_anything_known or is_held, f"scorer {asked.scorer} was asked for a first word, and nobody waits for it")
 
 

@@ -8,7 +8,8 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
@@ -25,7 +26,7 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-from gpulayer.errors import InternalError, StorageUnavailable
+from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
 from gpulayer.faults import here
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
@@ -41,10 +42,22 @@ from gpulayer.server.store.codec import (
     outcome_to_text,
     submission_to_text,
 )
+from gpulayer.server.store.health import (
+    check_contents,
+    check_file,
+    check_start,
+    copy_before_migration,
+    damaged,
+    is_damage,
+    mark_open,
+    read_only,
+    unmark,
+)
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
     Batch,
+    EventRow,
     IdempotencyRow,
     IdentityRow,
     JobRow,
@@ -53,7 +66,8 @@ from gpulayer.server.store.rows import (
     StartRow,
     TokenRow,
 )
-from gpulayer.server.store.schema import ensure_schema
+from gpulayer.server.store.schema import ensure_schema, expected
+from gpulayer.server.store.tables import SCHEMA_VERSION
 from gpulayer.server.store.trail import chained
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
@@ -99,21 +113,36 @@ _JOB_SPEC: Final = (
 
 
 class Store:
-    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600). Raises Conflict for a newer schema."""
+    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600).
+
+    Raises Conflict for a newer schema, StorageUnavailable for a file that is damaged or can't be used, which is left as
+    it is; a store of an older schema is copied before it is brought up to date (``health``).
+    """
 
     def __init__(self, path: str) -> None:
+        self._path = path
+        if not check_file(path):
+            _make(path)
         _make_private(path)
+        found = check_start(path)
+        if found < SCHEMA_VERSION:
+            copy_before_migration(path, schema=found)
         self._engine = _engine(path)
         try:
             with _mapped():
                 ensure_schema(self._engine)
+            with closing(read_only(Path(path))) as connection:
+                check_contents(connection, path, tables=expected())
             self._audited = self._last_audit()
+            if os.path.exists(f"{path}-wal"):
+                mark_open(path)
         except BaseException:
             self._engine.dispose()
             raise
 
     def close(self) -> None:
         """Gives the connections back; what was committed stays."""
+        unmark(self._path)
         self._engine.dispose()
 
     def commit(self, batch: Batch) -> None:
@@ -131,6 +160,27 @@ class Store:
         if audit:
             self._audited = (audit[-1].seq, audit[-1].hash)
 
+    def begin_generation(self, *, first: int, marker: EventRow) -> None:
+        """Of a store that was restored: every number that it gives out from now on is ``first`` at least, since what it
+        gave out after the backup is not known. ``marker``: the row of the log that says so, and from whose number the
+        log goes on. No worker is this machine's own any more. To be followed by a commit of what else follows.
+        """
+        row = (first, marker.at_ms, marker.wall_ms, __version__, marker.job_id, marker.worker, marker.kind, marker.body)
+        with _mapped(), self._engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE counters SET next_epoch = ?, next_seq = ?", (first, first))
+            # A signature over a counter of the lost time opens no session; its worker signs anew above this one.
+            connection.exec_driver_sql("UPDATE identities SET counter = ?, is_local = 0", (first,))
+            connection.exec_driver_sql(_insert(tables.events, ("seq", *_EVENT)), row)
+
+    def highest(self) -> int:
+        """Of all numbers that this store has given out."""
+        with self.reading() as connection:
+            found = connection.exec_driver_sql(
+                "SELECT max(next_epoch, next_seq, COALESCE((SELECT max(seq) FROM events), 0),"
+                " COALESCE((SELECT max(counter) FROM identities), 0)) FROM counters"
+            ).scalar_one()
+        return int(found)
+
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
         with _mapped(), self._engine.begin() as connection:
@@ -144,7 +194,14 @@ class Store:
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
-        that failed nobody knows whether it is there after all."""
+        that failed nobody knows whether it is there after all. Raises StorageUnavailable, also for rows that can't be
+        what was written."""
+        try:
+            return self._load_live()
+        except (LookupError, ValueError, TypeError, AttributeError, BadRequest) as error:
+            raise damaged(self._path, f"a row can't be read: {type(error).__name__}: {error}") from error
+
+    def _load_live(self) -> Live:
         self._audited = self._last_audit()
         reader = EntryReader()
         jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
@@ -221,9 +278,13 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
-        with _mapped(), self._engine.connect() as connection:
-            yield connection.execution_options(**_READ_ONLY)
+        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row whose
+        JSON is none: what is in the store was written here."""
+        try:
+            with _mapped(), self._engine.connect() as connection:
+                yield connection.execution_options(**_READ_ONLY)
+        except json.JSONDecodeError as error:
+            raise damaged(self._path, f"a row can't be read: {error}") from error
 
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
@@ -277,7 +338,9 @@ class _Split:
         self.attempts: dict[int, AttemptImage] = {}
         self.workers: dict[WorkerId, WorkerImage] = {}
         self.facts: dict[Digest, FactsImage] = {}
-        self.forgotten_facts: dict[Digest, None] = {}
+        self.forgotten_facts: list[Row] = []
+        self.forgotten_events = 0
+        self.forgotten_keys_ms = 0
         self.counters: CounterImage | None = None
         self.events: list[Row] = []
         self.idempotency: list[IdempotencyRow] = []
@@ -337,15 +400,16 @@ class _Split:
                 for worker in self.workers.values()
             ],
         )
-        # Only now: a worker may have got them again, and the row of a removed one still names them.
-        yield _FORGET_FACTS, [(digest, digest) for digest in self.forgotten_facts]
         if self.counters is not None:
             yield _UPDATE_COUNTERS, [(self.counters.next_epoch, self.counters.next_seq, self.counters.now_ms, 1)]
         yield _INSERT_EVENT, self.events
+        yield _FORGET_EVENTS, [(self.forgotten_events,)] if self.forgotten_events else []
+        yield _FORGET_FACTS, self.forgotten_facts  # only now: a worker, or an event, may have got them again
         yield (
             _UPSERT_IDEMPOTENCY,
             [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
         )
+        yield _FORGET_KEYS, [(self.forgotten_keys_ms,)] if self.forgotten_keys_ms else []
         yield (
             _UPSERT_TOKEN,
             [
@@ -427,7 +491,7 @@ def _split(batch: Batch) -> _Split:
             case FactsImage():
                 split.facts[record.digest] = record
             case FactsForgotten():
-                split.forgotten_facts[record.digest] = None
+                pass  # events name them: they go when the last of these does (``retention``)
             case CounterImage():
                 split.counters = record
     for side in batch.sides:
@@ -443,6 +507,9 @@ def _split(batch: Batch) -> _Split:
         split.forgotten_secrets.extend(side.forget_secrets)
         split.audit.extend(side.audit)
         split.sink_cursors.extend(side.sink_cursors)
+        split.forgotten_events = max(split.forgotten_events, side.forget_events)
+        split.forgotten_keys_ms = max(split.forgotten_keys_ms, side.forget_idempotency_ms)
+        split.forgotten_facts.extend((digest, digest, side.facts_after, f"%{digest}%") for digest in side.forget_facts)
     split.events = [
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
@@ -497,17 +564,45 @@ _UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_FACTS: Final = (
     "DELETE FROM facts WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM workers WHERE facts_digest = ?)"
+    " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
+_FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
+_FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 
 
+def _make(path: str) -> None:
+    """An empty store, under its name only when it is whole, so that an empty file of that name is always damage."""
+    making = f"{path}.new"
+    try:
+        for each in (making, f"{making}-wal", f"{making}-shm", f"{making}-journal"):
+            with suppress(FileNotFoundError):
+                os.unlink(each)
+        os.close(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        engine = _engine(making)
+        try:
+            with _mapped():
+                ensure_schema(engine)
+        finally:
+            engine.dispose()  # which brings all of it into the one file, synced
+        os.rename(making, path)
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise StorageUnavailable(
+            f"the control plane's store can't be made now: {error.strerror}", hint=f"see the folder and disk of {path}"
+        ) from None
+
+
 def _make_private(path: str) -> None:
     """SQLite gives the files beside it the store's own mode, when it makes them."""
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         for each in (path, f"{path}-wal", f"{path}-shm"):
             if os.path.exists(each) and os.stat(each).st_mode & 0o077:
                 os.chmod(each, 0o600)
@@ -548,6 +643,12 @@ def _mapped() -> Iterator[None]:
     except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
         raise InternalError(f"the store refused what was to be written: {error.orig}") from error
     except DBAPIError as error:
+        if is_damage(error.orig):
+            raise StorageUnavailable(
+                f"the control plane's store is damaged: {error.orig}",
+                hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore FILE"
+                " brings a backup back",
+            ) from error
         raise StorageUnavailable(
             f"the control plane's store can't be used now: {error.orig}",
             hint="nothing was written; free space or repair the disk, then try again",

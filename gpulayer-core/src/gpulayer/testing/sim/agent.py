@@ -37,10 +37,11 @@ WRITE_AGAIN_MS: Final = 500  # the journal, on a full disk (``worker.keeping``)
 
 @dataclass(slots=True)
 class SimAgent:
-    """One start of it. Everything but what is on its host's disk dies with it."""
+    """One start of it. Everything but what is on its host's disk dies with it. is_begun: it is at its spawner."""
 
     host: "SimHost"
     state: protocol.AgentState = field(init=False)
+    is_begun: bool = False
     incarnation: int = 0  # of the control plane that it has its session with
     _cursor: str = ""
     _is_polling: bool = False
@@ -49,6 +50,7 @@ class SimAgent:
     _refused: set[NodeKey] = field(default_factory=set)
     _unwritten: dict[NodeKey, m.Progress] = field(default_factory=dict)
     _asked: dict[int, Callable[[], None]] = field(default_factory=dict)  # of the spawner, and not answered
+    _starts: dict[NodeKey, int] = field(default_factory=dict)
     _count: int = 0
     _wake_ms: int | None = None
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
@@ -62,6 +64,7 @@ class SimAgent:
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
         host = self.host
+        self.is_begun = True
         self.incarnation = host.plane.incarnation
         if host.disk.contact_ms is None:
             host.contact_ms = host.piece.now_ms
@@ -125,6 +128,8 @@ class SimAgent:
                 self._later(self._spread_ms(50), m.Staged(action.assignment.key))
             case m.Spawn():
                 self._spawn(action.assignment, action.kill_by_ms)
+            case m.CallOff():
+                self._call_off(action.key)
             case m.Extend():
                 self._ask(lambda: self.host.spawner.extend(action.key, action.kill_by_ms))
             case m.SignalTree():
@@ -232,11 +237,13 @@ class SimAgent:
 
     # The spawner ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, what: Callable[[], None]) -> None:
-        """It reaches the spawner, or the next one, if this agent lives as long."""
+    def _ask(self, what: Callable[[], None]) -> int:
+        """It reaches the spawner, or the next one, if this agent lives as long. Returns its number."""
         self._count += 1
-        self._asked[self._count] = what
-        self._carry(self._count, what)
+        number = self._count
+        self._asked[number] = what
+        self._carry(number, what)
+        return number
 
     def _carry(self, number: int, what: Callable[[], None]) -> None:
         host = self.host
@@ -269,7 +276,14 @@ class SimAgent:
             if end is not None:
                 self._later(2, end)
 
-        self._ask(spawn)
+        self._starts[key] = self._ask(spawn)
+
+    def _call_off(self, key: NodeKey) -> None:
+        """Of a start that has not reached the spawner."""
+        number = self._starts.pop(key, None)
+        if number in self._asked and not self.host.spawner.is_up:
+            del self._asked[number]
+            self._later(1, m.SpawnPutOff(key))
 
     def _kill(self, key: NodeKey) -> None:
         known: Process | None = self.host.spawner.processes.get(key)

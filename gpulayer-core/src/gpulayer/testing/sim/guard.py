@@ -61,7 +61,10 @@ class Guard:
             self._check_exclusive(host, assignment)
 
     def gave_up(self, host: SimHost, assignment: Assignment) -> None:
-        """A worker that has lost contact goes on for as long as was asked for."""
+        """A worker that has lost contact goes on for as long as was asked for; a spawner that was itself stopped does
+        not know yet what it was told meanwhile."""
+        if self.clock.now_ms < host.went_on_ms[Part.SPAWNER] + AWAKE_MS:
+            return
         saved_ms = host.disk.contact_ms
         contact_ms = host.contact_ms if saved_ms is None else min(host.contact_ms, saved_ms)
         keep_ms = _keep(assignment)[0]
@@ -72,7 +75,11 @@ class Guard:
     def sweep(self) -> None:
         """And no longer, agent or no agent: as long as somebody watches it."""
         for host in self.hosts:
-            if host.is_dark or host.is_stopped(Part.PROGRAMS) or self.clock.now_ms < host.went_on_ms + AWAKE_MS:
+            if (
+                host.is_dark
+                or host.is_stopped(Part.PROGRAMS)
+                or self.clock.now_ms < host.went_on_ms[Part.PROGRAMS] + AWAKE_MS
+            ):
                 continue
             for process in host.spawner.alive:
                 keep_ms, grace_ms = _keep(process.assignment)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["HostDisk", "SimHost", "facts_of"]
 
 STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
-WRITEBACK_MS: Final = 5_000  # what is older than that has reached the disk by itself
+WRITEBACK_MS: Final = 30_000  # what is older than that has reached the disk by itself
 START_AGAIN_MS: Final = 5_000
 
 
@@ -100,7 +100,7 @@ class HostDisk:
 @dataclass(slots=True)
 class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
-    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which its programs last
+    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which each part last
     did. is_dark: without power. is_gone: for ever."""
 
     id: WorkerId
@@ -122,7 +122,7 @@ class SimHost:
     disks: int = 0
     most_cpus: int = 0
     contact_ms: int = 0
-    went_on_ms: int = -(10**9)
+    went_on_ms: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, -(10**9)))
     staging_failure: float = 0.0
     is_enrolled: bool = False
     is_gone: bool = False
@@ -154,7 +154,7 @@ class SimHost:
         boot = self.boots
 
         def begin() -> None:
-            if self.agent is agent and not agent.state.boot:
+            if self.agent is agent and not agent.is_begun:
                 agent.begin(boot)
 
         if self.spawner.is_up:
@@ -173,13 +173,13 @@ class SimHost:
         agent = self.agent
         if agent is None:
             return
-        if agent.state.boot:
+        if agent.is_begun:
             self.run(Part.AGENT, lambda: self.need_spawner(agent.attached))
         else:
             boot = self.boots
 
             def begin() -> None:
-                if self.agent is agent and not agent.state.boot:
+                if self.agent is agent and not agent.is_begun:
                     agent.begin(boot)
 
             self.run(Part.AGENT, lambda: self.need_spawner(begin))
@@ -187,7 +187,7 @@ class SimHost:
     def tell_agent(self, event: m.Input) -> None:
         """Over the link, if somebody is there."""
         agent = self.agent
-        if agent is not None and agent.state.boot:
+        if agent is not None and agent.is_begun:
             self.piece.after(1, lambda: agent.feed(event))
 
     def hear(self, what: Callable[[], None]) -> None:
@@ -246,6 +246,16 @@ class SimHost:
         if self.is_dark or self.is_gone:
             return
         self._trouble(cause, off_ms)
+        self._go_dark(cause)
+        if not self.is_gone:
+            self.clock.after(off_ms, self._power_on)
+
+    def take_away(self) -> None:
+        """Its provider was asked to."""
+        if not self.is_gone:
+            self._go_dark(Trouble.SPOT_LOST)
+
+    def _go_dark(self, cause: Trouble) -> None:
         self._lose_agent()
         for part in EVERYTHING:
             self.drop_late(part)
@@ -258,10 +268,7 @@ class SimHost:
         if self.disk.lose_power(self.clock.numbers("power", self.id)):
             self.disks += 1
         self.is_dark = True
-        if cause is Trouble.SPOT_LOST:
-            self.is_gone = True
-        else:
-            self.clock.after(off_ms, self._power_on)
+        self.is_gone = cause is Trouble.SPOT_LOST
 
     def fill_disk(self, lasts_ms: int) -> None:
         """Nothing can be written for so long."""
@@ -322,8 +329,8 @@ class SimHost:
         for part in parts:
             if self._stops[part]:
                 self._stops[part] -= 1
+                self.went_on_ms[part] = self.clock.now_ms
                 if part is Part.PROGRAMS and not self._stops[part]:
-                    self.went_on_ms = self.clock.now_ms
                     self.spawner.gone_on(self.clock.now_ms - self._since_ms)
         # Who goes on first is chance; here whoever ends things does, and programs last.
         for part in (Part.WATCHDOG, Part.SPAWNER, Part.AGENT):
@@ -363,5 +370,5 @@ class SimHost:
             return
         self.facts, self.facts_digest = facts, Digest(sha256(repr(facts).encode()).hexdigest())
         agent = self.agent
-        if agent is not None and agent.state.boot:
+        if agent is not None and agent.is_begun:
             agent.feed(m.FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))

@@ -50,7 +50,8 @@ PLANE: Final = "plane"  # as an entity that has troubles
 HOLD_MS: Final = 25_000
 WHOLE_CHECK: Final = 64  # steps: so often everything is looked at, and not only what a step has touched
 WHOLE_COMPARE: Final = 16  # commits: so often what is stored is compared with what is live
-LEAST_SILENCE_MS: Final = 22_000  # of a lease, less what the driver itself may not have been there for
+LEAST_SILENCE_MS: Final = 30_000  # the lease
+AWAY_MS: Final = 11_500  # so long it notices that it was stopped, and looks once a second
 _PROBE_MS: Final = (100, 5_000)
 
 
@@ -188,7 +189,8 @@ class SimPlane:
         if late is None or self.state is None:
             return
         self.clock.say("the control plane goes on")
-        self._away_ms += self.piece.now_ms - self._stopped_ms
+        if self.piece.now_ms - self._stopped_ms > AWAY_MS:
+            self._away_ms += self.piece.now_ms - self._stopped_ms
         incarnation = self.incarnation
         self._look()
         for what in late:

@@ -76,7 +76,7 @@ class _World:
         self.made[request_id] = _add_host(self, plan, WorkerId(request_id))
 
     def _end_machine(self, request_id: str) -> None:
-        self.made[request_id].lose_power(Trouble.SPOT_LOST, 0)
+        self.made[request_id].take_away()
 
 
 def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report:
