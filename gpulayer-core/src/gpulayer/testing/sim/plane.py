@@ -168,7 +168,8 @@ class SimPlane:
         """Memory is lost, the disk stays; after so long it starts again."""
         if self.state is None:
             return
-        self.clock.say("the control plane dies")
+        if why not in (Trouble.PLANE_DIES, Trouble.PLANE_LOSES_POWER):  # which were told already
+            self.clock.say("the control plane dies")
         self.clock.fault(why, PLANE, lasts_ms=restart_ms)
         self.state = self._late = None
         self._untold.clear()

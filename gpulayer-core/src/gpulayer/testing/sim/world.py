@@ -224,7 +224,7 @@ def _strike(world: _World, fault: Fault) -> None:
     if fault.host is not None and (host is None or not host.is_enrolled or host.is_gone):
         return
     if world.clock.story is not None:
-        world.clock.story.struck(world.clock.now_ms, fault)
+        world.clock.story.struck(world.clock.now_ms, fault, host.id if host is not None else "")
     if host is None:
         _strike_plane(world, fault)
     else:
@@ -358,7 +358,7 @@ def _check_end(world: _World) -> None:
         raise Stuck(f"only {len(acknowledged)} of {len(jobs)} submissions were ever answered")
     for job_id, image in disk.jobs.items():
         if not image.state.is_final:
-            raise Stuck(f"job {job_id} never finished: {image}")
+            raise Stuck(f"job {job_id} never finished, and is {image.state}: {image}")
         entry = world.guard.entries[job_id]
         tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
         retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
