@@ -306,3 +306,7 @@ def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_mom
 def test_an_address_that_can_not_be_used_is_refused_before_anything_is_sent(url, words):
     with pytest.raises(GpulayerError, match=words):
         Location.of(url, "t")
+
+
+def test_more_jobs_than_a_page_holds_are_asked_for_a_page_at_a_time():
+    assert "limit=500" in calls.list_jobs(limit=1000).target

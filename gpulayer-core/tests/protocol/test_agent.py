@@ -793,6 +793,7 @@ def test_what_was_staged_while_the_agent_stood_still_for_too_long_ends_instead_o
         agent.assign(job)
         starts = [action for action in agent.send(Staged(KEY), at=at) if isinstance(action, Spawn)]
         assert len(starts) == (at < is_late_ms)
+    agent.send(Ticked(), at=max(is_late_ms, 30_000))  # an exclusive one waits for contact while its lease stands
     assert agent.state.held[KEY].outcome.ended_by is EndedBy.WORKER_LOST
 
 

@@ -63,6 +63,7 @@ __all__ = [
     "submit_job",
 ]
 
+PAGE_LIMIT: Final = 500
 HOLD_LIMIT_S: Final = 60.0  # the longest the control plane holds one answer back
 _BACKUP_S: Final = 600.0  # a store of many gigabytes is read whole and copied first
 _SCHEMA: Final = 1
@@ -164,8 +165,9 @@ def list_jobs(
     *, state: str = "", name: str = "", mine: bool = False, limit: int | None = None, cursor: str = ""
 ) -> "Call[JobPage]":
     """One page, newest first. state: names, comma-separated. mine: the caller's own. cursor: ``next`` of the page
-    before."""
-    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": limit, "cursor": cursor}
+    before. limit: of more than a page holds, a page."""
+    most = None if limit is None else min(limit, PAGE_LIMIT)
+    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": most, "cursor": cursor}
     return _call("list_jobs", query=query)
 
 

@@ -128,6 +128,7 @@ class Plane:
         self._trying: tuple[str, ...] = ()
         self._plugins_settled = asyncio.Event()  # loaded, or never to be
         self.local_worker_reported = asyncio.Event()
+        self.local_worker_heard = 0  # how often it has asked for anything
         self.shutdown_asked = asyncio.Event()
         self.keep_worker = False
         self.enrolling = asyncio.Lock()

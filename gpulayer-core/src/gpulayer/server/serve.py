@@ -223,7 +223,7 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
             if is_orphaned:
                 served.worker.leave_folder()
             else:
-                served.worker.look_after()
+                served.worker.look_after(plane.local_worker_heard)
         if (settings.mode != "embedded" and not is_orphaned) or plane.clients_now:
             continue
         if plane.clock.monotonic_ms() - plane.last_client_ms < idle_ms and not is_orphaned:
