@@ -6,9 +6,10 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 """
 
 import json
-import os
+import logging
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
@@ -41,6 +42,7 @@ from gpulayer.server.store.codec import (
     outcome_to_text,
     submission_to_text,
 )
+from gpulayer.server.store.disk import StoreDisk, sync_error
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
@@ -64,6 +66,9 @@ __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
 IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
 _BUSY_TIMEOUT_MS: Final = 5_000
+_LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
+
+_log = logging.getLogger(__name__)
 
 _STATES: Final = {str(state): state for state in JobState}  # a quarter of the time of JobState(text)
 _READ_ONLY: Final = {"gpulayer_read": True}
@@ -99,14 +104,24 @@ _JOB_SPEC: Final = (
 
 
 class Store:
-    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600). Raises Conflict for a newer schema."""
+    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600). Raises Conflict for a newer schema.
 
-    def __init__(self, path: str) -> None:
-        _make_private(path)
-        self._engine = _engine(path)
+    ``was_left_open``: nobody closed it; its last owner died. After a sync of SQLite's that failed ``disk.failed`` is
+    told, and where that returns, StorageUnavailable is raised: what was acknowledged before is durable, and nobody
+    may go on with this store but by opening it anew.
+    """
+
+    def __init__(self, path: str, *, disk: StoreDisk | None = None) -> None:
+        self._path = path
+        self._disk = disk or StoreDisk()
+        self.was_left_open = self._disk.prepare(path)
+        self._engine = _engine(path, self._disk.vfs)
         try:
-            with _mapped():
+            with self._mapped():
+                if self.was_left_open:
+                    self._take_over()
                 ensure_schema(self._engine)
+            self._disk.sync_names(path)
             self._audited = self._last_audit()
         except BaseException:
             self._engine.dispose()
@@ -121,7 +136,7 @@ class Store:
         rows = _split(batch)
         seq, after = self._audited
         audit = chained(rows.audit, seq=seq, after=after)
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
@@ -133,13 +148,13 @@ class Store:
 
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
 
     def forget_idempotency(self, before_wall_ms: int) -> None:
         """Drop the keys that are older than ``before_wall_ms``."""
         table = tables.idempotency
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
 
     def load_live(self) -> Live:
@@ -222,8 +237,36 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
-        with _mapped(), self._engine.connect() as connection:
+        with self._mapped(), self._engine.connect() as connection:
             yield connection.execution_options(**_READ_ONLY)
+
+    def _take_over(self) -> None:
+        """Put what the last owner left in SQLite's log into the store, and empty the log.
+
+        If a sync of that owner's failed, parts of the log may be in the cache alone and count as written: a log that
+        went on behind them would end at them after a power cut. What is copied from it is written anew.
+        """
+        with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
+            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            _log.warning("%s is open in another program: what was left in its log could not be tidied up", self._path)
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
+        try:
+            yield
+        except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
+            raise InternalError(f"the store refused what was to be written: {error.orig}") from error
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            lost = sync_error(cause)
+            if lost is not None:
+                self._disk.failed(self._path, lost)
+            raise StorageUnavailable(
+                f"the control plane's store can't be used now: {cause}",
+                hint="nothing was written; free space or repair the disk, then try again",
+            ) from error
 
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
@@ -504,31 +547,21 @@ _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 
 
-def _make_private(path: str) -> None:
-    """SQLite gives the files beside it the store's own mode, when it makes them."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            if os.path.exists(each) and os.stat(each).st_mode & 0o077:
-                os.chmod(each, 0o600)
-    except OSError as error:
-        raise StorageUnavailable(
-            f"the control plane's store can't be used now: {error.strerror}", hint=f"see the mode and owner of {path}"
-        ) from None
-
-
-def _engine(path: str) -> Engine:
-    engine = create_engine(f"sqlite+pysqlite:///{path}", connect_args={"check_same_thread": False}, pool_size=8)
+def _engine(path: str, vfs: str) -> Engine:
+    url = f"sqlite+pysqlite:///file:{path}?vfs={vfs}&uri=true" if vfs else f"sqlite+pysqlite:///{path}"
+    engine = create_engine(url, connect_args={"check_same_thread": False}, pool_size=8)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection
         connection.isolation_level = None  # transactions begin and end where this module says
-        for pragma in (
-            f"busy_timeout={_BUSY_TIMEOUT_MS}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-        ):
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode != "wal":  # the file system shares no memory between those who map a file
+            raise StorageUnavailable(
+                f"{path} lies where SQLite can't keep its log (journal mode {mode} instead of wal)",
+                hint="use a --state folder on a local disk",
+            )
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", f"journal_size_limit={_LOG_KEPT_BYTES}"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -538,17 +571,3 @@ def _engine(path: str) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_read else "BEGIN IMMEDIATE")
 
     return engine
-
-
-@contextmanager
-def _mapped() -> Iterator[None]:
-    """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
-    try:
-        yield
-    except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
-        raise InternalError(f"the store refused what was to be written: {error.orig}") from error
-    except DBAPIError as error:
-        raise StorageUnavailable(
-            f"the control plane's store can't be used now: {error.orig}",
-            hint="nothing was written; free space or repair the disk, then try again",
-        ) from error

@@ -1,0 +1,62 @@
+"""What the store asks of a disk beside SQLite: files that are private, names that are durable, and who is told when
+what was written may be gone.
+"""
+
+import errno
+import os
+import sqlite3
+from typing import Final
+
+from gpulayer.errors import StorageUnavailable
+from gpulayer.syncing import Syncs
+
+__all__ = ["StoreDisk", "sync_error"]
+
+_SYNC_ERRORS: Final = ("SQLITE_IOERR_FSYNC", "SQLITE_IOERR_DIR_FSYNC")
+
+
+class StoreDisk:
+    """The machine's own. ``vfs``: of SQLite, by name; empty: its default."""
+
+    vfs: str = ""
+
+    def __init__(self, syncs: Syncs | None = None) -> None:
+        self._syncs = syncs or Syncs()
+
+    def prepare(self, path: str) -> bool:
+        """Make the file where it is missing, private and with a durable name; returns whether whoever had it last did
+        not close it. Raises StorageUnavailable."""
+        try:
+            is_new = not os.path.exists(path)
+            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            # SQLite gives the files beside it the store's own mode, when it makes them.
+            for each in (path, f"{path}-wal", f"{path}-shm"):
+                if os.path.exists(each) and os.stat(each).st_mode & 0o077:
+                    os.chmod(each, 0o600)
+            if is_new:
+                self._syncs.path(os.path.dirname(path) or ".")
+            return os.path.exists(f"{path}-wal")
+        except OSError as error:
+            raise StorageUnavailable(
+                f"the control plane's store can't be used now: {error.strerror}",
+                hint=f"see the mode and owner of {path}",
+            ) from None
+
+    def sync_names(self, path: str) -> None:
+        """The names of the store's files are durable: SQLite syncs the folder for its log, and does not look whether
+        that worked. Raises StorageUnavailable."""
+        try:
+            self._syncs.path(os.path.dirname(path) or ".")
+        except OSError as error:
+            raise StorageUnavailable(f"the folder of the control plane's store can't be synced: {error}") from None
+
+    def failed(self, path: str, error: OSError) -> None:
+        """SQLite could not sync: see ``gpulayer.syncing``."""
+        self._syncs.failed(path, error)
+
+
+def sync_error(error: BaseException | None) -> OSError | None:
+    """What a sync of SQLite's failed with; None for any other error."""
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorname", "") in _SYNC_ERRORS:
+        return OSError(errno.EIO, f"{error} ({error.sqlite_errorname})")
+    return None
