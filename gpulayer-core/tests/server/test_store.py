@@ -32,7 +32,7 @@ from gpulayer.engine.events import (
     WorkerReported,
     WorkerResumed,
 )
-from gpulayer.engine.records import AttemptImage, NodeImage
+from gpulayer.engine.records import AttemptImage, NodeImage, TaskImage
 from gpulayer.errors import Blame, Conflict, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
@@ -284,6 +284,17 @@ def test_what_is_lent_ahead_is_stored_as_such_and_what_an_older_version_stored_i
         assert attempt_from_text(7, "j", attempt_to_text(image)) == image
     before = json.loads(attempt_to_text(_attempt()))
     assert len(before["nodes"][0]) == 8  # as all rows had before anything was lent ahead
+
+
+def test_a_task_whose_only_attempt_was_given_back_has_had_none_after_a_new_start(store) -> None:
+    row, world = _job(1), _World(1, store)
+    world.batch.sides.append(Side(jobs=(row,)))
+    world.apply(JobSubmitted(world.at(), JobEntry.of(row.id, row.owner, row.spec)))
+    world.commit()
+    for attempts in (1, 0):
+        world.batch.records.append(TaskImage(row.id, 0, is_done=False, attempts=attempts, failures=0, avoid=()))
+        world.commit()
+        assert sum(task.attempts for task in store.load_live().tasks) == attempts
 
 
 def test_what_waits_at_a_worker_or_was_given_back_is_no_attempt_to_readers(store) -> None:

@@ -305,8 +305,8 @@ def _image_columns(image: JobImage) -> Row:
 
 
 def _is_untouched(task: TaskImage) -> bool:
-    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. No task gets back to
-    that: its attempts are counted."""
+    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. A task gets back to
+    that when its first attempt is given back; then it has a row."""
     return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
 
 
@@ -354,7 +354,7 @@ class _Split:
                     *(task.failures, dump(task.avoid), task.program_failures),
                 )
                 for task in self.tasks.values()
-                if not _is_untouched(task)
+                if task.job_id not in self.new_jobs or not _is_untouched(task)
             ],
         )
         yield (

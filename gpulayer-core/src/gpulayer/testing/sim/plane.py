@@ -1,7 +1,8 @@
 """The simulated control plane: the real engine behind group commits, crashes and reloads.
 
 It plays the part of ``server/driver``: events wait, are stepped in micro-batches, and only what is committed is
-answered. The disk is a dictionary of row images; a crash at a commit keeps or loses the whole batch, never a part.
+answered. What it is committed to is a ``SimStore``. After a commit that failed nothing is taken until a probe succeeds;
+after a failed sync the process ends and is started again.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,65 +12,22 @@ from gpulayer import engine
 from gpulayer.clock import Instant
 from gpulayer.engine.effects import AskScorer, Effect
 from gpulayer.engine.events import Event, JobSubmitted, OpinionsGiven
-from gpulayer.engine.records import (
-    AttemptImage,
-    CounterImage,
-    FactsForgotten,
-    FactsImage,
-    JobImage,
-    Record,
-    TaskImage,
-    WorkerImage,
-)
+from gpulayer.errors import StorageUnavailable
 from gpulayer.ids import JobId, WorkerId
+from gpulayer.server.history import History, is_logged
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
+from gpulayer.server.store import Batch, EventRow, Live
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork
-from gpulayer.testing.sim.rules import Violation, check_terminal, durable_view
+from gpulayer.testing.sim.rules import Violation, durable_view
 from gpulayer.testing.sim.scorers import Said, SimScorers
+from gpulayer.testing.sim.store import Ledger, MemoryStore, SimStore, submission_side
 
-__all__ = ["Commands", "Disk", "SimPlane"]
+__all__ = ["Commands", "SimPlane"]
 
 Reply = Callable[[tuple[Effect, ...] | None], None]  # None: 503, nothing was done
 Commands = tuple[str, tuple[Order, ...]]  # cursor, orders
 WALL_MS = 1_700_000_000_000
-
-
-@dataclass(slots=True)
-class Disk:
-    """What survives: the last image of every row, the immutable entries, the idempotency keys."""
-
-    entries: dict[JobId, JobEntry] = field(default_factory=dict)
-    keys: dict[str, JobId] = field(default_factory=dict)
-    jobs: dict[JobId, JobImage] = field(default_factory=dict)
-    tasks: dict[tuple[JobId, int], TaskImage] = field(default_factory=dict)
-    attempts: dict[int, AttemptImage] = field(default_factory=dict)
-    workers: dict[WorkerId, WorkerImage] = field(default_factory=dict)
-    facts: dict[str, FactsImage] = field(default_factory=dict)
-    counters: CounterImage | None = None
-    lent_ahead: set[int] = field(default_factory=set)  # epochs that ever were
-
-    def write(self, record: Record) -> None:
-        """Replaces the row of the same key. Refuses to change the end of a job."""
-        match record:
-            case JobImage():
-                check_terminal(self.jobs.get(record.id), record)
-                self.jobs[record.id] = record
-            case TaskImage():
-                self.tasks[record.job_id, record.index] = record
-            case AttemptImage():
-                self.attempts[record.epoch] = record
-                if record.nodes[0].is_ahead:
-                    self.lent_ahead.add(record.epoch)
-            case WorkerImage():
-                self.workers[record.id] = record
-            case FactsImage():
-                self.facts[record.digest] = record
-            case FactsForgotten():
-                if all(image.facts_digest != record.digest for image in self.workers.values()):
-                    del self.facts[record.digest]
-            case CounterImage():
-                self.counters = record
 
 
 @dataclass(slots=True)
@@ -87,7 +45,7 @@ class SimPlane:
     clock: Clockwork
     scorers: SimScorers = field(init=False)
     commit_failure: float = 0.01
-    disk: Disk = field(default_factory=Disk)
+    store: SimStore = field(default_factory=MemoryStore)
     state: engine.State | None = None
     incarnation: int = 0
     faults: int = 0
@@ -97,15 +55,29 @@ class SimPlane:
     _keys: set[str] = field(default_factory=set)  # of submissions under way
     _readers: list[Callable[[], None]] = field(default_factory=list)
     _is_committing: bool = False
+    _is_read_only: bool = False
+    _history: History = field(default_factory=History)
     _origin_ms: int = 0
 
     def __post_init__(self) -> None:
         self.scorers = SimScorers(self.clock)
 
     def start(self) -> None:
-        """Load the live state from disk. Time goes on from the last commit, downtime not counted."""
+        """Load the live state from the store. Time goes on from the last commit, downtime not counted. Where the store
+        can't be opened, it is tried again until it can."""
         self.incarnation += 1
-        self.state = self._rebuilt()
+        incarnation = self.incarnation
+        try:
+            self.store.open()
+            live = self.store.load()
+        except StorageUnavailable as error:
+            self.clock.say(f"control plane can't start: {error.message}")
+            self.store.die()
+            self.clock.after(1000, lambda: self.start() if incarnation == self.incarnation else None)
+            return
+        self._history.restart((image for _, image in live.jobs), live.attempts)
+        self.state = self._of(live)
+        self._is_read_only = False
         self._origin_ms = self.clock.now_ms - self.state.now_ms
         self.mailboxes = Mailboxes(str(self.incarnation))
         self.polls.clear()
@@ -114,14 +86,26 @@ class SimPlane:
         self._readers.clear()
         self._is_committing = False
         self.clock.say(f"control plane starts, incarnation {self.incarnation}: {len(self.state.jobs)} live jobs")
-        incarnation = self.incarnation
         self.clock.after(1000, lambda: self._tick(incarnation))
+
+    @property
+    def disk(self) -> Ledger:
+        """What is committed."""
+        return self.store.ledger
 
     def crash(self) -> None:
         """Memory is lost, the disk stays; ``start`` brings it back."""
         self.clock.say("control plane dies")
         self.faults += 1
         self.state = None
+        self.store.die()
+
+    def lose_power(self) -> None:
+        """Memory is lost, and what was not synced."""
+        self.clock.say("control plane loses power")
+        self.faults += 1
+        self.state = None
+        self.store.lose_power()
 
     def submit(self, key: str, entry: JobEntry, reply: Callable[[JobId | None], None]) -> None:
         """A submission with its idempotency key: the same key is the same job, also while the first is under way."""
@@ -181,6 +165,10 @@ class SimPlane:
         return known is not None and epoch in known.leases
 
     def _enqueue(self, waiting: _Waiting) -> None:
+        if self._is_read_only:
+            self._keys.discard(waiting.key)
+            waiting.reply(None)
+            return
         self._queue.append(waiting)
         if not self._is_committing:
             self._batch()
@@ -191,9 +179,12 @@ class SimPlane:
         batch, self._queue = self._queue, []
         at = Instant(self.clock.now_ms - self._origin_ms, self.clock.now_ms + WALL_MS)
         done = []
+        events: list[EventRow] = []
         for waiting in batch:
             event = waiting.make(at)
             result = engine.step(self.state, event)
+            if self.store.keeps_events and is_logged(event, result.records):
+                events += self._history.rows(event, result.records)
             self.clock.say(f"engine: {event}")
             engine.check(self.state, result.effects)
             done.append((waiting, result))
@@ -210,13 +201,14 @@ class SimPlane:
 
         def commit() -> None:
             # A crash before this moment loses the batch, a crash after it loses only the answers.
-            if incarnation == self.incarnation and self.state is not None:
-                for waiting, _ in done:
-                    if waiting.entry is not None:
-                        self.disk.entries[waiting.entry.id] = waiting.entry
-                        self.disk.keys[waiting.key] = waiting.entry.id
-                for record in records:
-                    self.disk.write(record)
+            if incarnation != self.incarnation or self.state is None:
+                return
+            sides = [submission_side(waiting.key, waiting.entry) for waiting, _ in done if waiting.entry is not None]
+            try:
+                self.store.commit(Batch(records, events, sides))
+            except StorageUnavailable as error:
+                self._store_failed(done, error, incarnation)
+            else:
                 self.clock.after(1, lambda: self._committed(done, incarnation))
 
         self.clock.after(self.clock.spread_ms(3), commit)
@@ -251,6 +243,40 @@ class SimPlane:
 
         self.scorers.ask(asked, give)
 
+    def _store_failed(
+        self, done: list[tuple[_Waiting, engine.Step]], error: StorageUnavailable, incarnation: int
+    ) -> None:
+        self.faults += 1
+        if self.store.must_exit:
+            self.clock.say(f"control plane ends, for a sync failed: {error.message}")
+            self.state = None
+            self.store.die()
+            self.clock.after(self.clock.spread_ms(2_000), lambda: self._again(incarnation))
+            return
+        self.clock.say(f"control plane is read-only: {error.message}")
+        self._is_read_only = True
+        self._commit_failed(done, incarnation)
+        self.clock.after(100, lambda: self._probe(incarnation, 200))
+
+    def _again(self, incarnation: int) -> None:
+        if incarnation == self.incarnation and self.state is None:
+            self.start()
+
+    def _probe(self, incarnation: int, wait_ms: int) -> None:
+        if incarnation != self.incarnation or self.state is None:
+            return
+        try:
+            self.store.probe()
+        except StorageUnavailable as error:
+            if self.store.must_exit:
+                self._store_failed([], error, incarnation)
+            else:
+                self.clock.after(wait_ms, lambda: self._probe(incarnation, min(wait_ms * 2, 5_000)))
+            return
+        self.clock.say("control plane can write again")
+        self._is_read_only = False
+        self._commit_failed([], incarnation)  # loads anew, so that nobody looks silent for that time
+
     def _commit_failed(self, done: list[tuple[_Waiting, engine.Step]], incarnation: int) -> None:
         """Discard and reload: the state has run ahead of what is stored."""
         if incarnation != self.incarnation or self.state is None:
@@ -258,12 +284,18 @@ class SimPlane:
         self.clock.say("commit failed: state discarded, reloaded")
         now_ms = self.state.now_ms
         heard = [worker.id for worker in self.state.workers.values() if worker.is_heard]
-        self.state = self._rebuilt(heard)
+        live = self.store.load()
+        self._history.restart((image for _, image in live.jobs), live.attempts)
+        self.state = self._of(live, heard)
         self.state.now_ms = max(self.state.now_ms, now_ms)
         for worker in self.state.workers.values():
             worker.heard_ms = self.state.now_ms
         self._is_committing = False
-        for waiting, _ in done:
+        refused = [waiting for waiting, _ in done]
+        if self._is_read_only:
+            refused += self._queue
+            self._queue = []
+        for waiting in refused:
             self._keys.discard(waiting.key)
             waiting.reply(None)
         self._answer_readers()
@@ -277,29 +309,29 @@ class SimPlane:
     def _tick(self, incarnation: int) -> None:
         if incarnation != self.incarnation or self.state is None:
             return
-        if not self._is_committing:
+        if not self._is_committing and not self._is_read_only:
             at = Instant(self.clock.now_ms - self._origin_ms, 0)
             for event in engine.due(self.state, at):
                 self._queue.append(_Waiting(lambda _, event=event: event, lambda _: None))  # type: ignore[misc]
             self._batch()
         self.clock.after(1000, lambda: self._tick(incarnation))
 
-    def _rebuilt(self, heard: Sequence[WorkerId] = ()) -> engine.State:
+    def _of(self, live: Live, heard: Sequence[WorkerId] = ()) -> engine.State:
         return engine.rebuild(
             engine.Policy(scorers=self.scorers.names),
-            self.disk.counters,
-            jobs=[(self.disk.entries[image.id], image) for image in self.disk.jobs.values()],
-            tasks=self.disk.tasks.values(),
-            attempts=self.disk.attempts.values(),
-            workers=self.disk.workers.values(),
-            facts=self.disk.facts.values(),
+            live.counters,
+            jobs=live.jobs,
+            tasks=live.tasks,
+            attempts=live.attempts,
+            workers=live.workers,
+            facts=live.facts,
             heard=heard,
         )
 
     def _compare_with_disk(self) -> None:
         """What would be loaded now is what is live: nothing that scheduling needs lives in memory alone."""
         assert self.state is not None
-        live, stored = durable_view(self.state), durable_view(self._rebuilt())
+        live, stored = durable_view(self.state), durable_view(self._of(self.store.ledger.live()))
         if live != stored:
             differing = [name for name in live if live[name] != stored[name]]
             raise Violation(

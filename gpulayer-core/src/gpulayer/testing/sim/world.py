@@ -1,5 +1,6 @@
 """One seeded run: a fleet, a workload, faults, then peace in which everything must finish."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -17,6 +18,7 @@ from gpulayer.testing.sim.host import SimHost
 from gpulayer.testing.sim.network import Network
 from gpulayer.testing.sim.plane import SimPlane
 from gpulayer.testing.sim.rules import Violation
+from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
 
 __all__ = ["Report", "Shape", "Violation", "run"]
 
@@ -70,9 +72,10 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
     """Run one world. Deterministic in (seed, shape). A broken rule raises with the seed in its notes."""
     clock = Clockwork(seed, is_tracing=trace)
     network = Network(clock, mean_ms=clock.rng.choice([1.0, 5.0, 50.0]))
-    world = _World(clock, network, SimPlane(clock), shape or Shape(), licences=_licences(seed))
+    world = _World(clock, network, SimPlane(clock, store=_store(seed)), shape or Shape(), licences=_licences(seed))
     try:
         _play(world)
+        world.plane.store.close()
     except AssertionError as error:
         error.add_note(f"seed {seed}, virtual time {clock.now_ms / 1000:.3f} s")
         if trace:
@@ -95,6 +98,11 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
         refusals=world.plane.scorers.refusals,
         trace=tuple(clock.trace),
     )
+
+
+def _store(seed: int) -> SimStore:
+    """One world in ten has the product's own, on a disk that can fail."""
+    return SqliteStore(Random(f"disk {seed}")) if seed % 10 == 9 else MemoryStore()  # noqa: S311
 
 
 def _licences(seed: int) -> Random | None:
@@ -255,6 +263,23 @@ def _plan_faults(world: _World) -> None:
         clock.say(f"{host.id}: network is cut")
         clock.after(clock.spread_ms(40_000), lambda: world.network.cut.discard(host.id))
 
+    def lose_power() -> None:
+        if world.plane.state is not None:
+            world.plane.lose_power()
+            clock.after(clock.spread_ms(8_000), world.plane.start)
+
+    def trouble(begin: Callable[[], None]) -> None:
+        world.plane.faults += 1
+        begin()
+        clock.after(clock.spread_ms(20_000), world.plane.store.heal)
+
+    if isinstance(world.plane.store, SqliteStore):
+        store, own = world.plane.store, Random(f"trouble {clock.seed}")  # noqa: S311
+        for _ in range(own.randrange(6)):
+            clock.after(own.randrange(horizon), lose_power)
+        for what in (store.fill, store.break_writes, store.break_sync):
+            for _ in range(own.randrange(4)):
+                clock.after(own.randrange(horizon), lambda what=what: trouble(what))  # type: ignore[misc]
     for _ in range(rng.randrange(4)):
         clock.after(rng.randrange(horizon), crash_plane)
     for host in world.hosts:
@@ -269,6 +294,7 @@ def _make_peace(world: _World) -> None:
     world.clock.say("peace")
     world.network.heal()
     world.plane.commit_failure = 0.0
+    world.plane.store.heal()
     world.plane.scorers.is_honest = True
     for host in world.hosts:
         host.staging_failure = 0.0
