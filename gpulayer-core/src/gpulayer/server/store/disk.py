@@ -24,17 +24,14 @@ class StoreDisk:
         self._syncs = syncs or Syncs()
 
     def prepare(self, path: str) -> bool:
-        """Make the file where it is missing, private and with a durable name; returns whether whoever had it last did
-        not close it. Raises StorageUnavailable."""
+        """Make the file where it is missing, private; returns whether whoever had it last did not close it. Raises
+        StorageUnavailable."""
         try:
-            is_new = not os.path.exists(path)
             os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             # SQLite gives the files beside it the store's own mode, when it makes them.
             for each in (path, f"{path}-wal", f"{path}-shm"):
                 if os.path.exists(each) and os.stat(each).st_mode & 0o077:
                     os.chmod(each, 0o600)
-            if is_new:
-                self._syncs.path(os.path.dirname(path) or ".")
             return os.path.exists(f"{path}-wal")
         except OSError as error:
             raise StorageUnavailable(

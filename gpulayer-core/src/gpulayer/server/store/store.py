@@ -66,6 +66,8 @@ __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
 IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
 _BUSY_TIMEOUT_MS: Final = 5_000
+_SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
+_LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
 _LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
 
 _log = logging.getLogger(__name__)
@@ -561,7 +563,12 @@ def _engine(path: str, vfs: str) -> Engine:
                 f"{path} lies where SQLite can't keep its log (journal mode {mode} instead of wal)",
                 hint="use a --state folder on a local disk",
             )
-        for pragma in ("synchronous=FULL", "foreign_keys=ON", f"journal_size_limit={_LOG_KEPT_BYTES}"):
+        for pragma in (
+            f"synchronous={_SYNCHRONOUS}",
+            "foreign_keys=ON",
+            f"wal_autocheckpoint={_LOG_PAGES}",
+            f"journal_size_limit={_LOG_KEPT_BYTES}",
+        ):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

@@ -7,11 +7,12 @@ acknowledged is there and no half of anything else is; of a batch whose commit w
 
 import copy
 import json
+import os
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 
 from gpulayer.engine.records import (
     AttemptImage,
@@ -30,12 +31,22 @@ from gpulayer.server.store import tables as tables_
 from gpulayer.server.store.codec import attempt_from_text
 from gpulayer.server.store.disk import StoreDisk
 from gpulayer.spec.job import JobEntry, JobSpec
+from gpulayer.syncing import SyncFailed, Syncs
 from gpulayer.testing.sim.disk import DiskFault, DiskOp, SimDisk
 from gpulayer.testing.sim.rules import Violation, check_terminal
 from gpulayer.testing.sim.vfs import SimVfs
 from gpulayer.wire.convert import spec_to_wire
 
-__all__ = ["Ledger", "MemoryStore", "SimStore", "SimStoreDisk", "SqliteStore", "check_integrity", "submission_side"]
+__all__ = [
+    "STORE_PATH",
+    "Ledger",
+    "MemoryStore",
+    "SimStore",
+    "SimStoreDisk",
+    "SqliteStore",
+    "check_integrity",
+    "submission_side",
+]
 
 STORE_PATH: Final = "/store.db"
 _OWNER: Final = "sim"
@@ -54,9 +65,15 @@ class Ledger:
     facts: dict[str, FactsImage] = field(default_factory=dict)
     counters: CounterImage | None = None
     lent_ahead: set[int] = field(default_factory=set)  # epochs that ever were
+    tokens: set[str] = field(default_factory=set)
+    audit: list[str] = field(default_factory=list)  # subjects, in order
+    events: int = 0
 
     def write_batch(self, batch: Batch) -> None:
+        self.events += len(batch.events)
         for side in batch.sides:
+            self.audit += [entry.subject for entry in side.audit]
+            self.tokens |= {row.id for row in side.tokens}
             for row in side.jobs:
                 self.entries[row.id] = JobEntry.of(row.id, row.owner, row.spec)
             for key in side.idempotency:
@@ -216,11 +233,26 @@ class MemoryStore:
         return
 
 
+class _SimSyncs(Syncs):
+    """The folder of the store is the only thing that is synced beside SQLite."""
+
+    def __init__(self, disk: SimDisk, failed: SyncFailed) -> None:
+        super().__init__(failed=failed)
+        self._disk = disk
+
+    def path(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._disk.sync_folder(os.fspath(path).rstrip("/"))
+        except OSError as error:
+            self.failed(os.fspath(path), error)
+            raise
+
+
 class SimStoreDisk(StoreDisk):
     """The store's files on a simulated disk. ``has_failed``: a sync has; where the product's process would end."""
 
     def __init__(self, vfs: SimVfs) -> None:
-        super().__init__()
+        super().__init__(_SimSyncs(vfs.disk, self._fail))
         self.vfs = vfs.name
         self.has_failed = False
         self._disk = vfs.disk
@@ -232,14 +264,7 @@ class SimStoreDisk(StoreDisk):
             raise StorageUnavailable(f"the store can't be made: {error}") from None
         return self._disk.exists(f"{path}-wal")
 
-    def sync_names(self, path: str) -> None:
-        try:
-            self._disk.sync_folder(path.rpartition("/")[0])
-        except OSError as error:
-            self.failed(path, error)
-            raise StorageUnavailable(f"the folder can't be synced: {error}") from None
-
-    def failed(self, path: str, error: OSError) -> None:
+    def _fail(self, _path: str, _error: OSError) -> None:
         self.has_failed = True
 
 
@@ -248,9 +273,9 @@ class SqliteStore:
 
     keeps_events = True
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, *, disk: SimDisk | None = None) -> None:
         self.ledger = Ledger()
-        self.disk = SimDisk()
+        self.disk = disk or SimDisk()
         self._rng = rng
         self._vfs = SimVfs(self.disk, sleep=lambda _seconds: None)
         self._files = SimStoreDisk(self._vfs)
@@ -261,12 +286,17 @@ class SqliteStore:
     def must_exit(self) -> bool:
         return self._files.has_failed
 
+    @property
+    def vfs_name(self) -> str:
+        return self._vfs.name
+
     def open(self) -> None:
         """Raises Violation where something acknowledged is missing, or is there by half."""
         self._files.has_failed = False
         self._store = Store(STORE_PATH, disk=self._files)
-        check_integrity(self._store)
-        self._compare(self._store)
+        with self.disk.sound():
+            check_integrity(self._store)
+            self._compare(self._store)
 
     def load(self) -> Live:
         return self._opened().load_live()
@@ -304,6 +334,16 @@ class SqliteStore:
     def heal(self) -> None:
         self.disk.heal()
 
+    def end(self) -> None:
+        """A clean end: SQLite writes its log back and removes it."""
+        self._opened().close()
+        self._store = None
+
+    def abandon(self) -> None:
+        """Let go of it, whatever is there."""
+        self.die()
+        self._vfs.close()
+
     def close(self) -> None:
         """Also looks at what is there a last time. Raises Violation."""
         self.heal()
@@ -312,8 +352,7 @@ class SqliteStore:
             self.open()
             self._opened().close()
         finally:
-            self._vfs.kill()
-            self._vfs.close()
+            self.abandon()
         if self._vfs.faults:
             raise self._vfs.faults[0]
 
@@ -350,7 +389,7 @@ _Rows = dict[str, dict[Any, Any]]  # Any: by table, keys and rows of every kind
 
 def _stored(store: Store) -> _Rows:
     live = store.load_live()
-    jobs, keys, attempts = tables_.jobs, tables_.idempotency, tables_.attempts
+    jobs, keys, attempts, audit = tables_.jobs, tables_.idempotency, tables_.attempts, tables_.audit
     with store.reading() as connection:
         return {
             "keys": {row.key: json.loads(row.job_ids)[0] for row in connection.execute(select(keys))},
@@ -363,6 +402,9 @@ def _stored(store: Store) -> _Rows:
             "tasks": _told({(image.job_id, image.index): image for image in live.tasks}),
             "workers": {image.id: image for image in live.workers},
             "counters": {0: live.counters},
+            "tokens": dict.fromkeys(connection.execute(select(tables_.tokens.c.id)).scalars(), True),
+            "audit": dict(enumerate(connection.execute(select(audit.c.subject).order_by(audit.c.seq)).scalars())),
+            "events": {0: connection.execute(select(func.count()).select_from(tables_.events)).scalar_one()},
         }
 
 
@@ -375,6 +417,9 @@ def _difference(found: _Rows, ledger: Ledger) -> str:
         "live jobs": {job_id: image for job_id, image in ledger.jobs.items() if not image.state.is_final},
         "tasks": _told({key: image for key, image in ledger.tasks.items() if not ledger.jobs[key[0]].state.is_final}),
         "workers": dict(ledger.workers),
+        "tokens": dict.fromkeys(ledger.tokens, True),
+        "audit": dict(enumerate(ledger.audit)),
+        "events": {0: ledger.events},
     }
     if ledger.counters is not None:
         expected["counters"] = {0: ledger.counters}
