@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
+from tests.soak.frame import Proof, Say, Tally
+
 from gpulayer import engine
 from gpulayer.clock import Instant
 from gpulayer.engine.events import (
@@ -40,7 +42,6 @@ from gpulayer.testing.sim.disk import DiskFault, DiskOp, SimDisk
 from gpulayer.testing.sim.rules import Violation
 from gpulayer.testing.sim.store import STORE_PATH, SqliteStore
 from gpulayer.wire.convert import spec_to_wire
-from tests.soak.frame import Proof, Say, Tally
 
 CUTS_A_DISK: Final = 8
 MOST_COMMITS: Final = 20
@@ -58,8 +59,8 @@ class Stream:
         self._history = History()
         self._batch = Batch()
         self._ms = 0
-        ledger = store.ledger
-        self._number = max([0, *(int(job, 16) for job in ledger.entries), *map(int, ledger.tokens)])
+        rows = store.rows
+        self._number = max([0, *(int(job, 16) for job in rows.entries), *map(int, rows.tokens)])
         self._seqs: dict[WorkerId, int] = {}
         self._state = engine.State()
         self.reload()
@@ -195,7 +196,7 @@ def _life_of_a_disk(rng: Random, tally: Tally, cuts: int, most: int) -> None:
 def _fail_for_a_while(rng: Random, store: SqliteStore, stream: Stream) -> None:
     """As the driver: after a sync that failed the process ends, after another error it is read-only until a probe
     succeeds."""
-    trouble = rng.choice((store.fill, store.break_writes, store.break_sync, store.break_sync))
+    trouble = rng.choice((store.fail_writes, store.fail_writes, store.break_sync, store.break_sync))
     trouble()
     try:
         for _ in range(10):

@@ -7,7 +7,8 @@ from the store, and the driver is read-only until a probe write succeeds.
 
 Nothing slow happens here: routes do their IO before and after. Stepping is cut into slices of about 2 ms, and short
 events go ahead between the slices of a long one, so that a batch of 10,000 jobs never stalls a heartbeat, nor does
-much that has become due at once.
+much that has become due at once. A driver that could not look at anything for long (it was stopped, its machine slept)
+takes nobody for silent because of that.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from gpulayer.clock import Clock, Instant
-from gpulayer.engine import Policy, State, due, next_due_ms, rebuild, step
+from gpulayer.engine import BEAT_MS, Attention, Policy, State, due, hear_anew, next_due_ms, rebuild, step
 from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import Event, ScorersRegistered
 from gpulayer.engine.records import Record
@@ -122,6 +123,7 @@ class Driver:
         self._is_closing = False
         self._offset_ms: int | None = None
         self._tick_after_ms = 0
+        self._attention = Attention()
         self._heard: frozenset[WorkerId] = frozenset()
 
     @property
@@ -150,9 +152,7 @@ class Driver:
         )
         # The store's time is that of the last record; what has passed in this process since then must not make
         # anybody look silent, so everyone counts as heard of now.
-        state.now_ms = max(state.now_ms, self.now().ms)
-        for worker in state.workers.values():
-            worker.heard_ms = state.now_ms
+        hear_anew(state, self.now().ms)
         self._history.restart((image for _, image in live.jobs), live.attempts)
         self._state = state
         self._is_clean = True
@@ -200,7 +200,8 @@ class Driver:
         return None if self._state is None else read(self._state)
 
     def poke(self) -> None:
-        """Look at the time again; for whoever moves the clock."""
+        """Look at the time again; for whoever moves the clock, and wants what follows from that."""
+        self._attention.seen_ms = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -212,6 +213,8 @@ class Driver:
                         break
                     continue
                 self._wake.clear()
+                if self._attention.was_away(self._clock.monotonic_ms()):
+                    hear_anew(self._loaded(), self.now().ms)
                 if not self._queue and not self._is_due():
                     if self._is_closing:
                         break
@@ -410,7 +413,7 @@ class Driver:
         timeout_s = None
         if due_ms is not None:
             rest_ms = max(due_ms - self.now().ms, self._tick_after_ms - self._clock.monotonic_ms(), 1)
-            timeout_s = min(rest_ms, 60_000) / 1000
+            timeout_s = min(rest_ms, BEAT_MS) / 1000
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), timeout_s)
 

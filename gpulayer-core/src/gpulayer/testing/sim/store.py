@@ -1,7 +1,7 @@
 """What the simulated control plane keeps its state in: a dictionary of row images, quick, or the product's own store on
 a simulated disk, which loses at a power cut what was not synced.
 
-Both keep a ``Ledger`` of what is committed. The real store is held against it whenever it is opened: all that was
+Both keep a ``Rows`` of what is committed. The real store is held against it whenever it is opened: all that was
 acknowledged is there and no half of anything else is; of a batch whose commit was under way there is all or nothing.
 """
 
@@ -39,8 +39,8 @@ from gpulayer.wire.convert import spec_to_wire
 
 __all__ = [
     "STORE_PATH",
-    "Ledger",
     "MemoryStore",
+    "Rows",
     "SimStore",
     "SimStoreDisk",
     "SqliteStore",
@@ -53,7 +53,7 @@ _OWNER: Final = "sim"
 
 
 @dataclass(slots=True)
-class Ledger:
+class Rows:
     """The last image of every row, the immutable entries, the idempotency keys."""
 
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def submission_side(key: str, entry: JobEntry) -> Side:
 
 
 class SimStore(Protocol):
-    """``ledger``: what is committed. must_exit: a sync has failed; the process that has the store open has to end.
+    """``rows``: what is committed. must_exit: a sync has failed; the process that has the store open has to end.
     keeps_events: the rows of the event log are wanted, too.
 
     ``open`` comes first, and again after ``die`` and ``lose_power``; it and all else that reads or writes may raise
@@ -145,12 +145,14 @@ class SimStore(Protocol):
     keeps_events: bool
 
     @property
-    def ledger(self) -> Ledger: ...
+    def rows(self) -> Rows: ...
 
     @property
     def must_exit(self) -> bool: ...
 
-    def open(self) -> None: ...
+    def open(self) -> bool:
+        """Whether the batch whose commit was under way when it was open last is there."""
+        ...
 
     def load(self) -> Live: ...
 
@@ -166,12 +168,8 @@ class SimStore(Protocol):
         """The same, and what was not synced."""
         ...
 
-    def fill(self) -> None:
-        """No room on the disk until ``heal``."""
-        ...
-
-    def break_writes(self) -> None:
-        """Every write is an input/output error until ``heal``."""
+    def fail_writes(self) -> None:
+        """No room on the disk, or every write is an input/output error, until ``heal``."""
         ...
 
     def break_sync(self) -> None:
@@ -181,34 +179,45 @@ class SimStore(Protocol):
     def heal(self) -> None: ...
 
     def close(self) -> None:
-        """At the end of the world."""
+        """At the end of the world, with a last look at what is there. Raises Violation."""
+        ...
+
+    def abandon(self) -> None:
+        """At the end of a world that is broken."""
         ...
 
 
 class MemoryStore:
-    """Nothing but its ledger: a batch is there or not."""
+    """Nothing but its rows: a batch is there or not. ``rng``: which, after a sync that failed."""
 
     keeps_events = False
 
-    def __init__(self) -> None:
-        self.ledger = Ledger()
+    def __init__(self, rng: Random) -> None:
+        self.rows = Rows()
         self.must_exit = False
-        self._breaks: str = ""
+        self._rng = rng
+        self._is_failing = False
+        self._is_sync_failing = False
+        self._is_kept = False
 
-    def open(self) -> None:
-        self.must_exit = False
+    def open(self) -> bool:
+        is_kept, self._is_kept, self.must_exit = self._is_kept, False, False
+        return is_kept
 
     def load(self) -> Live:
-        return self.ledger.live()
+        return self.rows.live()
 
     def commit(self, batch: Batch) -> None:
+        if self._is_sync_failing and self._rng.random() < 0.5:
+            self.rows.write_batch(batch)
+            self._is_kept = True
         self.probe()
-        self.ledger.write_batch(batch)
+        self.rows.write_batch(batch)
 
     def probe(self) -> None:
-        if self._breaks == "sync":
-            self._breaks, self.must_exit = "", True
-        if self._breaks or self.must_exit:
+        if self._is_sync_failing:
+            self._is_sync_failing, self.must_exit = False, True
+        if self._is_failing or self.must_exit:
             raise StorageUnavailable("the simulated disk fails")
 
     def die(self) -> None:
@@ -217,19 +226,19 @@ class MemoryStore:
     def lose_power(self) -> None:
         return
 
-    def fill(self) -> None:
-        self._breaks = "full"
-
-    def break_writes(self) -> None:
-        self._breaks = "writes"
+    def fail_writes(self) -> None:
+        self._is_failing = True
 
     def break_sync(self) -> None:
-        self._breaks = "sync"
+        self._is_sync_failing = True
 
     def heal(self) -> None:
-        self._breaks = ""
+        self._is_failing = self._is_sync_failing = False
 
     def close(self) -> None:
+        return
+
+    def abandon(self) -> None:
         return
 
 
@@ -274,7 +283,7 @@ class SqliteStore:
     keeps_events = True
 
     def __init__(self, rng: Random, *, disk: SimDisk | None = None) -> None:
-        self.ledger = Ledger()
+        self.rows = Rows()
         self.disk = disk or SimDisk()
         self._rng = rng
         self._vfs = SimVfs(self.disk, sleep=lambda _seconds: None)
@@ -290,13 +299,13 @@ class SqliteStore:
     def vfs_name(self) -> str:
         return self._vfs.name
 
-    def open(self) -> None:
+    def open(self) -> bool:
         """Raises Violation where something acknowledged is missing, or is there by half."""
         self._files.has_failed = False
         self._store = Store(STORE_PATH, disk=self._files)
         with self.disk.sound():
             check_integrity(self._store)
-            self._compare(self._store)
+            return self._compare(self._store)
 
     def load(self) -> Live:
         return self._opened().load_live()
@@ -304,7 +313,7 @@ class SqliteStore:
     def commit(self, batch: Batch) -> None:
         self._under_way = batch
         self._opened().commit(batch)
-        self.ledger.write_batch(batch)
+        self.rows.write_batch(batch)
         self._under_way = None
 
     def probe(self) -> None:
@@ -322,11 +331,11 @@ class SqliteStore:
         self.die()
         self.disk.power_cut(self._rng)
 
-    def fill(self) -> None:
-        self.disk.capacity_bytes = self.disk.used_bytes() + self._rng.choice([0, 1_000, 20_000])
-
-    def break_writes(self) -> None:
-        self.disk.inject(DiskFault(DiskOp.WRITE, at=self._rng.randrange(1, 4), calls=None))
+    def fail_writes(self) -> None:
+        if self._rng.random() < 0.5:
+            self.disk.capacity_bytes = self.disk.used_bytes() + self._rng.choice([0, 1_000, 20_000])
+        else:
+            self.disk.inject(DiskFault(DiskOp.WRITE, at=self._rng.randrange(1, 4), calls=None))
 
     def break_sync(self) -> None:
         self.disk.inject(DiskFault(DiskOp.SYNC))
@@ -361,18 +370,20 @@ class SqliteStore:
             raise StorageUnavailable("the store is not open")
         return self._store
 
-    def _compare(self, store: Store) -> None:
+    def _compare(self, store: Store) -> bool:
+        """Whether the batch that was under way is there."""
+        batch, self._under_way = self._under_way, None
         found = _stored(store)
-        lacking = _difference(found, self.ledger)
-        if lacking and self._under_way is not None:
-            possible = copy.deepcopy(self.ledger)
-            possible.write_batch(self._under_way)
-            if _difference(found, possible):
-                raise Violation(f"after a new start the store has {lacking}, and no whole batch explains it")
-            self.ledger.write_batch(self._under_way)
-        elif lacking:
-            raise Violation(f"after a new start the store has {lacking}")
-        self._under_way = None
+        lacking = _difference(found, self.rows)
+        if not lacking:
+            return False
+        if batch is not None:
+            possible = copy.deepcopy(self.rows)
+            possible.write_batch(batch)
+            if not _difference(found, possible):
+                self.rows.write_batch(batch)
+                return True
+        raise Violation(f"after a new start the store has {lacking}, and no whole batch explains it")
 
 
 def check_integrity(store: Store) -> None:
@@ -384,10 +395,10 @@ def check_integrity(store: Store) -> None:
         raise Violation(f"the store is damaged: {[*found, *dangling][:5]}")
 
 
-_Rows = dict[str, dict[Any, Any]]  # Any: by table, keys and rows of every kind
+_Tables = dict[str, dict[Any, Any]]  # Any: by table, keys and rows of every kind
 
 
-def _stored(store: Store) -> _Rows:
+def _stored(store: Store) -> _Tables:
     live = store.load_live()
     jobs, keys, attempts, audit = tables_.jobs, tables_.idempotency, tables_.attempts, tables_.audit
     with store.reading() as connection:
@@ -408,21 +419,21 @@ def _stored(store: Store) -> _Rows:
         }
 
 
-def _difference(found: _Rows, ledger: Ledger) -> str:
-    """The first row that is not as the ledger has it; empty: none."""
-    expected: _Rows = {
-        "keys": dict(ledger.keys),
-        "jobs": {job_id: str(image.state) for job_id, image in ledger.jobs.items()},
-        "attempts": dict(ledger.attempts),
-        "live jobs": {job_id: image for job_id, image in ledger.jobs.items() if not image.state.is_final},
-        "tasks": _told({key: image for key, image in ledger.tasks.items() if not ledger.jobs[key[0]].state.is_final}),
-        "workers": dict(ledger.workers),
-        "tokens": dict.fromkeys(ledger.tokens, True),
-        "audit": dict(enumerate(ledger.audit)),
-        "events": {0: ledger.events},
+def _difference(found: _Tables, known: Rows) -> str:
+    """The first row that is not as it is known; empty: none."""
+    expected: _Tables = {
+        "keys": dict(known.keys),
+        "jobs": {job_id: str(image.state) for job_id, image in known.jobs.items()},
+        "attempts": dict(known.attempts),
+        "live jobs": {job_id: image for job_id, image in known.jobs.items() if not image.state.is_final},
+        "tasks": _told({key: image for key, image in known.tasks.items() if not known.jobs[key[0]].state.is_final}),
+        "workers": dict(known.workers),
+        "tokens": dict.fromkeys(known.tokens, True),
+        "audit": dict(enumerate(known.audit)),
+        "events": {0: known.events},
     }
-    if ledger.counters is not None:
-        expected["counters"] = {0: ledger.counters}
+    if known.counters is not None:
+        expected["counters"] = {0: known.counters}
     for name, rows in expected.items():
         for key in sorted({**rows, **found[name]}, key=str):
             if found[name].get(key) != rows.get(key):
