@@ -8,14 +8,11 @@ process to decide: ``failed`` is told before anybody else (the control plane's e
 Stdlib only. Everything blocks.
 """
 
-import ctypes
 import errno
 import os
 import sys
 from collections.abc import Callable
 from typing import Final
-
-from gpulayer.faults import here
 
 __all__ = ["SYNC_FAILED_EXIT", "SyncFailed", "Syncs"]
 
@@ -33,17 +30,18 @@ def _leave(_path: str, _error: OSError) -> None:
 
 
 class Syncs:
-    """``failed``: see ``SyncFailed``. ``point``: of ``faults``, reached before each sync."""
+    """``failed``: see ``SyncFailed``. ``reach``: called before each sync; an OSError of its own counts as the sync's."""
 
-    def __init__(self, *, failed: SyncFailed = _leave, point: str = "") -> None:
+    __slots__ = ("_reach", "failed")
+
+    def __init__(self, *, failed: SyncFailed = _leave, reach: Callable[[], None] = lambda: None) -> None:
         self.failed = failed
-        self._point = point
+        self._reach = reach
 
     def file(self, descriptor: int, path: str | os.PathLike[str]) -> None:
         """The file's content is durable. Raises OSError."""
         try:
-            if self._point:
-                here(self._point)
+            self._reach()
             os.fsync(descriptor)
         except OSError as error:
             self._say(path, error)
@@ -63,13 +61,14 @@ class Syncs:
         """One sync of all that the folder's file system holds; False where there is no such call. Raises OSError."""
         if not sys.platform.startswith("linux"):
             return False
+        import ctypes  # noqa: PLC0415 - half a megabyte, and only this needs it
+
         call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
         if call is None:
             return False
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            if self._point:
-                here(self._point)
+            self._reach()
             if call(descriptor) != 0:
                 number = ctypes.get_errno()
                 if number == errno.ENOSYS:
@@ -81,6 +80,10 @@ class Syncs:
         finally:
             os.close(descriptor)
         return True
+
+    def everything(self) -> None:
+        """All file systems; of an error nobody is told. Where there is nothing better."""
+        os.sync()
 
     def _say(self, path: str | os.PathLike[str], error: OSError) -> None:
         if error.errno not in _NOT_SYNCABLE:  # of those nothing was lost: such a file is never synced

@@ -254,6 +254,7 @@ def _clean_up(state: StateDir, guard: _Guard, watch: Watch) -> None:
     left |= _end_descendants(statuses, spawner_pid, mains)
     here("watchdog.in_cleaning")
     # Nobody writes any more: what the pipes hold is the end of each log.
+    here("watchdog.before_saving")
     complete = {key for key, loans in watch.loans.items() if _save(loans)}
     told = record_what_became(
         entries, statuses={} if guard.has_killed else kept, left=left, wall_ms=_wall_ms, why=why, complete=complete

@@ -22,6 +22,7 @@ from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.machine import Device, Framework, Locality, WorkerFacts
+from gpulayer.whole import write_whole
 from gpulayer.worker.findings import (
     MAX_ADDRESSES,
     MAX_DEVICES,
@@ -30,7 +31,6 @@ from gpulayer.worker.findings import (
     MAX_RESOURCES,
     checked_findings,
 )
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.kept import KeptFindings
 
 __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]

@@ -159,7 +159,6 @@ class NodeWork:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(source, self._folders.site(key).work_dir)
-            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
 
         await self._guarded(key, stage, lambda error: self._failed_staging(key, error))

@@ -209,8 +209,6 @@ async def put_log(call: Call) -> Response:
     epoch, job_id = await lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
-    if piece:
-        here("plane.before_log_piece")
     plane.auth.check_still(call.client)
     size = await plane.in_thread(
         plane.logs.append,

@@ -8,6 +8,7 @@ import sqlite3
 from typing import Final
 
 from gpulayer.errors import StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.syncing import Syncs
 
 __all__ = ["StoreDisk", "sync_error"]
@@ -46,6 +47,14 @@ class StoreDisk:
             self._syncs.path(os.path.dirname(path) or ".")
         except OSError as error:
             raise StorageUnavailable(f"the folder of the control plane's store can't be synced: {error}") from None
+
+    def reach_sync(self, path: str) -> None:
+        """Where a test makes a sync of SQLite's fail. Raises OSError."""
+        try:
+            here("plane.in_store_sync")
+        except OSError as error:
+            self.failed(path, error)
+            raise
 
     def failed(self, path: str, error: OSError) -> None:
         """SQLite could not sync: see ``gpulayer.syncing``."""

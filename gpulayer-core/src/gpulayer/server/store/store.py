@@ -27,9 +27,10 @@ from gpulayer.engine.records import (
     WorkerImage,
 )
 from gpulayer.errors import InternalError, StorageUnavailable
-from gpulayer.faults import here
+from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
+from gpulayer.server.store.carried import carried
 from gpulayer.server.store.codec import (
     EntryReader,
     ScheduleWriter,
@@ -73,6 +74,7 @@ _LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a l
 _log = logging.getLogger(__name__)
 
 _STATES: Final = {str(state): state for state in JobState}  # a quarter of the time of JobState(text)
+_NOT_NOW: Final = "nothing was written; free space or repair the disk, then try again"
 _READ_ONLY: Final = {"gpulayer_read": True}
 
 Row = tuple[Any, ...]  # Any: whatever the columns hold
@@ -145,6 +147,9 @@ class Store:
             if audit:
                 connection.exec_driver_sql(_INSERT_AUDIT, [_audit_columns(row) for row in audit])
             here("plane.in_transaction")
+            here_each("commit.in_", lambda: carried(batch))
+        with self._mapped():
+            self._disk.reach_sync(self._path)
         if audit:
             self._audited = (audit[-1].seq, audit[-1].hash)
 
@@ -152,12 +157,14 @@ class Store:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
         with self._mapped(), self._engine.begin() as connection:
             connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
+            here("plane.in_probe")
 
     def forget_idempotency(self, before_wall_ms: int) -> None:
         """Drop the keys that are older than ``before_wall_ms``."""
         table = tables.idempotency
         with self._mapped(), self._engine.begin() as connection:
             connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
+            here("plane.in_key_sweep")
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
@@ -265,9 +272,10 @@ class Store:
             lost = sync_error(cause)
             if lost is not None:
                 self._disk.failed(self._path, lost)
+            raise StorageUnavailable(f"the control plane's store can't be used now: {cause}", hint=_NOT_NOW) from error
+        except OSError as error:
             raise StorageUnavailable(
-                f"the control plane's store can't be used now: {cause}",
-                hint="nothing was written; free space or repair the disk, then try again",
+                f"the control plane's store can't be used now: {error.strerror}", hint=_NOT_NOW
             ) from error
 
 
