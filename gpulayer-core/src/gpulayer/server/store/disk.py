@@ -13,6 +13,7 @@ from gpulayer.syncing import Syncs
 
 __all__ = ["StoreDisk", "sync_error"]
 
+_PIECE: Final = 1024 * 1024
 _SYNC_ERRORS: Final = ("SQLITE_IOERR_FSYNC", "SQLITE_IOERR_DIR_FSYNC")
 
 
@@ -39,6 +40,32 @@ class StoreDisk:
                 f"the control plane's store can't be used now: {error.strerror}",
                 hint=f"see the mode and owner of {path}",
             ) from None
+
+    def save_log(self, path: str) -> None:
+        """Write SQLite's log anew, as it is read, and sync it, before SQLite looks at it. Raises StorageUnavailable.
+
+        If a sync of its last owner's failed, parts of the log may be in the cache alone and count as written. Who went
+        on behind them would lose all that follows to a power cut, and who wrote them back into the store would have
+        an older log replayed over it.
+        """
+        try:
+            self.rewrite(f"{path}-wal")
+        except OSError as error:
+            raise StorageUnavailable(
+                f"what the last control plane left can't be taken over: {path}-wal: {error.strerror}",
+                hint="free space or repair the disk, then start again; that file holds what was answered last",
+            ) from None
+
+    def rewrite(self, path: str) -> None:
+        """Each byte of a file by itself, then a sync. Raises OSError."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            offset = 0
+            while piece := os.pread(descriptor, _PIECE, offset):
+                offset += os.pwrite(descriptor, piece, offset)
+            self._syncs.file(descriptor, path)
+        finally:
+            os.close(descriptor)
 
     def sync_names(self, path: str) -> None:
         """The names of the store's files are durable: SQLite syncs the folder for its log, and does not look whether

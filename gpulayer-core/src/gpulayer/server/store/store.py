@@ -6,10 +6,9 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 """
 
 import json
-import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
@@ -71,8 +70,6 @@ _SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with les
 _LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
 _LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
 
-_log = logging.getLogger(__name__)
-
 _STATES: Final = {str(state): state for state in JobState}  # a quarter of the time of JobState(text)
 _NOT_NOW: Final = "nothing was written; free space or repair the disk, then try again"
 _READ_ONLY: Final = {"gpulayer_read": True}
@@ -119,11 +116,11 @@ class Store:
         self._path = path
         self._disk = disk or StoreDisk()
         self.was_left_open = self._disk.prepare(path)
+        if self.was_left_open:
+            self._disk.save_log(path)
         self._engine = _engine(path, self._disk.vfs)
         try:
             with self._mapped():
-                if self.was_left_open:
-                    self._take_over()
                 ensure_schema(self._engine)
             self._disk.sync_names(path)
             self._audited = self._last_audit()
@@ -248,17 +245,6 @@ class Store:
         """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
         with self._mapped(), self._engine.connect() as connection:
             yield connection.execution_options(**_READ_ONLY)
-
-    def _take_over(self) -> None:
-        """Put what the last owner left in SQLite's log into the store, and empty the log.
-
-        If a sync of that owner's failed, parts of the log may be in the cache alone and count as written: a log that
-        went on behind them would end at them after a power cut. What is copied from it is written anew.
-        """
-        with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
-            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            _log.warning("%s is open in another program: what was left in its log could not be tidied up", self._path)
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:

@@ -273,6 +273,15 @@ class SimStoreDisk(StoreDisk):
             raise StorageUnavailable(f"the store can't be made: {error}") from None
         return self._disk.exists(f"{path}-wal")
 
+    def rewrite(self, path: str) -> None:
+        file = self._disk.open(path)
+        self._disk.write(file, 0, self._disk.read(file, 0, len(file.content)))
+        try:
+            self._disk.sync(file)
+        except OSError as error:
+            self.failed(path, error)
+            raise
+
     def _fail(self, _path: str, _error: OSError) -> None:
         self.has_failed = True
 
