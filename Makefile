@@ -11,8 +11,11 @@ REPORT := .cache/test-report.xml
 
 # A test file runs whole in one process, so that fixtures of a module are shared.
 PYTEST_FLAGS ?= -n 3 --dist loadfile
-KILLS ?= 1000
+# Of the soak: how much of the full numbers, from which seed on, which promises (all), kills at random moments.
+SCALE ?= 1
 SEED ?= 1
+ONLY ?=
+KILLS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .PHONY: help setup demo demo-team demo-plugins test lint bench soak docs format clean
@@ -49,9 +52,8 @@ bench: setup ## Measure us and our peers side by side; results go to benchmarks/
 	@$(BIN)/python -m benchmarks.edges
 	@$(BIN)/python -m benchmarks.plugins
 
-soak: setup ## The long runs behind the promises (minutes to hours); KILLS=N and SEED=N for those that kill
-	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -q -m soak --timeout=7200 --kills=$(KILLS) --seed=$(SEED) \
-		|| [ $$? -eq 5 ]
+soak: setup ## The proofs of all promises, in one table (hours); SCALE=0.01 for a hundredth, ONLY=3,9,rest, SEED=N
+	@GPULAYER_SOAK_KILLS=$(KILLS) $(BIN)/python -m tests.soak --scale $(SCALE) --seed $(SEED) --only "$(ONLY)"
 
 docs: setup ## Build the documentation site into site/; warnings fail
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -29,7 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Hypothesis has a ``--hypothesis-seed`` of its own."""
     group = parser.getgroup("gpulayer")
     group.addoption("--seed", type=int, default=1, help="of the tests that kill at random moments (default: 1)")
-    group.addoption("--kills", type=int, default=1000, help="how many of them under -m soak (default: 1000)")
+    group.addoption("--kills", type=int, help="how many of them under -m soak (default: 1000, scaled)")
+    group.addoption("--scale", type=float, default=1.0, help="share of the full numbers under -m soak (default: 1)")
+
+
+@pytest.fixture
+def scaled(pytestconfig: pytest.Config) -> Callable[[int], int]:
+    """``scaled(2000)``: what is left of a full number of the soak."""
+    return lambda full: max(1, round(full * pytestconfig.getoption("--scale")))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Whole fleets from seeds: nothing breaks, planted faults are found, and the same seed is the same story."""
 
-import os
-
 import pytest
 
 from gpulayer.engine.invariants import InvariantViolated
@@ -46,23 +44,3 @@ def test_a_failing_seed_tells_its_story(capsys):
     with planted("reused_epoch"):
         assert main(["--seeds", "0:3"]) == 1
     assert "seed 0: the stored state is not the live state" in capsys.readouterr().err
-
-
-@pytest.mark.soak
-def test_soak_no_seed_breaks_a_rule():
-    """``GPULAYER_SOAK_SEEDS`` seeds (3,000 unless said otherwise; about 4 a second on one core) from 1,000,000 on."""
-    for seed in range(1_000_000, 1_000_000 + int(os.environ.get("GPULAYER_SOAK_SEEDS", "3000"))):
-        run(seed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_soak_a_planted_fault_is_found_often(name):
-    found = 0
-    for seed in range(200):
-        with planted(name):
-            try:
-                run(seed)
-            except (Violation, InvariantViolated):
-                found += 1
-    assert found >= 5

@@ -30,7 +30,7 @@ def _leave(_path: str, _error: OSError) -> None:
 
 
 class Syncs:
-    """``failed``: see ``SyncFailed``. ``reach``: called before each sync; an OSError of its own counts as the sync's."""
+    """``failed``: see ``SyncFailed``. ``reach``: called before each sync; its OSError counts as the sync's."""
 
     __slots__ = ("_reach", "failed")
 

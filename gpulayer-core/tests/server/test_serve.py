@@ -24,6 +24,7 @@ from gpulayer.server import ServeSettings, serve
 from gpulayer.server.certificates import own_certificate
 from gpulayer.server.folder import keep_port, kept_port
 from gpulayer.server.settings import Layout
+from gpulayer.server.store import Store
 
 _PROGRAM = """
 import sys
@@ -425,6 +426,7 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
 def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:
     pepper = tmp_path / "state" / "pepper"
     pepper.parent.mkdir(mode=0o700)
+    Store(str(pepper.with_name("store.db"))).close()
     pepper.write_bytes(b"p" * 31)
     command = (sys.executable, "-c", _WORKER)
     code, said = serving(worker_command=command).wait()

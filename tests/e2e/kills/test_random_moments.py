@@ -23,14 +23,19 @@ PAIRS = (
 ONCE = frozenset({"plane.after_enrol", "watchdog.before_spawner"})  # reached at the very start of a scene alone
 
 
+@pytest.fixture
+def kills(pytestconfig, scaled):
+    return pytestconfig.getoption("--kills") or scaled(1000)
+
+
 def test_whatever_is_killed_at_whatever_moment_every_job_ends_as_its_program_did(scene, chance):
     mischief(scene, chance, kills=10)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_soak_of_kills_at_random_moments(make_scene, chance, request):
-    left = request.config.getoption("--kills")
+def test_soak_of_kills_at_random_moments(make_scene, chance, kills):
+    left = kills
     while left > 0:  # a new scene now and then, so that starting from nothing is hit as well
         scene = make_scene()
         scene.plane.start()
@@ -41,8 +46,7 @@ def test_soak_of_kills_at_random_moments(make_scene, chance, request):
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_soak_of_named_points_at_random_and_together(scene, chance, request):
-    kills = request.config.getoption("--kills")
+def test_soak_of_named_points_at_random_and_together(scene, chance, kills):
     scene.rng.seed(chance.random())
 
     def lives(*prefixes):

@@ -42,6 +42,8 @@ COMMANDS: Final = {
     "status": ("gpulayer.cli.status", "Which control plane is used, and how it is."),
     "doctor": ("gpulayer.cli.doctor", "Find out why a control plane can't be used from here."),
     "token": ("gpulayer.cli.token", "Make, list, revoke and rotate tokens."),
+    "backup": ("gpulayer.cli.backup", "Keep all of a control plane in one file."),
+    "restore": ("gpulayer.cli.restore", "Make a control plane of a backup, in an empty folder."),
     "audit": ("gpulayer.cli.audit", "Who did what, and whether the trail of it is whole."),
     "plugins": ("gpulayer.cli.plugins", "List and check plugins, and the commands that they add."),
     "completion": ("gpulayer.cli.completion", "Print the completion script of a shell."),

@@ -18,6 +18,7 @@ __all__ = [
     "Action",
     "Admit",
     "AttemptsVoided",
+    "CallOff",
     "CollectOutputs",
     "CommandsReceived",
     "DiskFilled",
@@ -399,6 +400,14 @@ class AbandonStage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOff:
+    """Nobody wants the start that ``Spawn`` asked for any more. Answered by SpawnPutOff where the spawner has not been
+    asked yet, and then it never is for this; else not at all: what was begun is told of as always."""
+
+    key: NodeKey
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start the program unless it was; answered by Spawned, SpawnFailed or SpawnPutOff, later by ProcessExited or
     ProcessLost.
@@ -518,6 +527,7 @@ Action = (
     | Stage
     | Hold
     | AbandonStage
+    | CallOff
     | Spawn
     | Extend
     | FollowLog

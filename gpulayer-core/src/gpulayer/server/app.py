@@ -75,10 +75,13 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
                 known(caller.party, is_worker=caller.kind is TokenKind.WORKER)
                 access.check(caller)
             call = Call(plane, request, caller)
-            if caller is None or caller.kind is not TokenKind.CLIENT:
+            if caller is None or caller.kind is TokenKind.WORKER:
                 return await route.handler(call)
-            with _present(plane):
-                return _Presence(plane, await route.handler(call))
+            with plane.admission.admitted(route.demand, call.most_bytes):
+                if caller.kind is not TokenKind.CLIENT:
+                    return await route.handler(call)
+                with _present(plane):
+                    return _Presence(plane, await route.handler(call))
         except GpulayerError as error:
             if isinstance(error, InternalError):
                 _log.error("%s %s: %s", request.method, route.path, error.message)

@@ -28,6 +28,7 @@ from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
 from gpulayer.faults import here, here_each
 from gpulayer.ids import JobId, WorkerId
+from gpulayer.server.admission import Backlog
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
 from gpulayer.server.store.carried import carried
@@ -77,6 +78,7 @@ class _Arrival:
     makes: Sequence[Make]
     side: Side | None
     answer: "asyncio.Future[tuple[Effect, ...]] | None"
+    came_ms: int = 0
     effects: list[Effect] = field(default_factory=list)
     is_alone: bool = False  # after a fault in a batch each of its arrivals is tried by itself
 
@@ -117,6 +119,7 @@ class Driver:
         self._is_clean = False
         self._history = History()
         self._queue: deque[_Arrival] = deque()
+        self._queued_events = 0
         self._readers: list[tuple[Callable[[State], object], asyncio.Future[object]]] = []
         self._wake = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="gpulayer-commit")
@@ -132,6 +135,13 @@ class Driver:
         """True after a commit that failed, until the store can be written again."""
         return self._failure is not None
 
+    @property
+    def backlog(self) -> Backlog:
+        """What waits to be stepped; what is in a commit is past that."""
+        if not self._queue:
+            return Backlog()
+        return Backlog(self._queued_events, self._clock.monotonic_ms() - self._queue[0].came_ms)
+
     def now(self) -> Instant:
         """Engine time: what the store last knew, and what has passed since this process loaded it."""
         return Instant(self._clock.monotonic_ms() + (self._offset_ms or 0), self._clock.wall_ms())
@@ -141,16 +151,22 @@ class Driver:
         live = await self._in_writer(self._store.load_live)
         if self._offset_ms is None:
             self._offset_ms = live.counters.now_ms - self._clock.monotonic_ms()
-        state = rebuild(
-            self._policy,
-            live.counters,
-            jobs=live.jobs,
-            tasks=live.tasks,
-            attempts=live.attempts,
-            workers=live.workers,
-            facts=live.facts,
-            heard=self._heard,
-        )
+        try:
+            state = rebuild(
+                self._policy,
+                live.counters,
+                jobs=live.jobs,
+                tasks=live.tasks,
+                attempts=live.attempts,
+                workers=live.workers,
+                facts=live.facts,
+                heard=self._heard,
+            )
+        except (LookupError, ValueError, TypeError, AttributeError) as error:  # of a damaged file
+            raise StorageUnavailable(
+                f"the rows of the control plane's store do not fit together: {type(error).__name__}: {error}",
+                hint="it is damaged: gpulayer doctor looks closer, gpulayer restore FILE brings a backup back",
+            ) from error
         # The store's time is that of the last record; what has passed in this process since then must not make
         # anybody look silent, so everyone counts as heard of now.
         hear_anew(state, self.now().ms)
@@ -169,7 +185,8 @@ class Driver:
         if self._is_closing:
             raise StorageUnavailable("the control plane is shutting down", hint="try again when it is back")
         answer: asyncio.Future[tuple[Effect, ...]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Arrival(makes, side, answer))
+        self._queue.append(_Arrival(makes, side, answer, self._clock.monotonic_ms()))
+        self._queued_events += len(makes)
         self._wake.set()
         return await answer
 
@@ -228,6 +245,7 @@ class Driver:
             for arrival in self._queue:
                 arrival.fail(gone)
             self._queue.clear()
+            self._queued_events = 0
             self._answer_readers(gone)
             self._writer.shutdown(wait=True)
 
@@ -255,7 +273,7 @@ class Driver:
         while self._queue and opened.steps < _BATCH_STEPS:
             if self._queue[0].is_alone and opened.arrivals:
                 return
-            arrival = self._queue.popleft()
+            arrival = self._take()
             opened.arrivals.append(arrival)
             for _ in self._steps(opened, arrival):
                 await asyncio.sleep(0)
@@ -279,12 +297,17 @@ class Driver:
             else:
                 return
 
+    def _take(self) -> _Arrival:
+        arrival = self._queue.popleft()
+        self._queued_events -= len(arrival.makes)
+        return arrival
+
     def _step_short(self, opened: _Open) -> bool:
         """Between two slices: the short arrivals at the head of the queue. Returns whether there were any."""
         for count in range(_SLICE_STEPS):
             if not self._queue or len(self._queue[0].makes) > _SHORT or self._queue[0].is_alone:
                 return count > 0
-            arrival = self._queue.popleft()
+            arrival = self._take()
             opened.arrivals.append(arrival)
             for _ in self._steps(opened, arrival):
                 pass
@@ -369,6 +392,7 @@ class Driver:
                 arrival.effects.clear()
                 arrival.is_alone = True
                 self._queue.appendleft(arrival)
+                self._queued_events += len(arrival.makes)
         try:
             await self.load()
         except StorageUnavailable as error:
@@ -389,6 +413,7 @@ class Driver:
             for arrival in self._queue:
                 arrival.fail(self._refusal())
             self._queue.clear()
+            self._queued_events = 0
             try:
                 if self._state is None:
                     await self.load()

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,10 @@ READ_PIECE: Final = 256 * 1024
 _SMALL_PIECE: Final = 16 * 1024
 _KEPT_BYTES: Final = 4 * 1024 * 1024
 _REMOVED: Final = ".removed"
+
+
+def _always() -> bool:
+    return True
 
 
 class LogKey(NamedTuple):
@@ -64,16 +68,19 @@ class LogFolder:
         wall_ms: int,
         is_final: bool = False,
         is_followed: bool = False,
-    ) -> int:
+        is_open: Callable[[], bool] = _always,
+    ) -> int | None:
         """Keep what is new of ``piece``, which begins at ``offset`` and came at ``wall_ms``; returns how many bytes
-        there are now.
+        there are now. None: ``is_open`` said no, asked when it is this piece's turn, and nothing was kept.
 
         ``is_final``: make the whole log durable before returning. ``is_followed``: somebody waits for it just now, so
         that it is worth its memory. Raises Conflict (with ``details["offset"]``) for a gap, DiskFull,
         StorageUnavailable.
         """
         path = self.path(key)
-        with self._writable(path) as descriptor:
+        with self._writable(path, is_open) as descriptor:
+            if descriptor is None:
+                return None
             if piece:
                 here("plane.before_log_piece")
             before = os.fstat(descriptor).st_size
@@ -89,10 +96,13 @@ class LogFolder:
                 self._keep(key, offset, piece, is_wanted=is_followed or len(piece) <= _SMALL_PIECE)
             return size
 
-    def mark_missing(self, key: LogKey, *, wall_ms: int) -> None:
-        """Say at the end of a log that its rest is missing. Once, however often it is called; durable."""
+    def mark_missing(self, key: LogKey, *, wall_ms: int, is_open: Callable[[], bool] = _always) -> None:
+        """Say at the end of a log that its rest is missing. Once, however often it is called; durable. ``is_open``: as
+        above."""
         path = self.path(key)
-        with self._writable(path) as descriptor:
+        with self._writable(path, is_open) as descriptor:
+            if descriptor is None:
+                return
             size = os.fstat(descriptor).st_size
             line = gap_line(None)
             end = os.pread(descriptor, len(line), max(0, size - len(line)))
@@ -107,6 +117,11 @@ class LogFolder:
     def _sync_names(self, log: Path) -> None:
         self._syncs.path(log.parent)
         self._syncs.path(self._root)
+
+    def settle(self, key: LogKey) -> None:
+        """Wait for the piece that is being written, if any: once a log is not open any more, it is all there then."""
+        with self._exclusive(self.path(key)):
+            pass
 
     def size(self, key: LogKey) -> int:
         """Bytes held; 0 for a log that has not begun."""
@@ -188,9 +203,13 @@ class LogFolder:
                 self._latest_bytes -= len(self._latest.popitem(last=False)[1][1])
 
     @contextmanager
-    def _writable(self, path: Path) -> Iterator[int]:
+    def _writable(self, path: Path, is_open: Callable[[], bool]) -> Iterator[int | None]:
+        """None for a log that is not open."""
         try:
             with self._exclusive(path):
+                if not is_open():
+                    yield None
+                    return
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:

@@ -23,6 +23,7 @@ from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
+from gpulayer.server.admission import Admission
 from gpulayer.server.announcing import LOGGED, Announcer
 from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
@@ -33,10 +34,11 @@ from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
 from gpulayer.server.scorers import Scorers
-from gpulayer.server.settings import PlaneSettings
+from gpulayer.server.settings import Layout, PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
 from gpulayer.server.store.codec import dump
 from gpulayer.server.store.disk import StoreDisk
+from gpulayer.server.store.health import check_lost
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
 from gpulayer.spec.request import Request
@@ -94,10 +96,15 @@ class Plane:
         self.incarnation = new_id(random_bytes)
         self.started_wall_ms = self.clock.wall_ms()
         self.syncs = syncs or Syncs()
-        pepper = load_pepper(layout, random_bytes, syncs=self.syncs)
-        self.store = Store(str(layout.store), disk=StoreDisk(self.syncs))
-        with self.store.reading() as connection:
-            tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
+        self.store = _open_store(layout, self.syncs)
+        try:
+            with self.store.reading() as connection:
+                tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
+                self.restored = reads.last_restore(connection)
+            pepper = load_pepper(layout, random_bytes, syncs=self.syncs)
+        except BaseException:
+            self.store.close()
+            raise
         self.auth = Auth(
             pepper=pepper,
             clock=self.clock,
@@ -116,6 +123,9 @@ class Plane:
         first_policy = replace(self.policy, scorers=() if host else (_STILL_LOADING,))
         self.driver = Driver(
             store=wrap_store(self.store), clock=self.clock, observer=_Observer(self), policy=first_policy
+        )
+        self.admission = Admission(
+            settings.admission, backlog=lambda: self.driver.backlog, monotonic_ms=self.clock.monotonic_ms
         )
         self.scorers: Scorers | None = None
         self.plugins = host or no_plugins(self.clock)
@@ -351,6 +361,13 @@ class Plane:
             self._outputs[tree] = outputs
             if len(self._outputs) > 64:
                 self._outputs.popitem(last=False)
+
+
+def _open_store(layout: Layout, syncs: Syncs) -> Store:
+    """Made where there was none. The pepper comes after the store: where it is alone, the store was lost. Raises as
+    ``Store``."""
+    check_lost(layout.store, made_after=layout.pepper)
+    return Store(str(layout.store), disk=StoreDisk(syncs))
 
 
 def _some(names: Sequence[str]) -> str:

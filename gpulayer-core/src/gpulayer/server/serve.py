@@ -155,6 +155,7 @@ async def _serve(served: _Served) -> None:
             has_local_worker=served.worker is not None,
             heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
             keep_logs_ms=settings.keep_logs_ms,
+            keep_events_ms=settings.keep_events_ms,
             plugins=settings.plugins,
         ),
         policy=policy,

@@ -188,6 +188,7 @@ async def _submit(
         plane.remember({row.id: row.submission for row in rows})
     told = () if again is None else tuple(entry for job_id in ids for entry in again.audit(job_id))
     side = Side(jobs=tuple(rows), idempotency=tuple(keys), secrets=sealed, audit=told)
+    plane.auth.check_still(caller)  # sources and plugins were asked meanwhile
     await plane.driver.submit(*makes, side=side)
     return Submitted(ids, rows, warnings)
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge, TooSlow
+from gpulayer.server.admission import Demand
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
 from gpulayer.server.tokens import Grant, Role, TokenKind
@@ -126,7 +127,8 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Route:
     """One operation. ``body``, ``reply``: wire schemas, None for bytes or nothing; ``access`` None: refused by
-    ``app``. ``raw``: the media type of a body that is no JSON. ``repeated``: the status where that was done before."""
+    ``app``. ``raw``: the media type of a body that is no JSON. ``repeated``: the status where that was done before.
+    ``demand``: whether it may be refused while there is too much to do."""
 
     method: str
     path: str
@@ -137,6 +139,7 @@ class Route:
     reply: type[Any] | None = None
     status: int = 200
     repeated: int | None = None
+    demand: Demand = Demand.AHEAD
     query: tuple[Query, ...] = ()
     raw: str = ""
     raw_reply: str = ""
@@ -193,6 +196,14 @@ class Call:
             raise BadRequest(f"{name}: {text[:40]!r} must be 0 or 1")
         return text in ("1", "true")
 
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes of the body may be in memory, as far as its headers tell; a streamed one needs less."""
+        said, most = self.request.headers.get("content-length", ""), self.plane.settings.max_body_bytes
+        if said.isascii() and said.isdigit() and len(said) <= 18:
+            return min(int(said), most)
+        return most if "transfer-encoding" in self.request.headers else 0
+
     async def content(self, limit: int | None = None) -> bytes:
         """The whole body. Raises TooLarge that names the limit, and TooSlow."""
         if limit is None:
@@ -202,7 +213,10 @@ class Call:
 
     async def pieces(self, limit: int, what: str) -> AsyncIterator[bytes]:
         """The body as it comes, at most ``limit`` bytes, whatever its headers claim. Raises TooLarge, and TooSlow for
-        a sender that stands still or drips. What the taker of a piece needs is not counted."""
+        a sender that stands still or drips. What the taker of a piece needs is not counted.
+
+        A body may take its time, and what its sender came with may have ended meanwhile: raises Unauthenticated at its
+        end then, so that nothing is done with it."""
         said = self.request.headers.get("content-length", "")
         if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > limit):
             await self._drain(limit)
@@ -225,6 +239,8 @@ class Call:
                 )
             if piece:
                 yield piece
+        if self.caller is not None:
+            self.plane.auth.check_still(self.caller)
 
     async def _piece(self, what: str, came: int) -> tuple[bytes, bool]:
         """What came since the last one, and whether there is more."""
@@ -368,6 +384,7 @@ _STATUS: Final = {
     "job_refused": 422,
     "idempotency_mismatch": 422,
     "digest_mismatch": 422,
+    "overloaded": 503,
     "storage_unavailable": 503,
     "disk_full": 507,
 }
@@ -378,7 +395,7 @@ def error_response(error: GpulayerError, status: int | None = None) -> Response:
     status = status or _STATUS.get(error.code, 500)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 503:
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
     if status == 408:
         headers["Connection"] = "close"  # the rest of that body may never come
     return json_response(envelope(error), status, headers)

@@ -40,6 +40,7 @@ _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sit
 _EXPIRY_LOOK_S: Final = 1.0
 _LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
 _ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
+_TOO_LATE: Final = "its time had passed before it could be started"
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
@@ -175,6 +176,10 @@ class Jobs:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
         here("spawner.after_entry")
+        if order.kill_by_ms is not None and order.kill_by_ms <= self._continuous_ms():
+            # Agent, spawner or machine stood still since it was ordered: another worker may have begun it by now.
+            self._holds.release(hold)
+            return self._not_started(order, entry, output, LaunchFailed(errno.ETIME, _TOO_LATE, None))
         job_ends = output.job_ends()
         try:
             with self._holds.inside(hold):

@@ -4,8 +4,8 @@ from typing import Final
 
 from starlette.responses import Response
 
+from gpulayer.server.fence import lent
 from gpulayer.server.job_secrets import open_secrets
-from gpulayer.server.routes.workers import lent
 from gpulayer.server.web import WORKER, Call, Route, json_response
 from gpulayer.wire.workers import Credentials
 

@@ -101,7 +101,10 @@ class _LogResponse(Response):
                         continue
                     if self._is_following and not await _has_ended(plane, key):
                         await hold.wait()
-                    elif not await self._send_piece(send, hold):
+                        continue
+                    # A piece that was taken before the end may be on its way to the disk.
+                    await plane.in_thread(plane.logs.settle, key)
+                    if not await self._send_piece(send, hold):
                         await send({"type": "http.response.body", "body": b"", "more_body": False})
                         return
 

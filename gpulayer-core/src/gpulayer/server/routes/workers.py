@@ -23,15 +23,15 @@ from gpulayer.errors import (
     BadRequest,
     Conflict,
     DiskFull,
-    Forbidden,
     GpulayerError,
     NotFound,
-    StaleAttempt,
     StorageUnavailable,
 )
 from gpulayer.faults import here
-from gpulayer.ids import Digest, Epoch, JobId, WorkerId, is_digest, new_worker_id
+from gpulayer.ids import Digest, Epoch, WorkerId, is_digest, new_worker_id
+from gpulayer.server.admission import Demand
 from gpulayer.server.audit import SYSTEM, entry
+from gpulayer.server.fence import is_held, job_held, lent, own_worker
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
@@ -68,7 +68,7 @@ from gpulayer.wire.workers import (
     WorkerRecord,
 )
 
-__all__ = ["ROUTES", "lent"]
+__all__ = ["ROUTES"]
 
 _HOLD_LIMIT_S: Final = 60.0
 
@@ -135,7 +135,7 @@ async def open_session(call: Call) -> Response:
 
 async def report(call: Call) -> Response:
     """Answered after commit."""
-    plane, worker_id = call.plane, _own_worker(call)
+    plane, worker_id = call.plane, own_worker(call)
     body = await call.json(ReportBody)
     check_schema(body["schema"], "report")
     fields, told = body.get("facts"), body.get("plugins")
@@ -145,6 +145,7 @@ async def report(call: Call) -> Response:
     digest = None if facts is None else _facts_digest(facts)
     recovered = body.get("recovered")
     items = tuple([await _item(plane, item) for item in body["items"]])
+    plane.auth.check_boot(worker_id, body["boot"])  # before a log says anything
     for item in items:
         await _mark_log(plane, worker_id, item)
     plane.auth.check_still(call.client)
@@ -174,7 +175,7 @@ async def report(call: Call) -> Response:
 
 async def commands(call: Call) -> Response:
     """What the worker is to do, held until there is something; the cursor acknowledges what came before."""
-    plane, worker_id = call.plane, _own_worker(call)
+    plane, worker_id = call.plane, own_worker(call)
     hold_s = call.query_number("hold_s", 25.0, most=_HOLD_LIMIT_S)
     cursor = call.query("after")
     if plane.mailboxes.knows(worker_id, cursor):
@@ -210,15 +211,20 @@ async def put_log(call: Call) -> Response:
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
     plane.auth.check_still(call.client)
-    size = await plane.in_thread(
-        plane.logs.append,
-        key,
-        offset,
-        piece,
-        wall_ms=plane.clock.wall_ms(),
-        is_final=is_final,
-        is_followed=plane.hub.is_watched(key),
-    )
+    worker_id, size = own_worker(call), None
+    while size is None:
+        size = await plane.in_thread(
+            plane.logs.append,
+            key,
+            offset,
+            piece,
+            wall_ms=plane.clock.wall_ms(),
+            is_final=is_final,
+            is_followed=plane.hub.is_watched(key),
+            is_open=lambda: is_held(plane, worker_id, epoch, node),
+        )
+        if size is None:  # the attempt ended while the piece came; or it did not, and that change has failed
+            await lent(call, node)
     if piece:
         here("plane.after_log_piece")
     plane.hub.wake([key])
@@ -236,6 +242,7 @@ async def put_outputs(call: Call) -> Response:
     here("plane.before_outputs")
     totals = await check_uploaded(plane, Digest(tree), "output tree")
     plane.auth.check_still(call.client)
+    await lent(call, None)  # still
     plane.accept_tree(Digest(tree))
     here("plane.after_outputs")
     return json_response({"files": totals.files, "size_bytes": totals.size_bytes})
@@ -311,51 +318,23 @@ def _joined(identity: IdentityRow, token: TokenRow | None) -> IdentityRow:
     )
 
 
-def _own_worker(call: Call) -> WorkerId:
-    """A session opens the routes of its own worker alone."""
-    worker_id = call.path("id")
-    if call.client.worker is None or call.client.worker != worker_id:
-        raise Forbidden(f"this session is not worker {worker_id[:40]!r}'s")
-    return call.client.worker
-
-
-async def lent(call: Call, node: int | None) -> tuple[Epoch, JobId]:
-    """The attempt that the path names, if this worker holds (that node of) it. Raises StaleAttempt.
-
-    A yes needs no commit to wait for: bytes of a job that is lent here are welcome whatever becomes of a change that
-    is on its way, and the first of a log should not wait for the report that its program runs. A no does wait.
-    """
-    worker_id, epoch = _own_worker(call), Epoch(call.path_int("epoch"))
-    job_id = await _job_held(call.plane, worker_id, epoch, node)
-    if job_id is None:
-        raise StaleAttempt(f"attempt {epoch} is not lent to this worker (any more)", hint="end it and forget it")
-    return epoch, job_id
-
-
-async def _job_held(plane: Plane, worker_id: WorkerId, epoch: Epoch, node: int | None) -> JobId | None:
-    """Whose attempt this is; None where this worker does not hold (that node of) it."""
-
-    def held_job(state: State) -> JobId | None:
-        worker, attempt = state.workers.get(worker_id), state.attempts.get(epoch)
-        if worker is None or attempt is None or epoch not in worker.leases:
-            return None
-        return attempt.job_id if node in (None, worker.leases[epoch]) else None
-
-    return plane.driver.look(held_job) or await plane.driver.read(held_job)
-
-
 async def _mark_log(plane: Plane, worker_id: WorkerId, item: NodeReport) -> None:
     """Where a log's end was lost on the worker, the log says so itself, to whoever reads it."""
     streams = () if item.outcome is None else streams_not_whole(item.outcome.evidence)
     if not streams:
         return
-    job_id = await _job_held(plane, worker_id, item.epoch, item.node)
+    job_id = await job_held(plane, worker_id, item.epoch, item.node)
     if job_id is None:
         return
     for stream in streams:
         key = LogKey(job_id, item.epoch, item.node, stream)
         try:
-            await plane.in_thread(plane.logs.mark_missing, key, wall_ms=plane.clock.wall_ms())
+            await plane.in_thread(
+                plane.logs.mark_missing,
+                key,
+                wall_ms=plane.clock.wall_ms(),
+                is_open=lambda: is_held(plane, worker_id, item.epoch, item.node),
+            )
         except (DiskFull, StorageUnavailable) as error:
             _log.warning("the log of job %s can't be marked: %s", job_id, error.message)  # its evidence says so, too
         plane.hub.wake([key])
@@ -584,7 +563,7 @@ ROUTES: Final = (
         body=OutputsBody,
         reply=OutputsAccepted,
     ),
-    Route("GET", "/v1/workers", list_workers, READ, "All workers", reply=WorkerPage),
+    Route("GET", "/v1/workers", list_workers, READ, "All workers", reply=WorkerPage, demand=Demand.LOOK),
     Route("GET", "/v1/workers/{ref}", show, READ, "A worker by id, prefix or name", reply=WorkerRecord),
     Route("POST", "/v1/workers/{ref}:drain", drain, ADMIN, "Let it end its work and take no more", reply=WorkerRecord),
     Route("POST", "/v1/workers/{ref}:resume", resume, ADMIN, "Let it take work again", reply=WorkerRecord),

@@ -5,10 +5,13 @@ what was written may be gone.
 import errno
 import os
 import sqlite3
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import StorageUnavailable
 from gpulayer.faults import here
+from gpulayer.server.store import health
 from gpulayer.syncing import Syncs
 
 __all__ = ["StoreDisk", "sync_error"]
@@ -25,11 +28,33 @@ class StoreDisk:
     def __init__(self, syncs: Syncs | None = None) -> None:
         self._syncs = syncs or Syncs()
 
-    def prepare(self, path: str) -> bool:
-        """Make the file where it is missing, private; returns whether whoever had it last did not close it. Raises
+    def check(self, path: str) -> bool:
+        """Whether there is a store. Raises StorageUnavailable for what is none (``health``)."""
+        return health.check_file(path)
+
+    def begin(self, making: str) -> None:
+        """An empty file, for a store that is to be made; what an earlier try has left is gone. Raises
         StorageUnavailable."""
         try:
-            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            for each in (making, f"{making}-wal", f"{making}-shm", f"{making}-journal"):
+                with suppress(FileNotFoundError):
+                    os.unlink(each)
+            os.close(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise _unmade(making, error) from None
+
+    def give_name(self, making: str, path: str) -> None:
+        """What was made has its name, which is durable. Raises StorageUnavailable."""
+        try:
+            os.rename(making, path)
+            self._syncs.path(_folder(path))
+        except OSError as error:
+            raise _unmade(path, error) from None
+
+    def prepare(self, path: str) -> bool:
+        """Close the files to others; returns whether whoever had them last did not close the store. Raises
+        StorageUnavailable."""
+        try:
             # SQLite gives the files beside it the store's own mode, when it makes them.
             for each in (path, f"{path}-wal", f"{path}-shm"):
                 if os.path.exists(each) and os.stat(each).st_mode & 0o077:
@@ -40,6 +65,31 @@ class StoreDisk:
                 f"the control plane's store can't be used now: {error.strerror}",
                 hint=f"see the mode and owner of {path}",
             ) from None
+
+    def check_start(self, path: str) -> str:
+        """Whether SQLite can read it, and its pages are whole; its schema. Raises StorageUnavailable."""
+        return health.check_start(path, connect=self.read_only)
+
+    def read_only(self, path: Path) -> sqlite3.Connection:
+        """A connection that changes nothing."""
+        return health.read_only(path)
+
+    def copy_before_migration(self, path: str, *, schema: str) -> None:
+        """For who has to go back. Raises DiskFull, StorageUnavailable."""
+        health.copy_before_migration(path, schema=schema)
+
+    def mark_open(self, path: str) -> None:
+        """From now on a store without its log is refused. After ``sync_names``: a power cut must not leave the mark
+        without the log. Raises nothing."""
+        if os.path.exists(f"{path}-wal"):
+            health.mark_open(path)
+
+    def unmark(self, path: str) -> None:
+        """Before the last connection takes the log away; durable, or a power cut could leave the mark alone. Raises
+        nothing: where the mark stays, the log was there as well."""
+        health.unmark(path)
+        with suppress(StorageUnavailable, FileNotFoundError):
+            self.sync_names(path)
 
     def save_log(self, path: str) -> None:
         """Write SQLite's log anew, as it is read, and sync it, before SQLite looks at it. Raises StorageUnavailable.
@@ -71,7 +121,7 @@ class StoreDisk:
         """The names of the store's files are durable: SQLite syncs the folder for its log, and does not look whether
         that worked. Raises StorageUnavailable."""
         try:
-            self._syncs.path(os.path.dirname(path) or ".")
+            self._syncs.path(_folder(path))
         except OSError as error:
             raise StorageUnavailable(f"the folder of the control plane's store can't be synced: {error}") from None
 
@@ -86,6 +136,16 @@ class StoreDisk:
     def failed(self, path: str, error: OSError) -> None:
         """SQLite could not sync: see ``gpulayer.syncing``."""
         self._syncs.failed(path, error)
+
+
+def _folder(path: str) -> str:
+    return os.path.dirname(path) or "."
+
+
+def _unmade(path: str, error: OSError) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"the control plane's store can't be made now: {error.strerror}", hint=f"see the folder and disk of {path}"
+    )
 
 
 def sync_error(error: BaseException | None) -> OSError | None:

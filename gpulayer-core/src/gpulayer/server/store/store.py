@@ -8,7 +8,8 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
@@ -25,7 +26,7 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-from gpulayer.errors import InternalError, StorageUnavailable
+from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
 from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
@@ -43,10 +44,12 @@ from gpulayer.server.store.codec import (
     submission_to_text,
 )
 from gpulayer.server.store.disk import StoreDisk, sync_error
+from gpulayer.server.store.health import check_contents, damaged, is_damage
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
     Batch,
+    EventRow,
     IdempotencyRow,
     IdentityRow,
     JobRow,
@@ -55,7 +58,8 @@ from gpulayer.server.store.rows import (
     StartRow,
     TokenRow,
 )
-from gpulayer.server.store.schema import ensure_schema
+from gpulayer.server.store.schema import ensure_schema, expected
+from gpulayer.server.store.tables import SCHEMA_VERSION
 from gpulayer.server.store.trail import chained
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
@@ -105,7 +109,10 @@ _JOB_SPEC: Final = (
 
 
 class Store:
-    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600). Raises Conflict for a newer schema.
+    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600).
+
+    Raises Conflict for a newer schema, StorageUnavailable for a file that is damaged or can't be used, which is left as
+    it is; a store of an older schema is copied before it is brought up to date (``health``).
 
     ``was_left_open``: nobody closed it; its last owner died. After a sync of SQLite's that failed ``disk.failed`` is
     told, and where that returns, StorageUnavailable is raised: what was acknowledged before is durable, and nobody
@@ -115,21 +122,42 @@ class Store:
     def __init__(self, path: str, *, disk: StoreDisk | None = None) -> None:
         self._path = path
         self._disk = disk or StoreDisk()
+        if not self._disk.check(path):
+            self._make()
         self.was_left_open = self._disk.prepare(path)
         if self.was_left_open:
             self._disk.save_log(path)
+        found = self._disk.check_start(path)
+        if found < SCHEMA_VERSION:
+            self._disk.copy_before_migration(path, schema=found)
         self._engine = _engine(path, self._disk.vfs)
         try:
             with self._mapped():
                 ensure_schema(self._engine)
             self._disk.sync_names(path)
+            with closing(self._disk.read_only(Path(path))) as connection:
+                check_contents(connection, path, tables=expected())
             self._audited = self._last_audit()
+            self._disk.mark_open(path)
         except BaseException:
             self._engine.dispose()
             raise
 
+    def _make(self) -> None:
+        """An empty store, under its name only when it is whole, so that an empty file of that name is always damage."""
+        making = f"{self._path}.new"
+        self._disk.begin(making)
+        engine = _engine(making, self._disk.vfs)
+        try:
+            with self._mapped():
+                ensure_schema(engine)
+        finally:
+            engine.dispose()  # which brings all of it into the one file, synced
+        self._disk.give_name(making, self._path)
+
     def close(self) -> None:
         """Gives the connections back; what was committed stays."""
+        self._disk.unmark(self._path)
         self._engine.dispose()
 
     def commit(self, batch: Batch) -> None:
@@ -150,6 +178,27 @@ class Store:
         if audit:
             self._audited = (audit[-1].seq, audit[-1].hash)
 
+    def begin_generation(self, *, first: int, marker: EventRow) -> None:
+        """Of a store that was restored: every number that it gives out from now on is ``first`` at least, since what it
+        gave out after the backup is not known. ``marker``: the row of the log that says so, and from whose number the
+        log goes on. No worker is this machine's own any more. To be followed by a commit of what else follows.
+        """
+        row = (first, marker.at_ms, marker.wall_ms, __version__, marker.job_id, marker.worker, marker.kind, marker.body)
+        with self._mapped(), self._engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE counters SET next_epoch = ?, next_seq = ?", (first, first))
+            # A signature over a counter of the lost time opens no session; its worker signs anew above this one.
+            connection.exec_driver_sql("UPDATE identities SET counter = ?, is_local = 0", (first,))
+            connection.exec_driver_sql(_insert(tables.events, ("seq", *_EVENT)), row)
+
+    def highest(self) -> int:
+        """Of all numbers that this store has given out."""
+        with self.reading() as connection:
+            found = connection.exec_driver_sql(
+                "SELECT max(next_epoch, next_seq, COALESCE((SELECT max(seq) FROM events), 0),"
+                " COALESCE((SELECT max(counter) FROM identities), 0)) FROM counters"
+            ).scalar_one()
+        return int(found)
+
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
         with self._mapped(), self._engine.begin() as connection:
@@ -165,7 +214,14 @@ class Store:
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
-        that failed nobody knows whether it is there after all."""
+        that failed nobody knows whether it is there after all. Raises StorageUnavailable, also for rows that can't be
+        what was written."""
+        try:
+            return self._load_live()
+        except (LookupError, ValueError, TypeError, AttributeError, BadRequest) as error:
+            raise damaged(self._path, f"a row can't be read: {type(error).__name__}: {error}") from error
+
+    def _load_live(self) -> Live:
         self._audited = self._last_audit()
         reader = EntryReader()
         jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
@@ -242,9 +298,13 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
-        with self._mapped(), self._engine.connect() as connection:
-            yield connection.execution_options(**_READ_ONLY)
+        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row whose
+        JSON is none: what is in the store was written here."""
+        try:
+            with self._mapped(), self._engine.connect() as connection:
+                yield connection.execution_options(**_READ_ONLY)
+        except json.JSONDecodeError as error:
+            raise damaged(self._path, f"a row can't be read: {error}") from error
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
@@ -258,6 +318,12 @@ class Store:
             lost = sync_error(cause)
             if lost is not None:
                 self._disk.failed(self._path, lost)
+            if is_damage(cause):
+                raise StorageUnavailable(
+                    f"the control plane's store is damaged: {cause}",
+                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore"
+                    " FILE brings a backup back",
+                ) from error
             raise StorageUnavailable(f"the control plane's store can't be used now: {cause}", hint=_NOT_NOW) from error
         except OSError as error:
             raise StorageUnavailable(
@@ -316,7 +382,9 @@ class _Split:
         self.attempts: dict[int, AttemptImage] = {}
         self.workers: dict[WorkerId, WorkerImage] = {}
         self.facts: dict[Digest, FactsImage] = {}
-        self.forgotten_facts: dict[Digest, None] = {}
+        self.forgotten_facts: list[Row] = []
+        self.forgotten_events = 0
+        self.forgotten_keys_ms = 0
         self.counters: CounterImage | None = None
         self.events: list[Row] = []
         self.idempotency: list[IdempotencyRow] = []
@@ -376,15 +444,16 @@ class _Split:
                 for worker in self.workers.values()
             ],
         )
-        # Only now: a worker may have got them again, and the row of a removed one still names them.
-        yield _FORGET_FACTS, [(digest, digest) for digest in self.forgotten_facts]
         if self.counters is not None:
             yield _UPDATE_COUNTERS, [(self.counters.next_epoch, self.counters.next_seq, self.counters.now_ms, 1)]
         yield _INSERT_EVENT, self.events
+        yield _FORGET_EVENTS, [(self.forgotten_events,)] if self.forgotten_events else []
+        yield _FORGET_FACTS, self.forgotten_facts  # only now: a worker, or an event, may have got them again
         yield (
             _UPSERT_IDEMPOTENCY,
             [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
         )
+        yield _FORGET_KEYS, [(self.forgotten_keys_ms,)] if self.forgotten_keys_ms else []
         yield (
             _UPSERT_TOKEN,
             [
@@ -466,7 +535,7 @@ def _split(batch: Batch) -> _Split:
             case FactsImage():
                 split.facts[record.digest] = record
             case FactsForgotten():
-                split.forgotten_facts[record.digest] = None
+                pass  # events name them: they go when the last of these does (``retention``)
             case CounterImage():
                 split.counters = record
     for side in batch.sides:
@@ -482,6 +551,9 @@ def _split(batch: Batch) -> _Split:
         split.forgotten_secrets.extend(side.forget_secrets)
         split.audit.extend(side.audit)
         split.sink_cursors.extend(side.sink_cursors)
+        split.forgotten_events = max(split.forgotten_events, side.forget_events)
+        split.forgotten_keys_ms = max(split.forgotten_keys_ms, side.forget_idempotency_ms)
+        split.forgotten_facts.extend((digest, digest, side.facts_after, f"%{digest}%") for digest in side.forget_facts)
     split.events = [
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
@@ -536,7 +608,10 @@ _UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_FACTS: Final = (
     "DELETE FROM facts WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM workers WHERE facts_digest = ?)"
+    " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
+_FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
+_FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"

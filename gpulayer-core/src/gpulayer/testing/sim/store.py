@@ -8,7 +8,10 @@ acknowledged is there and no half of anything else is; of a batch whose commit w
 import copy
 import json
 import os
+import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -30,6 +33,7 @@ from gpulayer.server.store import Batch, IdempotencyRow, JobRow, Live, Side, Sto
 from gpulayer.server.store import tables as tables_
 from gpulayer.server.store.codec import attempt_from_text
 from gpulayer.server.store.disk import StoreDisk
+from gpulayer.server.store.health import damaged, read_only
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.syncing import SyncFailed, Syncs
 from gpulayer.testing.sim.disk import DiskFault, DiskOp, SimDisk
@@ -266,12 +270,51 @@ class SimStoreDisk(StoreDisk):
         self.has_failed = False
         self._disk = vfs.disk
 
-    def prepare(self, path: str) -> bool:
+    def check(self, path: str) -> bool:
+        if not self._disk.exists(path):
+            for left in (f"{path}-open", f"{path}-wal"):
+                if self._disk.exists(left):
+                    raise damaged(path, f"it is gone, and {left} is there")
+            return False
+        if self._disk.exists(f"{path}-open") and not self._disk.exists(f"{path}-wal"):
+            raise damaged(path, "it was in use, and its log is gone")
+        return True
+
+    def begin(self, making: str) -> None:
         try:
-            self._disk.open(path, create=True)
+            for each in (making, f"{making}-wal", f"{making}-journal"):
+                if self._disk.exists(each):
+                    self._disk.delete(each)
+            self._disk.open(making, create=True)
         except OSError as error:
             raise StorageUnavailable(f"the store can't be made: {error}") from None
+
+    def give_name(self, making: str, path: str) -> None:
+        try:
+            self._disk.rename(making, path)
+        except OSError as error:
+            raise StorageUnavailable(f"the store can't be made: {error}") from None
+        self.sync_names(path)
+
+    def prepare(self, path: str) -> bool:
         return self._disk.exists(f"{path}-wal")
+
+    def read_only(self, path: Path) -> sqlite3.Connection:
+        return read_only(path, is_still=not self._disk.exists(f"{path}-wal"), vfs=self.vfs)
+
+    def copy_before_migration(self, path: str, *, schema: str) -> None:
+        """The copy is for people."""
+
+    def mark_open(self, path: str) -> None:
+        if self._disk.exists(f"{path}-wal"):
+            with suppress(OSError):
+                self._disk.open(f"{path}-open", create=True)
+
+    def unmark(self, path: str) -> None:
+        with suppress(OSError):
+            self._disk.delete(f"{path}-open")
+        with suppress(StorageUnavailable):
+            self.sync_names(path)
 
     def rewrite(self, path: str) -> None:
         file = self._disk.open(path)

@@ -1,0 +1,85 @@
+"""``python -m tests.soak [--scale 0.01] [--only 3,9,rest] [--seed N]``: carry out every proof, and print one table.
+
+Exit code 1 with any violation, 130 after Ctrl-C: the table is printed all the same, as far as it came.
+"""
+
+import argparse
+import sys
+import time
+
+from tests.soak.frame import PROMISES, REST, Proof, Row, carry_out, found_proofs, table
+
+
+def main(argv: list[str] | None = None, *, proofs: list[Proof] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full numbers (default: 1)")
+    parser.add_argument("--only", default="", help="promises by number, and 'rest' for the other long runs: 3,9,rest")
+    parser.add_argument("--seed", type=int, default=1, help="another seed is another run (default: 1)")
+    parser.add_argument("--list", action="store_true", help="say what would be done")
+    arguments = parser.parse_args(argv)
+    wanted = _wanted(parser, arguments.only)
+    chosen = [proof for proof in (found_proofs() if proofs is None else proofs) if proof.promise in wanted]
+    if arguments.list:
+        for proof in chosen:
+            print(f"{proof.promise or '-':>2}  {proof.text}: {_runs(proof, arguments.scale):,}")
+        return 0
+    rows: list[Row] = []
+    code = 0
+    for proof in chosen:
+        began = time.monotonic()
+        try:
+            row = carry_out(proof, _runs(proof, arguments.scale), seed=arguments.seed, say=_progress(proof, began))
+        except KeyboardInterrupt:
+            rows.append(Row(proof, None, time.monotonic() - began, "interrupted"))
+            code = 130
+            break
+        rows.append(row)
+        _tell(row)
+    _clear()
+    print(table(rows, scale=arguments.scale, seed=arguments.seed))
+    if any(row.tally is not None and row.tally.violations for row in rows):
+        return code or 1
+    return code
+
+
+def _wanted(parser: argparse.ArgumentParser, only: str) -> set[int]:
+    if not only:
+        return {REST, *PROMISES}
+    names = {"rest": REST, **{str(number): number for number in PROMISES}}
+    try:
+        return {names[part.strip()] for part in only.split(",")}
+    except KeyError as error:
+        parser.error(f"--only takes numbers of promises (1 to {len(PROMISES)}) and 'rest', not {error}")
+
+
+def _runs(proof: Proof, scale: float) -> int:
+    return max(1, round(proof.full * scale))
+
+
+def _progress(proof: Proof, began: float):
+    """One line that is written over, on a terminal."""
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            seconds = time.monotonic() - began
+            line = f"{proof.promise or '-'}: {proof.text}: {text}, {seconds:.0f} s"
+            print(f"\r\033[K{line[:99]}", end="", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _tell(row: Row) -> None:
+    _clear()
+    tally = row.tally
+    found = "no violation" if tally is None or not tally.violations else f"{len(tally.violations)} VIOLATIONS"
+    runs = tally.runs if tally is not None else 0
+    print(f"{row.proof.promise or '-'}: {row.proof.text}: {runs:,} runs, {found}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

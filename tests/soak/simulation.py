@@ -1,0 +1,192 @@
+"""Promises 2, 3, 4, 10 and 14 in the simulated world: the same worlds serve all but the last.
+
+A world's rules are all checked in each run; what breaks is counted in the row of the promise that it belongs to.
+"""
+
+import functools
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from gpulayer.testing.sim import run
+from gpulayer.testing.sim.mutants import MUTANTS, planted
+from tests.soak.frame import Proof, Say, Tally
+
+WORLDS: Final = 10_000
+SEEDS_A_MUTANT: Final = 1_000  # within so many it must be found
+SAMPLE: Final = 10
+MATRIX: Final = Path(".cache/mutants.txt")
+AT_A_TIME: Final = 20  # seeds a task, some seconds
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+
+# Which promise a broken rule belongs to, by a part of what it says; what is in no list counts as 4, where most are.
+_RULES: Final = {
+    "starts on a device": 2,
+    "cores are in use": 2,
+    "exclusive job": 3,
+    "does not hold its lease": 3,
+    "counts as given back": 3,
+}
+
+
+@dataclass(frozen=True)
+class Broken:
+    promise: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Worlds:
+    runs: int
+    faults: int
+    broken: tuple[Broken, ...]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Of a mutant. ``seed``: the first one at which it was noticed."""
+
+    name: str
+    tried: int
+    seed: int | None
+    how: str
+
+
+def try_seeds(seeds: range) -> Worlds:
+    """Run them all, here; a broken one is no reason to stop."""
+    faults, broken = 0, []
+    for seed in seeds:
+        try:
+            faults += run(seed).faults
+        except AssertionError as error:
+            broken.append(
+                Broken(_promise_of(str(error)), f"{error}\nagain: python -m gpulayer.testing.sim --seed {seed}")
+            )
+    return Worlds(len(seeds), faults, tuple(broken))
+
+
+def find_mutant(task: tuple[str, range]) -> Search:
+    """Until it is noticed; how is a sentence."""
+    name, seeds = task
+    with planted(name):
+        for seed in seeds:
+            try:
+                run(seed)
+            except Exception as error:  # a mutant may break anything
+                return Search(name, seed - seeds.start + 1, seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+    return Search(name, len(seeds), None, "")
+
+
+def _promise_of(text: str) -> int:
+    return next((promise for part, promise in _RULES.items() if part in text), 4)
+
+
+class _Simulation:
+    """Several proofs are of the same worlds and the same mutants: the first one asks for them, the others find them."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[tuple[int, int], Worlds] = {}
+        self._searches: dict[tuple[int, int], list[Search]] = {}
+
+    def prove(self, runs: int, *, seed: int, say: Say, promise: int) -> Tally:
+        """One promise in all worlds, and the mutants that break it. (CI has its own sample of those, in tests/sim.)"""
+        worlds = self._worlds.get((runs, seed)) or self._play(runs, seed, say)
+        tally = Tally(worlds.runs, worlds.faults, [one.text for one in worlds.broken if one.promise == promise])
+        if runs > SAMPLE:
+            found = [one for one in self.searches(_within(runs), seed, say) if MUTANTS[one.name].promise == promise]
+            tally.mutants = (sum(one.seed is not None for one in found), len(found)) if found else None
+        return tally
+
+    def prove_mutants(self, runs: int, *, seed: int, say: Say) -> Tally:
+        """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to.
+
+        Which was noticed where, and how, is written to ``MATRIX``.
+        """
+        searches = self.searches(runs, seed, say)
+        MATRIX.parent.mkdir(exist_ok=True)
+        MATRIX.write_text("".join(f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in searches))
+        missed = [f"{one.name} was not noticed in {one.tried:,} worlds" for one in searches if one.seed is None]
+        return Tally(
+            sum(one.tried for one in searches),
+            len(searches),
+            missed if runs >= SEEDS_A_MUTANT else [],
+            (len(searches) - len(missed), len(searches)),
+        )
+
+    def searches(self, runs: int, seed: int, say: Say) -> list[Search]:
+        """All mutants, by name."""
+        known = self._searches.get((runs, seed))
+        if known is not None:
+            return known
+        seeds, done = _seeds(runs, seed), []
+        for one in spread(find_mutant, [(name, seeds) for name in MUTANTS]):
+            done.append(one)
+            say(f"{len(done)} of {len(MUTANTS)} mutants, the last was {one.name}")
+        self._searches[runs, seed] = sorted(done, key=lambda one: one.name)
+        return self._searches[runs, seed]
+
+    def _play(self, runs: int, seed: int, say: Say) -> Worlds:
+        seeds, done = _seeds(runs, seed), []
+        tasks = [seeds[at : at + AT_A_TIME] for at in range(0, runs, AT_A_TIME)]
+        for worlds in spread(try_seeds, tasks):
+            done.append(worlds)
+            say(f"{sum(one.runs for one in done):,} of {runs:,} worlds")
+        broken = tuple(one for worlds in done for one in worlds.broken)
+        self._worlds[runs, seed] = Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
+        return self._worlds[runs, seed]
+
+
+def _seeds(runs: int, seed: int) -> range:
+    return range(seed * 1_000_000, seed * 1_000_000 + runs)  # CI has those from 0 on
+
+
+def _within(runs: int) -> int:
+    """So that a promise's own mutants are those of promise 14 at the same scale."""
+    return max(1, round(runs * SEEDS_A_MUTANT / WORLDS))
+
+
+def spread(what: Callable[[Task], Found], tasks: Iterable[Task]) -> Iterator[Found]:
+    """Over all cores, as they end; here, where there is one task alone."""
+    waiting = list(tasks)
+    if len(waiting) < 2:
+        yield from map(what, waiting)
+        return
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
+    ) as pool:
+        left: set[Future[Found]] = {pool.submit(what, task) for task in waiting}
+        try:
+            while left:
+                done, left = wait(left, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for who asked: it takes no more results, and what is under way ends within seconds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+_SIMULATION: Final = _Simulation()
+
+
+def _of(promise: int) -> Callable[..., Tally]:
+    return functools.partial(_SIMULATION.prove, promise=promise)
+
+
+PROOFS: Final = [
+    Proof(2, "simulated fleets, rules after every step", _of(2), SAMPLE, WORLDS, silence_s=1800),
+    Proof(3, "the same fleets", _of(3), SAMPLE, WORLDS),
+    Proof(4, "the same; all messages lost, doubled, late", _of(4), SAMPLE, WORLDS),
+    Proof(10, "the same fleets", _of(10), SAMPLE, WORLDS),
+    Proof(14, "planted faults of the product's code", _SIMULATION.prove_mutants, 0, SEEDS_A_MUTANT, silence_s=1800),
+]

@@ -1,0 +1,145 @@
+"""A small sample of every proof, and the frame that carries them out: what ends badly, hangs or is broken off."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.soak import rest
+from tests.soak.__main__ import main
+from tests.soak.frame import PROMISES, WIDTH, Proof, Row, Tally, carry_out, found_proofs, table
+
+SAMPLED = [proof for proof in found_proofs() if proof.sample]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("proof", [pytest.param(proof, id=f"{proof.promise}: {proof.text}") for proof in SAMPLED])
+def test_a_sample_holds(proof):
+    row = carry_out(proof, proof.sample, seed=0)
+    assert row.tally.violations == []
+    assert row.tally.runs > 0
+
+
+def proof(prove, promise=2, **options):
+    return Proof(promise, "something is done", prove, 1, 10, **options)
+
+
+def well(runs, *, seed, say):
+    for number in range(runs):
+        say(f"{number + 1} of {runs} rounds")
+    return Tally(runs, 3 * runs, mutants=(2, 2))
+
+
+def badly(runs, *, seed, say):
+    return Tally(runs, violations=["two trees on GPU-1\nagain: --seed 4"])
+
+
+def raising(runs, *, seed, say):
+    say("round 4")
+    raise RuntimeError("the disk is gone")
+
+
+def hanging(runs, *, seed, say):
+    say("round 7")
+    try:
+        time.sleep(60)
+    except Exception:
+        time.sleep(60)
+
+
+def test_a_number_is_scaled_and_the_table_says_so(capsys):
+    assert main(["--scale", "0.5", "--only", "2"], proofs=[proof(well)]) == 0
+    printed = capsys.readouterr().out
+    assert "something is done" in printed
+    assert "all, at 0.5 of the full numbers, seed 1" in printed
+    assert printed.splitlines()[3].split()[-5:] == ["15", "0", "2/2", "0", "s"]
+
+
+def test_a_violation_is_told_in_full_and_ends_with_1(capsys):
+    assert main([], proofs=[proof(badly), proof(well)]) == 1
+    printed = capsys.readouterr().out
+    assert printed.endswith("2: something is done:\n  two trees on GPU-1\n  again: --seed 4\n")
+
+
+def test_what_a_proof_raises_is_a_violation_that_names_the_place():
+    row = carry_out(proof(raising), 1, seed=1)
+    assert "RuntimeError: the disk is gone (test_sample.py:" in row.tally.violations[0]
+    assert "at: round 4" in row.tally.violations[0]
+
+
+def test_what_hangs_is_ended_with_the_place_and_what_it_said_last():
+    row = carry_out(proof(hanging, silence_s=0.1), 1, seed=1)
+    assert "nothing said for 0 s (test_sample.py:" in row.tally.violations[0]
+    assert "at: round 7" in row.tally.violations[0]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_who_says_something_now_and_then_does_not_hang():
+    def slow(runs, *, seed, say):
+        for number in range(10):
+            say(f"round {number}")
+            time.sleep(0.1)
+        return Tally(10)
+
+    assert carry_out(proof(slow, silence_s=0.6), 10, seed=1).tally == Tally(10)
+
+
+def test_ctrl_c_prints_the_table_so_far(capsys):
+    def interrupted(runs, *, seed, say):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    assert main([], proofs=[proof(well), proof(interrupted, 3), proof(well, 4)]) == 130
+    printed = capsys.readouterr().out
+    assert "    something is done: interrupted" in printed.replace("      ", "    ")
+    assert "2/2" in printed
+    assert PROMISES[4] not in printed
+
+
+def test_the_table_fits_into_100_columns_whatever_the_numbers():
+    huge = Tally(10_000, 1_470_000_000, [], (100, 100))
+    rows = [Row(one, huge, 36_000.0) for one in found_proofs()]
+    rows += [Row(Proof(3, "x" * 200, well, 1, 1), huge, 1.0), Row(Proof(5, "x" * 90, well, 1, 1), None, 1.0, "y" * 90)]
+    printed = table(rows, scale=0.0001, seed=123_456_789)
+    assert max(map(len, printed.splitlines())) <= WIDTH
+
+
+def test_every_text_stands_in_the_table_whole():
+    """44 columns are there for it; and each promise has its number."""
+    for one in found_proofs():
+        assert len(one.text) <= 44, one.text
+        assert one.promise in {0, *PROMISES}
+
+
+def test_only_takes_promises_by_number(capsys):
+    with pytest.raises(SystemExit):
+        main(["--only", "99"], proofs=[])
+    assert "not '99'" in capsys.readouterr().err
+
+
+def test_it_is_a_program():
+    argv = [sys.executable, "-m", "tests.soak", "--list", "--scale", "0.01"]
+    listed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert " 2  simulated fleets, rules after every step: 100" in listed
+
+
+def test_the_other_long_runs_are_read_as_they_end():
+    said = []
+    lines = [
+        "tests/a.py::test_one PASSED [ 50%]\n",
+        "tests/a.py::test_two[GET /v1/jobs] FAILED [100%]\n",
+        "FAILED tests/a.py::test_two\n",
+    ]
+    tally = rest.read(lines, said.append, again="pytest -m soak --seed=1")
+    assert tally.runs == 2
+    assert tally.violations == [
+        "tests/a.py::test_two[GET /v1/jobs] failed\nagain: pytest -m soak --seed=1 tests/a.py::test_two"
+    ]
+    assert said == ["1 tests, the last was test_one", "2 tests, the last was test_two[GET /v1/jobs]"]
+
+
+def test_no_test_at_all_is_a_violation():
+    assert "no module named" in rest.read(["no module named x"], print, again="").violations[0]
