@@ -12,6 +12,11 @@ from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Noise, Scena
 from tests.sim.strategies import scenarios
 
 
+def at_its_end(is_broken):
+    """For tests: it is broken when trouble ends, if at all."""
+    return lambda scenario: scenario.trouble_ms if is_broken(scenario) else None
+
+
 def breaks_by_a_cut(scenario):
     """An exclusive job, two machines, and one that is cut off for longer than a lease."""
     return (
@@ -27,7 +32,7 @@ def failing():
 
 
 def test_only_what_is_needed_is_left():
-    found = minimise(failing(), breaks_by_a_cut)
+    found = minimise(failing(), at_its_end(breaks_by_a_cut))
     assert found.is_smallest
     small = found.scenario
     assert breaks_by_a_cut(small)
@@ -35,7 +40,20 @@ def test_only_what_is_needed_is_left():
     assert small.noise == QUIET
     assert small.jobs[0] == JobPlan(number=small.jobs[0].number, at_ms=small.jobs[0].at_ms, exclusive=True)
     assert small.faults[0].lasts_ms % 10_000 == 0, "and it is told in round numbers"
-    assert small.trouble_ms < failing().trouble_ms
+
+
+def test_what_comes_after_the_break_goes_first():
+    plays = []
+
+    def breaks_at(scenario):
+        plays.append(scenario)
+        return 60_000 if any(job.number == 3 for job in scenario.jobs) else None
+
+    jobs = tuple(JobPlan(number, at_ms=number * 10_000) for number in range(40))
+    small = minimise(Scenario(jobs=jobs), breaks_at).scenario
+    assert len(plays[1].jobs) == 7
+    assert plays[1].trouble_ms == 61_000
+    assert small.jobs == (jobs[3],)
 
 
 def test_what_needs_two_things_at_once_keeps_both():
@@ -45,7 +63,7 @@ def test_what_needs_two_things_at_once_keeps_both():
         return both <= {fault.kind for fault in scenario.faults}
 
     whole = next(one for seed in range(100) if is_broken(one := Scenario.of_seed(seed)))
-    small = minimise(whole, is_broken).scenario
+    small = minimise(whole, at_its_end(is_broken)).scenario
     assert {fault.kind for fault in small.faults} == both
     assert len(small.faults) == 2
     assert len(small.jobs) == 0
@@ -53,7 +71,7 @@ def test_what_needs_two_things_at_once_keeps_both():
 
 def test_a_machine_goes_with_what_happens_to_it():
     whole = Scenario.of_seed(3)
-    small = minimise(whole, lambda scenario: any(host.number == 2 for host in scenario.hosts)).scenario
+    small = minimise(whole, at_its_end(lambda scenario: any(host.number == 2 for host in scenario.hosts))).scenario
     assert small.hosts == (HostPlan(number=2, joins_ms=whole.hosts[2].joins_ms),)
     assert small.faults == ()
 
@@ -66,7 +84,7 @@ def test_it_ends_when_its_time_is_over_and_says_so():
         left -= 1
         return left > 0
 
-    found = minimise(failing(), breaks_by_a_cut, has_time=has_time)
+    found = minimise(failing(), at_its_end(breaks_by_a_cut), has_time=has_time)
     assert not found.is_smallest
     assert found.plays <= 5
     assert breaks_by_a_cut(found.scenario)
@@ -74,7 +92,7 @@ def test_it_ends_when_its_time_is_over_and_says_so():
 
 def test_what_can_get_no_smaller_is_left_as_it_is():
     whole = failing()
-    found = minimise(whole, lambda scenario: scenario == whole)
+    found = minimise(whole, at_its_end(lambda scenario: scenario == whole))
     assert found.scenario == whole
     assert found.is_smallest
 

@@ -1,11 +1,16 @@
 """Whole fleets from seeds: nothing breaks, planted faults are found, and the same seed is the same story."""
 
+import re
+import shlex
+
 import pytest
 
 from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.testing.sim import Shape, Violation, run
 from gpulayer.testing.sim.__main__ import main
 from gpulayer.testing.sim.mutants import MUTANTS, planted
+from gpulayer.testing.sim.replay import written
+from gpulayer.testing.sim.scenario import Scenario
 
 SEEDS_A_TEST = 20
 
@@ -40,7 +45,46 @@ def test_a_planted_fault_is_found(name):
     run(0)  # and taken out again, all is well
 
 
-def test_a_failing_seed_tells_its_story(capsys):
-    with planted("reused_epoch"):
-        assert main(["--seeds", "0:3"]) == 1
-    assert "seed 0: the stored state is not the live state" in capsys.readouterr().err
+def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
+    """Of 40 jobs and some 90 faults a handful is left, and the line that is printed plays it again."""
+    assert main(["--seed", "0", "--mutant", "wall_clock_decides", "--minimise-s", "300"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "seed 0 breaks a rule"
+    line = {name: text.strip() for name, _, text in (line.partition(":") for line in told[1:6])}
+    assert "is taken for lost" in line["rule"]
+    machines, jobs, faults = (int(part) for part in re.findall(r"(\d+) \w+", line["left"])[:3])
+    assert machines <= 1
+    assert jobs <= 1
+    assert faults <= 1
+    assert len(told) < 40
+    argv = shlex.split(line["again"])
+    assert argv[:3] == ["python", "-m", "gpulayer.testing.sim"]
+    assert main([*argv[3:], "--minimise-s", "0"]) == 1
+    again = capsys.readouterr().err.splitlines()
+    assert again[1] == told[1]
+    assert again[told.index("story:") :] == told[told.index("story:") :], "to the last line"
+
+
+def test_a_story_is_told_on_request(capsys):
+    assert main(["--seed", "3", "--jobs", "5", "--trace"]) == 0
+    story = capsys.readouterr().out
+    assert "job 4 is submitted" in story
+    assert "all is over: " in story
+    assert main(["--seed", "3", "--jobs", "5", "--trace=all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3 * len(story.splitlines())
+
+
+def test_a_scenario_is_read_from_a_file_too(tmp_path, capsys):
+    file = tmp_path / "scenario.json"
+    file.write_text(written(Scenario.of_seed(1, Shape(jobs=2))))
+    assert main(["--replay", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("1 runs, ")
+    with pytest.raises(SystemExit):
+        main(["--replay", '{"weather": "fine"}'])
+
+
+def test_the_faults_that_can_be_planted_are_listed(capsys):
+    assert main(["--mutants"]) == 0
+    listed = capsys.readouterr().out
+    assert "no_fence                     The control plane never says that an attempt is void." in listed
+    assert len(listed.splitlines()) == len(MUTANTS)

@@ -490,5 +490,5 @@ def find_mutants(runs: int, *, seed: int, say: Say) -> Tally:
 PROOFS: Final = (
     Proof(1, "power cuts that drop unsynced writes", cut_power, sample=24, full=1_000),
     Proof(9, "an error at each call of the store", fail_each_call, sample=24, full=5_000),
-    Proof(14, "planted faults of the store", find_mutants, sample=100, full=1_000),
+    Proof(14, "planted faults of the store", find_mutants, sample=200, full=1_000),
 )

@@ -137,6 +137,19 @@ def test_a_read_that_fails_is_told(vfs):
             count(connection)
 
 
+def test_who_only_reads_leaves_the_log_where_it_is(vfs):
+    writer = connect(vfs)
+    writer.execute("CREATE TABLE t (a)")
+    vfs.kill()
+    writer.close()
+    names = vfs.disk.names()
+    with closing(sqlite3.connect(f"file:/s.db?vfs={vfs.name}&mode=ro", uri=True)) as reader:
+        assert count(reader) == 0
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.execute("INSERT INTO t VALUES (1)")
+    assert vfs.disk.names() == names == ("/s.db", "/s.db-wal")
+
+
 def test_no_exception_crosses_into_sqlite():
     class Broken(SimDisk):
         def write(self, file, offset, data):

@@ -4,6 +4,7 @@
 no IO, no clock and no randomness. Rules that hold for every order, repetition and loss of inputs:
 
 * a node of an attempt (``NodeKey``) is started at most once, and never after a stop or void of its epoch was heard;
+  what had not begun as far as is known ends, when its machine was restarted: the last notes may be lost;
 * an assignment that was on its way while contact was lost for longer than the lease is not started: it may have been
   lent again;
 * phases only move forward; every phase is journalled before anything that others can see follows from it;
@@ -27,7 +28,7 @@ from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
 from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn, outcome_of_stop
-from gpulayer.protocol.leases import extension, is_current, kill_by_ms, stop_due, stop_due_ms
+from gpulayer.protocol.leases import extension, is_current, kill_by_ms, may_begin, stop_due, stop_due_ms
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
@@ -178,7 +179,6 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
     state.boot = event.boot
     if event.contact_ms is None:
         state.contact_ms = state.saved_contact_ms = now_ms
-        actions.append(SaveContact(now_ms))
     else:
         state.contact_ms = state.saved_contact_ms = min(event.contact_ms, now_ms)
     state.recovered = tuple(sorted({node.assignment.key.epoch for node in event.nodes}))
@@ -199,7 +199,19 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
             outputs=progress.outputs,
         )
         state.held[held.key] = held
-        _resume(state, held, node, now_ms, actions)
+        if event.has_rebooted and node.process is None and held.phase in (Phase.STAGING, Phase.SPAWNING):
+            _end_unsure(held, now_ms, actions)
+        else:
+            _resume(state, held, node, now_ms, actions)
+    if event.contact_ms is None:
+        actions.append(SaveContact(now_ms))  # last: from then on nobody sees that the machine was restarted
+
+
+def _end_unsure(held: Held, now_ms: int, actions: list[Action]) -> None:
+    """Notes are not synced: that it has started may have been the last one, and it must not start twice."""
+    evidence = "its machine was restarted, and whether it had begun is not known"
+    outcome = Outcome(EndedBy.WORKER_LOST, evidence=evidence, blame=blame_for(EndedBy.WORKER_LOST))
+    _end(held, outcome if held.stop is None else outcome_of_stop(held, evidence), now_ms, actions)
 
 
 def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, actions: list[Action]) -> None:
@@ -444,6 +456,8 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
         due_ms = stop_due_ms(state, held)
         if due_ms is not None and due_ms <= now_ms:
             continue  # its time has passed while this agent was stopped: another one may have begun, so it ends instead
+        if not may_begin(state, share, now_ms):
+            continue
         if not room.has(share) or (held.has_waited and is_out_of_contact):  # then it may have been lent again
             if not held.has_waited:
                 held.has_waited = True

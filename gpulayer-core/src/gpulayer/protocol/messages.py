@@ -174,11 +174,13 @@ class RecoveredNode:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The agent starts. ``boot`` is larger than ever before. contact_ms: see ``SaveContact``; None: none since boot."""
+    """The agent starts. ``boot`` is larger than ever before. contact_ms: see ``SaveContact``; None: none since boot.
+    has_rebooted: the machine did since the last agent saved a contact; what was noted last may be gone."""
 
     boot: int
     nodes: tuple[RecoveredNode, ...] = ()
     contact_ms: int | None = None
+    has_rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,7 +392,8 @@ class Agent:
             self._story.found(node.assignment, node.progress.phase)
             if node.progress.phase is not Phase.STAGING and node.progress.phase is not Phase.ENDED:
                 self._follow_log(node.assignment, is_resumed=True)
-        self._feed(Recovered(self._boot, tuple(nodes), self._folders.contact_ms()))
+        contact_ms, has_rebooted = self._folders.contact_ms(), self._folders.has_rebooted()
+        self._feed(Recovered(self._boot, tuple(nodes), contact_ms, has_rebooted))
 
     async def _clear(self, key: str, *, is_running: bool) -> None:
         try:

@@ -4,8 +4,8 @@
 inputs also ``inputs/`` and ``inputs.json``.
 ``phase`` has a line a change, and its last whole line counts: appending one is a single write, while replacing a file
 costs a tiny job more than all else here. Nothing is synced: a host that lost power has no program left to come back
-to, and what was promised to the control plane is kept there. A folder counts once its ``phase`` does, and goes by being
-renamed first, so that half of one is never read.
+to, and what was promised to the control plane is kept there; what seems not to have begun then is not begun any more.
+A folder counts once its ``phase`` does, and goes by being renamed first, so that half of one is never read.
 """
 
 import errno
@@ -214,6 +214,13 @@ class Journal:
         """Good for this boot of the machine only: the clock starts anew with the next."""
         content = json.dumps({"boot_id": self._boot_id, "contact_ms": contact_ms}).encode()
         write_whole(self._contact, content, point="agent.contact")
+
+    def has_rebooted(self) -> bool:
+        """Whether the machine did since a contact was saved."""
+        try:
+            return bool(json.loads(self._contact.read_bytes())["boot_id"] != self._boot_id)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def contact_ms(self) -> int | None:
         """None where none was saved since the machine booted, or the file can't be read."""

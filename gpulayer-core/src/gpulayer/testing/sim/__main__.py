@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from gpulayer.testing.sim.failing import explained, shrunk
@@ -59,7 +60,7 @@ def _text_of(replay: str) -> str:
 
 
 def _play_all(scenarios: list[Scenario], arguments: argparse.Namespace) -> int:
-    began, steps, faults, failed = time.perf_counter(), 0, 0, []
+    began, steps, kinds, failed = time.process_time(), 0, Counter[str](), []
     in_full = arguments.trace == "all"
     for scenario in scenarios:
         story = Story() if arguments.trace else None
@@ -69,14 +70,17 @@ def _play_all(scenarios: list[Scenario], arguments: argparse.Namespace) -> int:
             failed.append(scenario.seed)
             _explain(scenario, error, arguments, in_full=in_full)
             continue
-        steps, faults = steps + report.steps, faults + report.faults
+        steps += report.steps
+        kinds.update(report.kinds)
         if story is not None:
             print("\n".join(story.told(in_full=in_full)))
             print("all is over: " + ", ".join(f"{count} {state}" for state, count in sorted(report.states.items())))
-    seconds = time.perf_counter() - began
-    print(
-        f"{len(scenarios)} runs, {steps} steps, {faults} faults, {len(failed)} failed in {seconds:.1f} s", *failed[:20]
+    seconds = time.process_time() - began
+    print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
+    done = (
+        f"{len(scenarios)} runs, {steps} steps, {kinds.total()} faults, {len(failed)} failed in {seconds:.1f} s of CPU"
     )
+    print(done, *failed[:20])
     return 1 if failed else 0
 
 

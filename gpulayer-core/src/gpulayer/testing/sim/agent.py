@@ -37,10 +37,11 @@ WRITE_AGAIN_MS: Final = 500  # the journal, on a full disk (``worker.keeping``)
 
 @dataclass(slots=True)
 class SimAgent:
-    """One start of it. Everything but what is on its host's disk dies with it."""
+    """One start of it. Everything but what is on its host's disk dies with it. is_begun: it is at its spawner."""
 
     host: "SimHost"
     state: protocol.AgentState = field(init=False)
+    is_begun: bool = False
     incarnation: int = 0  # of the control plane that it has its session with
     _cursor: str = ""
     _is_polling: bool = False
@@ -51,6 +52,7 @@ class SimAgent:
     _asked: dict[int, Callable[[], None]] = field(default_factory=dict)  # of the spawner, and not answered
     _count: int = 0
     _wake_ms: int | None = None
+    _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
     def __post_init__(self) -> None:
         facts = self.host.facts
@@ -61,11 +63,14 @@ class SimAgent:
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
         host = self.host
+        self.is_begun = True
         self.incarnation = host.plane.incarnation
         if host.disk.contact_ms is None:
             host.contact_ms = host.piece.now_ms
         nodes = []
         for key, (assignment, progress) in sorted(host.disk.nodes().items()):
+            if progress.stop is EndedBy.WORKER_LOST:
+                self._given_up.add(key)
             process = host.spawner.processes.get(key)
             nodes.append(
                 m.RecoveredNode(
@@ -78,7 +83,7 @@ class SimAgent:
         for key in [key for key in host.spawner.processes if key not in host.disk.folders]:
             self._ask(lambda key=key: self._clear(key))  # type: ignore[misc]
         self.feed(m.SessionOpened(HEARTBEAT_MS, LEASE_MS))
-        self.feed(m.Recovered(boot, tuple(nodes), host.disk.contact_ms))
+        self.feed(m.Recovered(boot, tuple(nodes), host.disk.contact_ms, host.disk.has_rebooted))
 
     def attached(self) -> None:
         """There is a new spawner: what became of everything is in its table, and what was asked is asked again."""
@@ -100,9 +105,11 @@ class SimAgent:
             self.host.run(Part.AGENT, lambda: self.feed(event))
             return
         clock = self.host.clock
+        if clock.story is not None:
+            clock.story.heard(clock.now_ms, self.host.id, event)
         for action in protocol.step(self.state, event, now_ms=self.host.piece.now_ms):
-            if clock.is_tracing:
-                clock.say(f"{self.host.id}: {action}")
+            if clock.story is not None:
+                clock.story.acted(clock.now_ms, self.host.id, action)
             self._act(action)
         self._wake()
         self._poll()
@@ -123,9 +130,6 @@ class SimAgent:
             case m.Extend():
                 self._ask(lambda: self.host.spawner.extend(action.key, action.kill_by_ms))
             case m.SignalTree():
-                held = self.state.held.get(action.key)
-                if held is not None and held.stop is EndedBy.WORKER_LOST:
-                    self.host.guard.gave_up(self.host, held.assignment)
                 self._ask(lambda: self.host.spawner.signal(action.key))
                 self._later(2, m.TreeSignalled(action.key))
             case m.KillTree():
@@ -146,7 +150,7 @@ class SimAgent:
                 self._refused.discard(action.key)
                 self._unwritten.pop(action.key, None)
                 self._ask(lambda: self._clear(action.key))
-            case m.AbandonStage():
+            case m.AbandonStage() | m.CallOff():  # the spawner has been asked at once: it is too late to call it off
                 pass
             case m.Finish():
                 self.host.agent = None
@@ -186,6 +190,10 @@ class SimAgent:
 
     def _journal(self, key: NodeKey, progress: m.Progress) -> None:
         """A line that finds no room stays in mind and is written as soon as it does."""
+        if progress.stop is EndedBy.WORKER_LOST and key not in self._given_up:
+            self._given_up.add(key)
+            if key in self.state.held:
+                self.host.guard.gave_up(self.host, self.state.held[key].assignment)
         if key in self._refused:
             return
         if self.host.disk.write(key, progress):

@@ -46,7 +46,6 @@ class SimClients:
 
     def cancel(self, job_id: JobId) -> None:
         """Until it is answered."""
-        self.clock.say(f"client cancels {job_id}")
         self._until_answered(
             f"canceller-{job_id}",
             lambda reply: self.plane.cancel(job_id, lambda is_done: reply(is_done or None)),

@@ -16,6 +16,7 @@ __all__ = ["Failing", "explained", "rule_of", "shrunk"]
 Play = Callable[[Scenario, Story | None], object]  # raises where a rule is broken
 
 LONGEST_STORY: Final = 60  # lines; of a longer one the end, which is where it breaks
+_MOMENT: Final = re.compile(r"virtual time ([\d.]+) s")
 _PARTICULARS: Final = re.compile(r"'[^']*'|\b[0-9a-f]{16}\b|\bw\d+\b|\bGPU-[\w-]+|-?\d[\d.,_]*|[\[{(<].*", re.DOTALL)
 
 
@@ -38,14 +39,15 @@ def shrunk(scenario: Scenario, error: Exception, play: Play, *, has_time: Callab
     """Minimise a scenario that ended with this error, and play what is left once more, for its story."""
     rule = rule_of(error)
 
-    def is_broken(candidate: Scenario) -> bool:
+    def breaks_at(candidate: Scenario) -> int | None:
         try:
             play(candidate, None)
         except Exception as other:
-            return rule_of(other) == rule
-        return False
+            if rule_of(other) == rule:
+                return _moment_of(other, candidate)
+        return None
 
-    found = minimise(scenario, is_broken, has_time=has_time)
+    found = minimise(scenario, breaks_at, has_time=has_time)
     story = Story()
     try:
         play(found.scenario, story)
@@ -70,6 +72,12 @@ def explained(failing: Failing, *, program: str, in_full: bool = False) -> list[
         lines.append(f"  … {len(told) - LONGEST_STORY} lines before")
         told = told[-LONGEST_STORY:]
     return [*lines, *(f"  {line}" for line in told), f"  and so: {_first_line(failing.error)}"]
+
+
+def _moment_of(error: Exception, scenario: Scenario) -> int:
+    """Virtual time, from the note that ``play`` makes; of what it did not expect, the time of peace."""
+    found = _MOMENT.search("\n".join(getattr(error, "__notes__", ())))
+    return round(float(found[1]) * 1_000) if found else scenario.trouble_ms
 
 
 def _size(scenario: Scenario) -> str:

@@ -36,8 +36,8 @@ class Guard:
     _starts: dict[JobId, NodeKey] = field(default_factory=dict)
 
     def started(self, host: SimHost, new: Process) -> None:
-        """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job without
-        retries too; no more than a machine has cores, or of what it counts by name."""
+        """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job
+        without retries too; no more than a machine has cores, or of what it counts by name."""
         assignment, alive = new.assignment, host.spawner.alive
         key, job_id = assignment.key, assignment.job_id
         cpus = [process.assignment.cpus for process in alive]
@@ -50,17 +50,21 @@ class Guard:
         for process in alive:
             if set(process.assignment.devices) & set(assignment.devices):
                 raise Violation(f"{key} starts on a device that {process.assignment.key} still uses")
-        if key in self.where:
+        before = self._starts.get(job_id)
+        if key in self.where and self._is_known(key):
             raise Violation(f"attempt {key} of job {job_id} starts a second time, on {host.id}")
-        if self.entries[job_id].retries == 0 and job_id in self._starts:
-            raise Violation(f"job {job_id} has no retries, and starts again as {key} after {self._starts[job_id]}")
+        if before is not None and self.entries[job_id].retries == 0 and self._is_known(before):
+            raise Violation(f"job {job_id} has no retries, and starts again as {key} after {before}")
         self.where[key] = (host, host.disks)
         self._starts[job_id] = key
         if assignment.exclusive:
             self._check_exclusive(host, assignment)
 
     def gave_up(self, host: SimHost, assignment: Assignment) -> None:
-        """A worker that has lost contact goes on for as long as was asked for."""
+        """A worker that has lost contact goes on for as long as was asked for; a spawner that was itself stopped does
+        not know yet what it was told meanwhile."""
+        if self.clock.now_ms < host.went_on_ms[Part.SPAWNER] + AWAKE_MS:
+            return
         saved_ms = host.disk.contact_ms
         contact_ms = host.contact_ms if saved_ms is None else min(host.contact_ms, saved_ms)
         keep_ms = _keep(assignment)[0]
@@ -71,7 +75,11 @@ class Guard:
     def sweep(self) -> None:
         """And no longer, agent or no agent: as long as somebody watches it."""
         for host in self.hosts:
-            if host.is_dark or host.is_stopped(Part.PROGRAMS) or self.clock.now_ms < host.went_on_ms + AWAKE_MS:
+            if (
+                host.is_dark
+                or host.is_stopped(Part.PROGRAMS)
+                or self.clock.now_ms < host.went_on_ms[Part.PROGRAMS] + AWAKE_MS
+            ):
                 continue
             for process in host.spawner.alive:
                 keep_ms, grace_ms = _keep(process.assignment)
@@ -114,6 +122,11 @@ class Guard:
             alive = [str(process.assignment.key) for process in host.spawner.alive]
             if not host.is_gone and (alive or host.disk.folders):
                 raise Stuck(f"{host.id} still has {alive or list(host.disk.folders)} when all is over")
+
+    def _is_known(self, key: NodeKey) -> bool:
+        """A host that has lost its disk, or the folder with it, does not know what it had started."""
+        host, disks = self.where[key]
+        return host.disks == disks
 
     def _check_exclusive(self, host: SimHost, assignment: Assignment) -> None:
         for other in self.hosts:

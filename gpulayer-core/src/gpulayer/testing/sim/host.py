@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["HostDisk", "SimHost", "facts_of"]
 
 STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
-WRITEBACK_MS: Final = 5_000  # what is older than that has reached the disk by itself
+WRITEBACK_MS: Final = 30_000  # what is older than that has reached the disk by itself
 START_AGAIN_MS: Final = 5_000
 
 
@@ -57,6 +57,7 @@ class HostDisk:
     is_full: bool = False
     folders: dict[NodeKey, tuple[Assignment, list[tuple[int, m.Progress]]]] = field(default_factory=dict)
     contact_ms: int | None = None
+    has_rebooted: bool = False  # and no contact was saved since
 
     def admit(self, assignment: Assignment) -> bool:
         """Whether it could."""
@@ -72,7 +73,7 @@ class HostDisk:
 
     def save_contact(self, contact_ms: int) -> None:
         if not self.is_full:
-            self.contact_ms = contact_ms
+            self.contact_ms, self.has_rebooted = contact_ms, False
 
     def forget(self, key: NodeKey) -> None:
         self.folders.pop(key, None)
@@ -81,21 +82,26 @@ class HostDisk:
         """As a new agent reads them."""
         return {key: (assignment, lines[-1][1]) for key, (assignment, lines) in self.folders.items()}
 
-    def lose_power(self, rng: Random) -> None:
-        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new."""
+    def lose_power(self, rng: Random) -> bool:
+        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new. Whether any
+        folder is gone."""
+        self.has_rebooted = self.has_rebooted or self.contact_ms is not None
         self.contact_ms = None  # it is of this boot alone
+        is_any_gone = False
         for key, (_, lines) in list(self.folders.items()):
             while lines and lines[-1][0] > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5:
                 lines.pop()
             if not lines:
                 del self.folders[key]
+                is_any_gone = True
+        return is_any_gone
 
 
 @dataclass(slots=True)
 class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
-    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which its programs last did.
-    is_dark: without power. is_gone: for ever."""
+    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which each part last
+    did. is_dark: without power. is_gone: for ever."""
 
     id: WorkerId
     plan: HostPlan
@@ -116,7 +122,7 @@ class SimHost:
     disks: int = 0
     most_cpus: int = 0
     contact_ms: int = 0
-    went_on_ms: int = -(10**9)
+    went_on_ms: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, -(10**9)))
     staging_failure: float = 0.0
     is_enrolled: bool = False
     is_gone: bool = False
@@ -144,11 +150,11 @@ class SimHost:
             return
         self.boots += 1
         self.agent = agent = SimAgent(self)
-        self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
+        self.clock.say(f"start {self.boots} of the agent of {self.id}")
         boot = self.boots
 
         def begin() -> None:
-            if self.agent is agent and not agent.state.boot:
+            if self.agent is agent and not agent.is_begun:
                 agent.begin(boot)
 
         if self.spawner.is_up:
@@ -167,13 +173,13 @@ class SimHost:
         agent = self.agent
         if agent is None:
             return
-        if agent.state.boot:
+        if agent.is_begun:
             self.run(Part.AGENT, lambda: self.need_spawner(agent.attached))
         else:
             boot = self.boots
 
             def begin() -> None:
-                if self.agent is agent and not agent.state.boot:
+                if self.agent is agent and not agent.is_begun:
                     agent.begin(boot)
 
             self.run(Part.AGENT, lambda: self.need_spawner(begin))
@@ -181,7 +187,7 @@ class SimHost:
     def tell_agent(self, event: m.Input) -> None:
         """Over the link, if somebody is there."""
         agent = self.agent
-        if agent is not None and agent.state.boot:
+        if agent is not None and agent.is_begun:
             self.piece.after(1, lambda: agent.feed(event))
 
     def hear(self, what: Callable[[], None]) -> None:
@@ -240,6 +246,16 @@ class SimHost:
         if self.is_dark or self.is_gone:
             return
         self._trouble(cause, off_ms)
+        self._go_dark(cause)
+        if not self.is_gone:
+            self.clock.after(off_ms, self._power_on)
+
+    def take_away(self) -> None:
+        """Its provider was asked to."""
+        if not self.is_gone:
+            self._go_dark(Trouble.SPOT_LOST)
+
+    def _go_dark(self, cause: Trouble) -> None:
         self._lose_agent()
         for part in EVERYTHING:
             self.drop_late(part)
@@ -249,12 +265,10 @@ class SimHost:
             self.disk.contact_ms = None
             self.spawner.processes.clear()
             self.disks += 1
-        self.disk.lose_power(self.clock.numbers("power", self.id))
+        if self.disk.lose_power(self.clock.numbers("power", self.id)):
+            self.disks += 1
         self.is_dark = True
-        if cause is Trouble.SPOT_LOST:
-            self.is_gone = True
-        else:
-            self.clock.after(off_ms, self._power_on)
+        self.is_gone = cause is Trouble.SPOT_LOST
 
     def fill_disk(self, lasts_ms: int) -> None:
         """Nothing can be written for so long."""
@@ -306,18 +320,17 @@ class SimHost:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _trouble(self, kind: Trouble, lasts_ms: int) -> None:
-        self.clock.say(f"{self.id}: {kind.value.replace('_', ' ')} ({lasts_ms} ms)")
         self.clock.fault(kind, self.id, lasts_ms=lasts_ms)
 
     def _go_on(self, parts: tuple[Part, ...]) -> None:
         if not any(self._stops[part] for part in parts):
             return
-        self.clock.say(f"{self.id}: goes on: {', '.join(parts)}")
+        self.clock.say(f"of {self.id} go on again: {', '.join(parts)}")
         for part in parts:
             if self._stops[part]:
                 self._stops[part] -= 1
+                self.went_on_ms[part] = self.clock.now_ms
                 if part is Part.PROGRAMS and not self._stops[part]:
-                    self.went_on_ms = self.clock.now_ms
                     self.spawner.gone_on(self.clock.now_ms - self._since_ms)
         # Who goes on first is chance; here whoever ends things does, and programs last.
         for part in (Part.WATCHDOG, Part.SPAWNER, Part.AGENT):
@@ -346,7 +359,7 @@ class SimHost:
 
         def look() -> None:
             if self.agent is agent and self.is_stopped(Part.SPAWNER):
-                self.clock.say(f"{self.id}: the agent ends a spawner that is stuck")
+                self.clock.say(f"the agent of {self.id} ends a spawner that is stuck")
                 self.spawner.die()
 
         self.piece.after(STUCK_MS, lambda: self.run(Part.AGENT, look))
@@ -357,5 +370,5 @@ class SimHost:
             return
         self.facts, self.facts_digest = facts, Digest(sha256(repr(facts).encode()).hexdigest())
         agent = self.agent
-        if agent is not None and agent.state.boot:
+        if agent is not None and agent.is_begun:
             agent.feed(m.FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))

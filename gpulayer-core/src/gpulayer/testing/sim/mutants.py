@@ -10,12 +10,13 @@ from typing import Final
 
 from gpulayer.testing.sim.mutant import Mutant
 from gpulayer.testing.sim.mutants_agent import AGENT
+from gpulayer.testing.sim.mutants_away import AWAY
 from gpulayer.testing.sim.mutants_engine import ENGINE
 from gpulayer.testing.sim.mutants_placing import PLACING
 
 __all__ = ["MUTANTS", "Mutant", "planted"]
 
-MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **PLACING}
+MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **AWAY, **PLACING}
 
 
 @contextmanager

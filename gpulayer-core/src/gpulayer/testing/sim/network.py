@@ -2,23 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from random import Random
 from typing import Final
 
-from gpulayer.testing.sim.clockwork import Clockwork, spread_ms
+from gpulayer.testing.sim.clockwork import Clockwork
 from gpulayer.testing.sim.scenario import Noise
 
 __all__ = ["IN", "OUT", "Network"]
 
 OUT: Final = "out"  # from a host to the control plane
 IN: Final = "in"
+LONGEST_STALL_MS: Final = 30_000
 
 
 @dataclass(slots=True)
 class _Line:
     """A host's. cuts: how many there are of each way. is_dead: its connections are, and it does not know."""
 
-    rng: Random
     cuts: dict[str, int] = field(default_factory=lambda: {OUT: 0, IN: 0})
     is_dead: bool = False
 
@@ -37,8 +36,8 @@ class Network:
         line = self._line(host)
         if line.is_dead or line.cuts[way]:
             return
-        rng, noise, copies = line.rng, self.noise, 1
-        kind = rng.random()
+        dice, noise, copies = self.clock.dice(f"{way} {host}"), self.noise, 1
+        kind = dice.random()
         if kind < noise.loss:
             self.clock.fault("message_lost", host)
             return
@@ -46,9 +45,9 @@ class Network:
             self.clock.fault("message_doubled", host)
             copies = 2
         for _ in range(copies):
-            delay_ms = spread_ms(rng, noise.mean_ms)
-            if rng.random() < noise.stall:
-                stalled_ms = rng.randrange(30_000)
+            delay_ms = dice.spread_ms(noise.mean_ms)
+            if dice.random() < noise.stall:
+                stalled_ms = int(dice.random() * LONGEST_STALL_MS)
                 self.clock.fault("message_stalled", host, lasts_ms=stalled_ms)
                 delay_ms += stalled_ms
             self.clock.after(delay_ms, lambda: None if line.is_dead or line.cuts[way] else what())
@@ -81,5 +80,5 @@ class Network:
     def _line(self, host: str) -> _Line:
         line = self._lines.get(host)
         if line is None:
-            line = self._lines[host] = _Line(self.clock.numbers("network", host))
+            line = self._lines[host] = _Line()
         return line

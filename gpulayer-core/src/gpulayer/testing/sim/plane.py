@@ -22,6 +22,7 @@ from gpulayer.engine.events import (
     WorkerReported,
     WorkerWentSilent,
 )
+from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.engine.records import Record
 from gpulayer.errors import StorageUnavailable
 from gpulayer.ids import JobId, WorkerId
@@ -29,11 +30,12 @@ from gpulayer.server.history import History, is_logged
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.server.store import Batch, EventRow, Live
 from gpulayer.spec.job import JobEntry
-from gpulayer.testing.sim.clockwork import Clockwork, Timepiece, spread_ms
+from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.rules import Ledger, Violation, durable_view
 from gpulayer.testing.sim.scenario import Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
 from gpulayer.testing.sim.store import Rows, SimStore, submission_side
+from gpulayer.testing.sim.story import counted
 
 __all__ = ["PLANE", "Commands", "SimPlane"]
 
@@ -43,7 +45,8 @@ PLANE: Final = "plane"  # as an entity that has troubles
 HOLD_MS: Final = 25_000
 WHOLE_CHECK: Final = 64  # steps: so often everything is looked at, and not only what a step has touched
 WHOLE_COMPARE: Final = 16  # commits: so often what is stored is compared with what is live
-LEAST_SILENCE_MS: Final = 22_000  # of a lease, less what the driver itself may not have been there for
+LEAST_SILENCE_MS: Final = 30_000  # the lease
+AWAY_MS: Final = 11_500  # so long it notices that it was stopped, and looks once a second
 _RESTART_MS: Final = 1_000
 _PROBE_MS: Final = (100, 5_000)
 
@@ -54,7 +57,7 @@ class _Waiting:
     reply: Reply
     key: str = ""
     entry: JobEntry | None = None
-    cancels: JobId = JobId("")
+    cancels: JobId | None = None
 
 
 _Done = list[tuple[_Waiting, engine.Step]]
@@ -93,6 +96,7 @@ class SimPlane:
     _heard_ms: dict[WorkerId, int] = field(default_factory=dict)  # by the time that it listened
     _shrunk: set[WorkerId] = field(default_factory=set)
     _stepped: int = 0
+    _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
     _commits: int = 0
 
     # Life ---------------------------------------------------------------------------------------------------------
@@ -123,8 +127,10 @@ class SimPlane:
         self._readers.clear()
         self._heard_ms.clear()
         self._is_committing = self._is_read_only = False
-        self._attention, self._late = engine.Attention(), None
-        self.clock.say(f"control plane starts, incarnation {self.incarnation}: {len(self.state.jobs)} live jobs")
+        self._attention, self._late = engine.Attention(self.piece.now_ms), None
+        self.clock.say(
+            f"start {self.incarnation} of the control plane, with {counted(len(self.state.jobs), 'live job')}"
+        )
         engine.check(self.state, shrunk=self._shrunk)
         for worker in self.state.workers:
             self._heard_ms[worker] = self._listened_ms
@@ -134,13 +140,14 @@ class SimPlane:
         """Memory is lost, the disk stays; after so long it starts again."""
         if self.state is None:
             return
-        self.clock.say(f"control plane dies: {why}")
+        self.clock.say("the control plane dies")
         self.clock.fault(why, PLANE, lasts_ms=restart_ms)
         self.state = self._late = None
         if why == Trouble.PLANE_LOSES_POWER:
             self.store.lose_power()
         else:
             self.store.die()
+        self._untold.clear()
         self.clock.after(restart_ms, self.start)
 
     @property
@@ -152,7 +159,6 @@ class SimPlane:
         """Nothing runs; what is sent to it waits."""
         if self.state is None or self._late is not None:
             return
-        self.clock.say("control plane stops")
         self.clock.fault(Trouble.PLANE_STOPS, PLANE, lasts_ms=lasts_ms)
         self._late, self._stopped_ms, incarnation = [], self.piece.now_ms, self.incarnation
         self.clock.after(lasts_ms, lambda: self.go_on() if incarnation == self.incarnation else None)
@@ -162,8 +168,9 @@ class SimPlane:
         late, self._late = self._late, None
         if late is None or self.state is None:
             return
-        self.clock.say("control plane goes on")
-        self._away_ms += self.piece.now_ms - self._stopped_ms
+        self.clock.say("the control plane goes on")
+        if self.piece.now_ms - self._stopped_ms > AWAY_MS:
+            self._away_ms += self.piece.now_ms - self._stopped_ms
         incarnation = self.incarnation
         self._look()
         for what in late:
@@ -281,19 +288,20 @@ class SimPlane:
         records = [record for _, result in done for record in result.records]
         self._is_committing = True
         if not records:
+            self._tell()
             self._committed(done)
             return
         if self._struck(Trouble.PLANE_DIES_STEPPED):
             return
-        rng = self.clock.numbers("commit", self.incarnation)
-        is_noise = rng.random() < self.commit_failure
+        dice = self.clock.dice("commit")
+        is_noise = dice.random() < self.commit_failure
         if is_noise:
             self.clock.fault("commit_failed", PLANE)
         if is_noise:
             self._after(5, lambda: self._commit_failed(done))
         else:
             sides = [submission_side(waiting.key, waiting.entry) for waiting in batch if waiting.entry is not None]
-            self._after(spread_ms(rng, 3), lambda: self._commit(done, Batch(records, events, sides)))
+            self._after(dice.spread_ms(3), lambda: self._commit(done, Batch(records, events, sides)))
 
     def _step(self, event: Event, events: list[EventRow]) -> engine.Step:
         assert self.state is not None
@@ -307,20 +315,30 @@ class SimPlane:
         result = engine.step(self.state, event)
         if self.store.keeps_events and is_logged(event, result.records):
             events += self._history.rows(event, result.records)
-        if self.clock.is_tracing:
-            self.clock.say(f"engine: {event}")
+        if self.clock.story is not None:
+            self._untold.append((event, result))
         self._stepped += 1
-        if self._stepped % WHOLE_CHECK:
-            engine.check_touched(self.state, result.records, result.effects, shrunk=self._shrunk)
-        else:
-            engine.check(self.state, result.effects, shrunk=self._shrunk)
+        try:
+            if self._stepped % WHOLE_CHECK:
+                engine.check_touched(self.state, result.records, result.effects, shrunk=self._shrunk)
+            else:
+                engine.check(self.state, result.effects, shrunk=self._shrunk)
+        except InvariantViolated:
+            self._tell()
+            raise
         return result
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, []
+        for event, result in untold:
+            if self.clock.story is not None:
+                self.clock.story.committed(self.clock.now_ms, event, result.records, result.effects)
 
     def _commit(self, done: _Done, batch: Batch) -> None:
         """A crash before this moment loses the batch, a crash after it loses only the answers."""
         self._under_way = batch.records, [effect for _, result in done for effect in result.effects]
         dies = Trouble.PLANE_DIES_IN_COMMIT in self.armed
-        if dies and self.clock.numbers("torn commit").random() < 0.5:
+        if dies and self.clock.dice("torn commit").random() < 0.5:
             self._struck(Trouble.PLANE_DIES_IN_COMMIT)
             return
         restart_ms = self.armed.pop(Trouble.PLANE_FSYNC_FAILS, _RESTART_MS)
@@ -335,6 +353,7 @@ class SimPlane:
             else:
                 self._commit_failed(done)
             return
+        self._tell()
         self.ledger.committed(*self._under_way)
         self._under_way = None
         if not (self._struck(Trouble.PLANE_DIES_IN_COMMIT) or self._struck(Trouble.PLANE_DIES_COMMITTED)):
@@ -352,7 +371,7 @@ class SimPlane:
         for waiting, result in done:
             self._keys.discard(waiting.key)
             waiting.reply(result.effects)
-            if waiting.cancels in self.state.jobs:
+            if waiting.cancels is not None and waiting.cancels in self.state.jobs:
                 self.cancelled(waiting.cancels)
         if records and self._struck(Trouble.PLANE_DIES_ANSWERED):
             return
@@ -378,8 +397,9 @@ class SimPlane:
 
     def _commit_failed(self, done: _Done) -> None:
         """Discard and reload, for the state has run ahead of what is stored; and read only until a probe succeeds."""
-        self.clock.say("commit failed: state discarded, reloaded")
+        self.clock.say("a commit of the control plane fails: what was in it has not happened")
         self._is_committing, self._is_read_only = False, True
+        self._untold.clear()
         self._reload()
         self._refuse([waiting for waiting, _ in done])
         self._refuse(self._queue)
@@ -460,9 +480,9 @@ class SimPlane:
         if known is None or (event.boot, event.seq) <= (known.boot, known.seq):
             return  # it comes late or twice, and says nothing of now
         self._heard_ms[event.worker] = self._listened_ms
-        if event.facts is not None:
-            if event.facts.cpus < known.facts.cpus or event.facts.memory_bytes < known.facts.memory_bytes:
-                self._shrunk.add(event.worker)
+        facts = event.facts or known.facts
+        if facts.cpus < known.facts.cpus or facts.memory_bytes < known.facts.memory_bytes:
+            self._shrunk.add(event.worker)
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)

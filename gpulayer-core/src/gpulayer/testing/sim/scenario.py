@@ -260,7 +260,7 @@ _RATES: Final[dict[Trouble, float]] = {
     Trouble.WATCHDOG_AND_SPAWNER_DIE: 0.4,
     Trouble.ALL_STOP: 0.4,
     Trouble.SLEEPS: 0.4,
-    Trouble.LOSES_POWER: 0.4,
+    Trouble.LOSES_POWER: 0.6,
     Trouble.LOSES_DISK: 0.2,
     Trouble.DISK_FULL: 0.5,
     Trouble.WALL_JUMPS: 0.7,
@@ -280,8 +280,16 @@ def _faults(seed: int, shape: Shape) -> tuple[Fault, ...]:
     for kind, rate in _RATES.items():
         for host in range(shape.workers) if kind.is_of_host else (None,):
             rng = numbers(seed, kind.value, host)
-            found += [_fault(rng, kind, host, shape) for _ in range(_count(rng, rate * shape.trouble))]
+            drawn = [_fault(rng, kind, host, shape) for _ in range(_count(rng, rate * shape.trouble))]
+            found += drawn
+            if kind is Trouble.LOSES_POWER:  # what its line hangs on often goes first
+                found += [_before(rng, fault) for fault in drawn if rng.random() < 0.6]
     return tuple(sorted(found, key=lambda fault: fault.at_ms))
+
+
+def _before(rng: Random, fault: Fault) -> Fault:
+    at_ms = max(0, fault.at_ms - rng.randrange(10_000))
+    return Fault(Trouble.CUT_OUT, at_ms, fault.host, fault.at_ms - at_ms + fault.lasts_ms)
 
 
 def _count(rng: Random, mean: float) -> int:

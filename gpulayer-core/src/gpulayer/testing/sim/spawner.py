@@ -51,6 +51,7 @@ class SimSpawner:
     processes: dict[NodeKey, Process] = field(default_factory=dict)
     _life: int = 0
     _is_starting: bool = False
+    _then: Callable[[], None] | None = None
 
     @property
     def alive(self) -> list[Process]:
@@ -60,10 +61,14 @@ class SimSpawner:
     def start(self, then: Callable[[], None]) -> None:
         """A new one: first it ends and records what is left of those before it. May be repeated. The folder's lock
         keeps it away for as long as the watchdog of the last one is at work."""
-        if self.is_up or self._is_starting:
+        if self.is_up:
+            then()
+            return
+        self._then = then  # of the agent that asked last
+        if self._is_starting:
             return
         if self.has_watchdog:
-            self.host.piece.after(200, lambda: self.host.run(Part.AGENT, lambda: self.host.need_spawner(then)))
+            self.host.piece.after(200, lambda: self.host.run(Part.AGENT, self._start_again))
             return
         self._is_starting = True
         self._life += 1
@@ -72,7 +77,8 @@ class SimSpawner:
         def ready() -> None:
             self._is_starting = False
             self.is_up = True
-            then()
+            if self._then is not None:
+                self._then()
 
         def end_leftovers() -> None:
             if life != self._life:
@@ -83,6 +89,10 @@ class SimSpawner:
             self._timer(spread_ms(self.host.numbers, 20), ready)
 
         self._timer(spread_ms(self.host.numbers, 150), end_leftovers)
+
+    def _start_again(self) -> None:
+        if self._then is not None:
+            self.host.need_spawner(self._then)
 
     def die(self, *, with_watchdog: bool = False) -> None:
         """Its watchdog ends every tree at once and keeps the exit codes of those that had ended; else they live on."""
@@ -140,7 +150,7 @@ class SimSpawner:
 
         def look_after() -> None:
             if is_over(WATCHDOG_MS) and self.has_watchdog:
-                self.host.clock.say(f"{self.host.id}: the watchdog ends the spawner, which is stuck")
+                self.host.clock.say(f"the watchdog of {self.host.id} ends the spawner, which is stuck")
                 self.die()
 
         left_ms = kill_by_ms - piece.now_ms

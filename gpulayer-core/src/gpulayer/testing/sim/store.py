@@ -268,6 +268,8 @@ class SimStoreDisk(StoreDisk):
         super().__init__(_SimSyncs(vfs.disk, self._fail))
         self.vfs = vfs.name
         self.has_failed = False
+        self.is_dead = False  # the process: it marks and syncs nothing any more
+        self._vfs = vfs
         self._disk = vfs.disk
 
     def check(self, path: str) -> bool:
@@ -311,6 +313,8 @@ class SimStoreDisk(StoreDisk):
                 self._disk.open(f"{path}-open", create=True)
 
     def unmark(self, path: str) -> None:
+        if self.is_dead:
+            return
         with suppress(OSError):
             self._disk.delete(f"{path}-open")
         with suppress(StorageUnavailable):
@@ -326,7 +330,8 @@ class SimStoreDisk(StoreDisk):
             raise
 
     def _fail(self, _path: str, _error: OSError) -> None:
-        self.has_failed = True
+        self.has_failed = self.is_dead = True
+        self._vfs.kill()  # where the process ends, nothing comes after
 
 
 class SqliteStore:
@@ -353,7 +358,7 @@ class SqliteStore:
 
     def open(self) -> bool:
         """Raises Violation where something acknowledged is missing, or is there by half."""
-        self._files.has_failed = False
+        self._files.has_failed = self._files.is_dead = False
         self._store = Store(STORE_PATH, disk=self._files)
         with self.disk.sound():
             check_integrity(self._store)
@@ -373,6 +378,7 @@ class SqliteStore:
 
     def die(self) -> None:
         self._vfs.kill()
+        self._files.is_dead = True
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -34,7 +34,7 @@ from gpulayer.spec.job import JobEntry, RetryOn
 from gpulayer.spec.outcome import Outcome
 from gpulayer.testing.sim.scenario import Fault, Trouble
 
-__all__ = ["Line", "Story", "lasting"]
+__all__ = ["Line", "Story", "counted", "fault_text", "job_name", "lasting"]
 
 _MINUTE_MS: Final = 60_000
 
@@ -60,6 +60,8 @@ class Story:
     _states: dict[JobId, str] = field(default_factory=dict)
     _lent: dict[tuple[JobId, int], int] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
+    _told: set[int] = field(default_factory=set)  # whose end their workers have reported
+    _reports: set[tuple[str, int, int]] = field(default_factory=set)
 
     def say(self, at_ms: int, text: str, *, is_detail: bool = False) -> None:
         """A sentence of the caller's own."""
@@ -93,8 +95,8 @@ class Story:
             case CancelRequested(job_id=job_id):
                 self.say(at_ms, f"somebody cancels {job_name(job_id)}")
             case WorkerJoined(worker=worker, facts=facts):
-                gpus = f", {_count(len(facts.devices), 'GPU')}" if facts.devices else ""
-                self.say(at_ms, f"{worker} joins, with {_count(facts.cpus, 'core')}{gpus}")
+                gpus = f", {counted(len(facts.devices), 'GPU')}" if facts.devices else ""
+                self.say(at_ms, f"{worker} joins, with {counted(facts.cpus, 'core')}{gpus}")
             case WorkerReported():
                 self._report(at_ms, event)
             case WorkerWentSilent(worker=worker):
@@ -119,12 +121,16 @@ class Story:
             news.insert(0, f"it has started (start {report.boot}) and knows of {had}")
         if report.stopping:
             news.append("it is going to stop")
+        name = (report.worker, report.boot, report.seq)
         is_news = any(item.phase is NodePhase.ENDED for item in report.items) or report.recovered is not None
+        is_news = is_news and name not in self._reports
+        self._reports.add(name)
         text = f"{report.worker} reports: {'; '.join(news)}" if news else f"{report.worker} reports nothing new"
         self.say(at_ms, text, is_detail=not is_news)
 
     def _item(self, item: NodeReport) -> str:
         if item.phase is NodePhase.ENDED:
+            self._told.add(item.epoch)
             how = f": {_outcome(item.outcome)}" if item.outcome is not None else ""
             return f"{self._named(item.epoch)} has ended{how}"
         return f"{self._named(item.epoch)} is {item.phase}"
@@ -148,7 +154,8 @@ class Story:
                 self.say(at_ms, f"the control plane wants {self._named(epoch)} back from {worker}", is_detail=True)
             case Void(worker=worker, epochs=epochs) if epochs:
                 names = ", ".join(self._named(epoch) for epoch in epochs)
-                self.say(at_ms, f"the control plane answers {worker}: not yours any more: {names}")
+                is_detail = self._told.issuperset(epochs)
+                self.say(at_ms, f"the control plane answers {worker}: not yours any more: {names}", is_detail=is_detail)
             case AskScorer(scorer=scorer):
                 self.say(at_ms, f"the control plane asks scorer {scorer}", is_detail=True)
             case _:
@@ -159,8 +166,10 @@ class Story:
             return
         self._states[image.id] = image.state
         why = f": {image.reason_message}" if image.reason_message else ""
-        is_news = image.state.is_final or image.state == "unreachable"
-        self.say(at_ms, f"{job_name(image.id)} is {image.state}{why}", is_detail=not is_news)
+        if image.state.is_final:
+            self.say(at_ms, f"{job_name(image.id)} ends as {image.state}{why}")
+        else:
+            self.say(at_ms, f"{job_name(image.id)} is {image.state}{why}", is_detail=image.state != "unreachable")
 
     # Workers ------------------------------------------------------------------------------------------------------
 
@@ -183,7 +192,8 @@ class Story:
                 self.say(at_ms, f"{worker} has no room on its disk for {self._named(key)}")
             case m.AttemptsVoided(epochs=epochs) | m.ReportAnswered(void=epochs) if epochs:
                 names = ", ".join(self._named(epoch) for epoch in epochs)
-                self.say(at_ms, f"{worker} hears that these are not its own any more: {names}")
+                is_detail = self._told.issuperset(epochs)
+                self.say(at_ms, f"{worker} hears that these are not its own any more: {names}", is_detail=is_detail)
             case m.ReportFailed():
                 self.say(at_ms, f"{worker} has no answer to its report", is_detail=True)
             case m.StopAllRequested():
@@ -315,10 +325,10 @@ _FAULTS: Final[dict[Trouble, str]] = {
 
 
 def _wishes(entry: JobEntry) -> str:
-    wishes = [] if entry.request.devices == 0 else [_count(entry.request.devices, "GPU")]
+    wishes = [] if entry.request.devices == 0 else [counted(entry.request.devices, "GPU")]
     wishes += ["exclusive"] if entry.exclusive else []
     kind = " of any kind" if entry.retry_on is RetryOn.ANY else ""
-    wishes.append(_count(entry.retries, "retry", "retries") + kind)
+    wishes.append(counted(entry.retries, "retry", "retries") + kind)
     return f" ({', '.join(wishes)})"
 
 
@@ -328,7 +338,8 @@ def _outcome(outcome: Outcome) -> str:
     return f"{outcome.ended_by}{f' ({outcome.evidence})' if outcome.evidence else ''}"
 
 
-def _count(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """``no jobs``, ``1 job``, ``2 jobs``."""
     return f"{number or 'no'} {one if number == 1 else many or one + 's'}"
 
 

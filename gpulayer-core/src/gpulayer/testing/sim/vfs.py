@@ -9,6 +9,7 @@ is answered with an error of SQLite's, and what is no OSError is kept in ``fault
 import ctypes
 import errno
 import itertools
+import os
 import sqlite3
 import threading
 import time
@@ -34,7 +35,7 @@ _IOERR_DELETE_NOENT: Final = _IOERR | 23 << 8
 _IOERR_LOCK: Final = _IOERR | 15 << 8
 _IOERR_SHMMAP: Final = _IOERR | 21 << 8
 
-_CREATE, _DELETE_ON_CLOSE = 0x4, 0x8
+_READ_ONLY, _CREATE, _DELETE_ON_CLOSE = 0x1, 0x4, 0x8
 _JOURNALS: Final = 0x800 | 0x4000 | 0x80000  # main, super, WAL
 _POWERSAFE_OVERWRITE: Final = 0x1000
 _SECTOR_SIZE: Final = 4096  # what the one for Unix says; the disk below tears finer
@@ -133,6 +134,7 @@ class _Handle:
     exclusive: int = 0
     has_memory: bool = False
     is_new_journal: bool = False
+    is_read_only: bool = False
     is_gone: bool = False  # of a process that died: nothing works through it any more
 
 
@@ -224,7 +226,11 @@ class SimVfs:
                 file = self.disk.open(path, create=bool(flags & _CREATE))
             except FileNotFoundError:
                 return _CANTOPEN
-            handle = _Handle(file, path, self.disk, is_new_journal=is_new and bool(flags & _JOURNALS))
+            handle = _Handle(
+                *(file, path, self.disk),
+                is_new_journal=is_new and bool(flags & _JOURNALS),
+                is_read_only=bool(flags & _READ_ONLY),
+            )
             if flags & _DELETE_ON_CLOSE:
                 self.disk.delete(path)
         self._handles[address] = handle
@@ -298,12 +304,12 @@ class SimVfs:
         return _IOERR_SHORT_READ
 
     def _write(self, address: int, data: int, size: int, offset: int) -> int:
-        handle = self._live(address)
+        handle = self._live(address, is_changing=True)
         handle.disk.write(handle.file, offset, ctypes.string_at(data, size))
         return _OK
 
     def _truncate(self, address: int, size: int) -> int:
-        handle = self._live(address)
+        handle = self._live(address, is_changing=True)
         handle.disk.truncate(handle.file, size)
         return _OK
 
@@ -323,7 +329,7 @@ class SimVfs:
         return _OK
 
     def _lock(self, address: int, level: int) -> int:
-        handle = self._live(address)
+        handle = self._live(address, is_changing=level >= _RESERVED)
         if handle.level >= level:
             return _OK
         others = max((other.level for other in self._nodes[handle.file].handles if other is not handle), default=0)
@@ -393,8 +399,10 @@ class SimVfs:
             node.regions.clear()
         return _OK
 
-    def _live(self, address: int) -> _Handle:
+    def _live(self, address: int, *, is_changing: bool = False) -> _Handle:
         handle = self._handles[address]
+        if is_changing and handle.is_read_only:  # the system gives no lock for writing either: so a log stays
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if handle.is_gone:
             raise OSError(errno.EIO, "the process that had this file open is gone")
         return handle

@@ -26,6 +26,7 @@ from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
 from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
 from gpulayer.testing.sim.scorers import SimScorers
 from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
+from gpulayer.testing.sim.story import Story
 
 __all__ = ["Report", "Shape", "Stuck", "Violation", "play", "run"]
 
@@ -76,7 +77,7 @@ class _World:
         self.made[request_id] = _add_host(self, plan, WorkerId(request_id))
 
     def _end_machine(self, request_id: str) -> None:
-        self.made[request_id].lose_power(Trouble.SPOT_LOST, 0)
+        self.made[request_id].take_away()
 
 
 def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report:
@@ -84,10 +85,12 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
     return play(Scenario.of_seed(seed, shape), trace=trace)
 
 
-def play(scenario: Scenario, *, trace: bool = False) -> Report:
+def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None) -> Report:
     """Deterministic. A broken rule raises Violation (Stuck, where it is liveness) or the engine's InvariantViolated,
-    with the seed and the time in its notes."""
-    clock = Clockwork(scenario.seed, is_tracing=trace)
+    with the seed and the time in its notes. story: it is told there, as far as it goes; trace: in the report."""
+    if story is None and trace:
+        story = Story()
+    clock = Clockwork(scenario.seed, story=story)
     network = Network(clock, scenario.noise)
     guard = Guard(clock)
     plane = SimPlane(
@@ -106,8 +109,6 @@ def play(scenario: Scenario, *, trace: bool = False) -> Report:
     except AssertionError as error:
         asked = "liveness" if isinstance(error, Stuck) else "safety"
         error.add_note(f"seed {scenario.seed}, virtual time {clock.now_ms / 1000:.3f} s, {asked}")
-        if trace:
-            error.add_note("\n".join(clock.trace[-200:]))
         raise
     finally:
         plane.store.abandon()
@@ -136,7 +137,7 @@ def _report(world: _World) -> Report:
         given_back=sum(image.outcome is not None and not image.is_shown for image in disk.attempts.values()),
         refusals=world.plane.scorers.refusals,
         fenced=world.plane.ledger.refused.total(),
-        trace=tuple(clock.trace),
+        trace=tuple(clock.story.told(in_full=True)) if clock.story is not None else (),
     )
 
 
@@ -229,11 +230,14 @@ def _request(scenario: Scenario, plan: JobPlan) -> Request:
 
 def _strike(world: _World, fault: Fault) -> None:
     """Let it happen; to a host that is not there it does not."""
-    if fault.host is None:
-        _strike_plane(world, fault)
+    host = world.present.get(fault.host) if fault.host is not None else None
+    if fault.host is not None and (host is None or not host.is_enrolled or host.is_gone):
         return
-    host = world.present.get(fault.host)
-    if host is not None and host.is_enrolled and not host.is_gone:
+    if world.clock.story is not None:
+        world.clock.story.struck(world.clock.now_ms, fault)
+    if host is None:
+        _strike_plane(world, fault)
+    else:
         _strike_host(world, host, fault)
 
 
@@ -293,10 +297,10 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             host.lie(fault.amount, lasts_ms)
         case Trouble.CUT | Trouble.CUT_OUT | Trouble.CUT_IN:
             ways = {Trouble.CUT: (OUT, IN), Trouble.CUT_OUT: (OUT,), Trouble.CUT_IN: (IN,)}[fault.kind]
-            _say(world, host, fault)
+            _count(world, host, fault)
             world.network.cut(host.id, ways, lasts_ms)
         case Trouble.HALF_OPEN:
-            _say(world, host, fault)
+            _count(world, host, fault)
             world.network.half_open(host.id)
         case (
             Trouble.PLANE_DIES
@@ -318,13 +322,12 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             assert_never(fault.kind)
 
 
-def _say(world: _World, host: SimHost, fault: Fault) -> None:
-    world.clock.say(f"{host.id}: {fault.kind.value.replace('_', ' ')} ({fault.lasts_ms} ms)")
+def _count(world: _World, host: SimHost, fault: Fault) -> None:
     world.clock.fault(fault.kind, host.id, lasts_ms=fault.lasts_ms)
 
 
 def _make_peace(world: _World) -> None:
-    world.clock.say("peace")
+    world.clock.say("from now on nothing goes wrong any more")
     world.network.heal()
     plane = world.plane
     plane.commit_failure = 0.0
