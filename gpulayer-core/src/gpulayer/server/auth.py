@@ -24,6 +24,7 @@ from gpulayer.server.settings import Layout
 from gpulayer.server.starts import Start, check_newest, superseded, with_newest, with_start
 from gpulayer.server.store import IdentityRow, StartRow, TokenRow
 from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
+from gpulayer.syncing import Syncs
 from gpulayer.whole import write_whole
 from gpulayer.wire.sessions import session_text
 
@@ -525,7 +526,9 @@ def _looks(name: str) -> str:
     return "".join(each for each in apart if unicodedata.category(each) != "Mn").strip()
 
 
-def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
+def load_pepper(
+    layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes, *, syncs: Syncs | None = None
+) -> bytes:
     """The pepper of this state folder, made at its first use (mode 0600).
 
     Raises Conflict for one that is damaged, StorageUnavailable where it can't be read or made.
@@ -536,7 +539,7 @@ def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.t
         except FileNotFoundError:
             found = random_bytes(_PEPPER_BYTES)
             # Before anything is hashed with it: a pepper that is lost takes every token with it.
-            write_whole(layout.pepper, found, point="plane.pepper", is_synced=True)
+            write_whole(layout.pepper, found, point="plane.pepper", is_synced=True, syncs=syncs or Syncs())
     except OSError as error:
         raise StorageUnavailable(f"{layout.pepper} can't be used: {error.strerror}") from None
     if len(found) != _PEPPER_BYTES:
