@@ -54,9 +54,9 @@ class Answer:
     drop: bool = False
 
 
-def error_answer(status, code, message, hint="", details=None):
+def error_answer(status, code, message, hint="", details=None, headers=None):
     body = {"code": code, "message": message, "hint": hint, "blame": "user", "details": details or {}}
-    return Answer(status, json={"error": body})
+    return Answer(status, json={"error": body}, headers=headers or {})
 
 
 class ScriptedPlane:

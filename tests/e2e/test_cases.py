@@ -198,11 +198,20 @@ def test_two_workers_can_not_have_one_name(story):
     assert f"another worker has the name {held['name']!r}" in ended.err
 
 
-def test_the_own_worker_comes_back_when_the_store_is_lost(story):
+def test_a_lost_store_is_not_made_anew_in_silence_and_the_own_worker_comes_back_to_a_new_one(story):
     assert story.run("submit", "--", "true").code == 0
     assert story.run("down").code == 0
-    for path in story.state.glob("store.db*"):
-        path.write_bytes(b"")
+    store = story.state / "store.db"
+    store.write_bytes(b"")
+    refused = story.run("submit", "--", "true")
+    assert refused.code == 5
+    assert f"{store} is damaged: it is empty" in refused.err
+    assert "gpulayer restore FILE" in refused.err
+    store.unlink()
+    refused = story.run("submit", "--", "true")
+    assert refused.code == 5
+    assert f"{store} is damaged: it is gone" in refused.err
+    (story.state / "pepper").unlink()
     ended = story.run("submit", "--", "echo", "back")
     assert (ended.code, ended.out) == (0, b"back\n"), ended.err
 

@@ -2,14 +2,12 @@
 
 import json
 import os
-import random
 import signal
 import struct
 import subprocess
 import sys
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -166,34 +164,6 @@ def test_a_program_that_stopped_itself_ends_by_sigterm(shared):
     assert shared.run("job", "cancel", job_id).code == 0
     assert shared.end(process).code == 7
     assert (shared.here / "gpulayer_runs" / job_id / "heard.txt").read_text() == "heard\n"
-
-
-def test_one_terminal_state_however_a_cancel_races_the_end(shared):
-    """PROMISES row 8. What is asked for and what is answered goes over the real API, four at a time."""
-    assert shared.run("submit", "--quiet", "--", "true").code == 0
-    drawn = random.Random(3)
-    waits = [drawn.random() * 0.05 for _ in range(100)]
-
-    def race(number):
-        job = client.submit(["sh", "-c", f"sleep 0.0{number % 4}; exit 7"], grace=1.0)
-        if number % 2:
-            while job.record()["state"] == "queued":
-                pass
-        time.sleep(waits[number])
-        job.cancel()
-        record = job.wait(timeout=60)
-        return record, [event["event"] for event in job.events()], job.cancel()["state"]
-
-    with api(shared) as client, ThreadPoolExecutor(4) as pool:
-        for record, events, afterwards in pool.map(race, range(100)):
-            final = [event for event in events if event in ("job_cancelled", "job_failed", "job_succeeded", "job_lost")]
-            assert final == [f"job_{record['state']}"], events
-            assert afterwards == record["state"]
-            assert events.count("attempt_ended") == len(record["attempts"]) <= 1
-            ended_by = {"cancelled": "cancel", "failed": "program"}[record["state"]]
-            assert record["ended_by"] == ended_by
-            assert record["exit_code"] == 7 or record["state"] == "cancelled"
-    assert not worker_of(shared)["leases"]
 
 
 # Timeout --------------------------------------------------------------------------------------------------------------

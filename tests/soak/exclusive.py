@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpulayer.testing.distribution import install_plugin
-from tests.e2e.kills.conftest import KeptWorker, Scene, processes_of, read
+from tests.e2e.kills.scene import KeptWorker, Scene, processes_of, read
 from tests.soak.frame import Proof, Say, Tally
 from tests.together import kill_together, stop_together
 

@@ -154,7 +154,6 @@ def table(rows: Sequence[Row], *, scale: float, seed: int) -> str:
     lines.append("-" * WIDTH)
     done = [row.tally for row in rows if row.tally is not None]
     violations = [violation for tally in done for violation in tally.violations]
-    mutants = [tally.mutants for tally in done if tally.mutants is not None]
     lines.append(
         _line(
             "",
@@ -162,7 +161,7 @@ def table(rows: Sequence[Row], *, scale: float, seed: int) -> str:
             "",  # several rows may tell of the same runs
             "",
             f"{len(violations):,}",
-            _share(_summed(mutants)) if mutants else "",
+            "",
             _time(sum(row.seconds for row in rows)),
         )
     )
@@ -185,10 +184,6 @@ def _line(number: str, text: str, runs: str, faults: str, violations: str, mutan
     return f"{number:>2}  {text:<46.46} {runs:>8} {faults:>14} {violations:>10} {mutants:>7} {seconds:>6}".rstrip()
 
 
-def _summed(shares: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum(caught for caught, _ in shares), sum(planted for _, planted in shares)
-
-
 def _share(mutants: tuple[int, int]) -> str:
     return f"{mutants[0]}/{mutants[1]}"
 
@@ -196,7 +191,9 @@ def _share(mutants: tuple[int, int]) -> str:
 def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5940 else f"{seconds / 3600:.1f} h"
+    if seconds < 5940:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 359_000 else f"{seconds / 3600:.0f} h"
 
 
 def _indented(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Promises 2, 3, 4, 10 and 14 in the simulated world: the same worlds serve all but the last.
+"""What the simulated world proves: the same worlds serve all promises but the last, which has planted faults in them.
 
 A world's rules are all checked in each run; what breaks is counted in the row of the promise that it belongs to.
 """
@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 from gpulayer.testing.sim import run
@@ -18,18 +19,31 @@ from tests.soak.frame import Proof, Say, Tally
 
 WORLDS: Final = 10_000
 SEEDS_A_MUTANT: Final = 1_000  # within so many it must be found
+OTHERS: Final = (2, 3, 4, 6, 8, 10, 13)
+SAMPLE: Final = 10
+MATRIX: Final = Path(".cache/mutants.txt")
 AT_A_TIME: Final = 20  # seeds a task, some seconds
 
 Task = TypeVar("Task")
 Found = TypeVar("Found")
 
-# Which promise a broken rule belongs to, by a part of what it says; what is in no list counts as 4, where most are.
+# Which promise a broken rule belongs to, by a part of what it says; what is not here counts as 4, where most are.
 _RULES: Final = {
+    "was acknowledged": 1,
+    "were ever answered": 1,
     "starts on a device": 2,
     "cores are in use": 2,
+    "left: ": 2,
     "exclusive job": 3,
     "does not hold its lease": 3,
+    "was accepted": 3,
     "counts as given back": 3,
+    "too long, alone": 3,
+    "was given up on": 6,
+    "was cancelled": 8,
+    "is taken for lost": 10,
+    "never finished": 13,
+    "when all is over": 13,
 }
 
 
@@ -46,6 +60,16 @@ class Worlds:
     broken: tuple[Broken, ...]
 
 
+@dataclass(frozen=True)
+class Search:
+    """Of a mutant. ``seed``: the first one at which it was noticed."""
+
+    name: str
+    tried: int
+    seed: int | None
+    how: str
+
+
 def try_seeds(seeds: range) -> Worlds:
     """Run them all, here; a broken one is no reason to stop."""
     faults, broken = 0, []
@@ -59,59 +83,84 @@ def try_seeds(seeds: range) -> Worlds:
     return Worlds(len(seeds), faults, tuple(broken))
 
 
-def find_mutant(task: tuple[str, range]) -> tuple[str, int | None]:
-    """(name, first seed at which it is noticed)."""
+def find_mutant(task: tuple[str, range]) -> Search:
+    """Until it is noticed; how is a sentence."""
     name, seeds = task
     with planted(name):
         for seed in seeds:
             try:
                 run(seed)
-            except Exception:  # a mutant may break anything
-                return name, seed
-    return name, None
+            except Exception as error:  # a mutant may break anything
+                return Search(name, seed - seeds.start + 1, seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+    return Search(name, len(seeds), None, "")
 
 
 def _promise_of(text: str) -> int:
     return next((promise for part, promise in _RULES.items() if part in text), 4)
 
 
-class _Worlds:
-    """Four proofs are of the same worlds: the first one asks for them, the others find them done."""
+class _Simulation:
+    """Several proofs are of the same worlds and the same mutants: the first one asks for them, the others find them."""
 
     def __init__(self) -> None:
-        self._done: dict[tuple[int, int], Worlds] = {}
+        self._worlds: dict[tuple[int, int], Worlds] = {}
+        self._searches: dict[tuple[int, int], list[Search]] = {}
 
     def prove(self, runs: int, *, seed: int, say: Say, promise: int) -> Tally:
-        if (runs, seed) not in self._done:
-            self._done[(runs, seed)] = self._all(runs, seed, say)
-        worlds = self._done[(runs, seed)]
-        return Tally(worlds.runs, worlds.faults, [one.text for one in worlds.broken if one.promise == promise])
+        """One promise in all worlds, and the mutants that break it. (CI has its own sample of those, in tests/sim.)"""
+        worlds = self._worlds.get((runs, seed)) or self._play(runs, seed, say)
+        tally = Tally(worlds.runs, worlds.faults, [one.text for one in worlds.broken if one.promise == promise])
+        if runs > SAMPLE:
+            found = [one for one in self.searches(_within(runs), seed, say) if MUTANTS[one.name].promise == promise]
+            tally.mutants = (sum(one.seed is not None for one in found), len(found)) if found else None
+        return tally
 
-    @staticmethod
-    def _all(runs: int, seed: int, say: Say) -> Worlds:
-        first = seed * 1_000_000  # CI has those from 0 on
-        tasks = [range(at, min(at + AT_A_TIME, first + runs)) for at in range(first, first + runs, AT_A_TIME)]
-        done: list[Worlds] = []
+    def prove_mutants(self, runs: int, *, seed: int, say: Say) -> Tally:
+        """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to.
+
+        Which was noticed where, and how, is written to ``MATRIX``.
+        """
+        searches = self.searches(runs, seed, say)
+        MATRIX.parent.mkdir(exist_ok=True)
+        MATRIX.write_text("".join(f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in searches))
+        missed = [f"{one.name} was not noticed in {one.tried:,} worlds" for one in searches if one.seed is None]
+        return Tally(
+            sum(one.tried for one in searches),
+            len(searches),
+            missed if runs >= SEEDS_A_MUTANT else [],
+            (len(searches) - len(missed), len(searches)),
+        )
+
+    def searches(self, runs: int, seed: int, say: Say) -> list[Search]:
+        """All mutants, by name."""
+        known = self._searches.get((runs, seed))
+        if known is not None:
+            return known
+        seeds, done = _seeds(runs, seed), []
+        for one in spread(find_mutant, [(name, seeds) for name in MUTANTS]):
+            done.append(one)
+            say(f"{len(done)} of {len(MUTANTS)} mutants, the last was {one.name}")
+        self._searches[runs, seed] = sorted(done, key=lambda one: one.name)
+        return self._searches[runs, seed]
+
+    def _play(self, runs: int, seed: int, say: Say) -> Worlds:
+        seeds, done = _seeds(runs, seed), []
+        tasks = [seeds[at : at + AT_A_TIME] for at in range(0, runs, AT_A_TIME)]
         for worlds in spread(try_seeds, tasks):
             done.append(worlds)
             say(f"{sum(one.runs for one in done):,} of {runs:,} worlds")
         broken = tuple(one for worlds in done for one in worlds.broken)
-        return Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
+        self._worlds[runs, seed] = Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
+        return self._worlds[runs, seed]
 
 
-def prove_mutants(runs: int, *, seed: int, say: Say) -> Tally:
-    """``runs``: how many worlds there are to find each in. Not to be found is a violation only of the full number.
+def _seeds(runs: int, seed: int) -> range:
+    return range(seed * 1_000_000, seed * 1_000_000 + runs)  # CI has those from 0 on
 
-    CI has its own small sample, in tests/sim.
-    """
-    seeds = range(seed * 1_000_000, seed * 1_000_000 + runs)
-    missed, tried, names = [], 0, list(MUTANTS)
-    for number, (name, found) in enumerate(spread(find_mutant, [(name, seeds) for name in names])):
-        tried += len(seeds) if found is None else found - seeds.start + 1
-        if found is None:
-            missed.append(f"{name} was not noticed in {len(seeds):,} worlds from {seeds.start:,} on")
-        say(f"{number + 1} of {len(names)} mutants, the last was {name}")
-    return Tally(tried, len(names), missed if runs >= SEEDS_A_MUTANT else [], (len(names) - len(missed), len(names)))
+
+def _within(runs: int) -> int:
+    """So that a promise's own mutants are those of promise 14 at the same scale."""
+    return max(1, round(runs * SEEDS_A_MUTANT / WORLDS))
 
 
 def spread(what: Callable[[Task], Found], tasks: Iterable[Task]) -> Iterator[Found]:
@@ -138,17 +187,15 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-_WORLDS: Final = _Worlds()
+_SIMULATION: Final = _Simulation()
 
 
 def _of(promise: int) -> Callable[..., Tally]:
-    return functools.partial(_WORLDS.prove, promise=promise)
+    return functools.partial(_SIMULATION.prove, promise=promise)
 
 
 PROOFS: Final = [
-    Proof(2, "simulated fleets, rules after every step", _of(2), 10, WORLDS),
-    Proof(3, "the same fleets", _of(3), 10, WORLDS),
-    Proof(4, "the same; all messages lost, doubled, late", _of(4), 10, WORLDS),
-    Proof(10, "the same fleets", _of(10), 10, WORLDS),
-    Proof(14, "planted faults of the product's code", prove_mutants, 0, SEEDS_A_MUTANT, silence_s=1800),
+    Proof(1, "simulated fleets, rules after every step", _of(1), SAMPLE, WORLDS, silence_s=1800),
+    *(Proof(promise, "the same fleets", _of(promise), SAMPLE, WORLDS, silence_s=1800) for promise in OTHERS),
+    Proof(14, "planted faults of the product's code", _SIMULATION.prove_mutants, 0, SEEDS_A_MUTANT, silence_s=1800),
 ]

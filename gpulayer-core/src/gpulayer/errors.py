@@ -24,6 +24,7 @@ __all__ = [
     "NoWorkerFits",
     "NotFound",
     "NotSupported",
+    "Overloaded",
     "PluginFault",
     "PluginResting",
     "ProtocolError",
@@ -159,6 +160,14 @@ class StorageUnavailable(GpulayerError):
     """The control plane can't write durably now; it is read-only until a probe write succeeds (503)."""
 
     code = "storage_unavailable"
+    blame = Blame.INFRASTRUCTURE
+
+
+class Overloaded(GpulayerError):
+    """The control plane has more to do than it can, and took nothing of this request: the same may come again after
+    ``details["retry_after_s"]`` (503)."""
+
+    code = "overloaded"
     blame = Blame.INFRASTRUCTURE
 
 

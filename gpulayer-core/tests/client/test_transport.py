@@ -7,14 +7,23 @@ import pytest
 from typing_extensions import is_typeddict
 
 from gpulayer.client import calls, connect
-from gpulayer.client.connect import Settings
+from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.endpoints import ENDPOINTS
-from gpulayer.client.location import Local, Location
+from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import StreamBroken, Transport
-from gpulayer.errors import GpulayerError, NotFound, ProtocolError, StorageUnavailable, Unauthenticated, Unreachable
+from gpulayer.errors import (
+    GpulayerError,
+    NotFound,
+    Overloaded,
+    ProtocolError,
+    StorageUnavailable,
+    Unauthenticated,
+    Unreachable,
+)
 from gpulayer.protocol.retry import Repeatable
 
 DIGEST = "ab" * 32
+TOKEN = "glc_" + "a" * 12 + "_secret"
 
 
 def example_calls(tmp_path):
@@ -23,6 +32,7 @@ def example_calls(tmp_path):
     return {
         "get_plane": calls.get_plane(),
         "shutdown_plane": calls.shutdown_plane(keep_worker=True),
+        "make_backup": calls.make_backup(logs=False),
         "create_token": calls.create_token(name="box", max_uses=2, labels={"a": "b"}, max_devices=0, expires_in_s=60),
         "list_tokens": calls.list_tokens(),
         "revoke_token": calls.revoke_token("a/b", all_of_name=True),
@@ -140,6 +150,47 @@ def test_not_now_for_too_long_raises_what_was_said(plane, parts, shell):
         shell(plane.url, retry_for_s=0.0).send(calls.get_plane())
 
 
+def test_a_busy_control_plane_is_waited_for_as_long_as_it_asks_and_not_for_ever(plane, parts, shell):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    busy = parts.error(503, "overloaded", "the control plane is busy", headers={"Retry-After": "3"})
+    plane.on("GET", "/v1/plane", [busy] * 6 + [parts.plane()])
+    patient = shell(plane.url, retry_for_s=3.0, sleep=sleep, monotonic=lambda: now[0])
+    assert patient.send(calls.get_plane())["version"] == "0.1.0"
+    waits = [seconds for seconds in slept if seconds]
+    assert len(waits) == 6
+    assert all(3 <= seconds <= 4.5 for seconds in waits)
+
+    plane.on("GET", "/v1/plane", busy)
+    with pytest.raises(Overloaded, match="busy"):
+        patient.send(calls.get_plane())
+    assert now[0] < 180, "it has an end"
+
+
+def test_whoever_wants_no_patience_hears_at_once_that_the_control_plane_is_busy(plane, parts, shell):
+    plane.on("GET", "/v1/plane", parts.error(503, "overloaded", "busy", headers={"Retry-After": "3"}))
+    with pytest.raises(Overloaded):
+        shell(plane.url, retry_for_s=0.0).send(calls.get_plane())
+    assert len(plane.asked) == 1
+
+
+def test_a_terminal_is_told_that_the_control_plane_is_busy_and_when_it_is_asked_again(plane, parts):
+    said, lost = [], []
+    busy = parts.error(503, "overloaded", "busy", headers={"Retry-After": "3"})
+    plane.on("GET", "/v1/plane", [busy, parts.plane()])
+    where = Configured(Location.of(plane.url, TOKEN))
+    settings = Settings(where=where, environment={}, version="0", client="test")
+    with open_transport(settings, say=said.append) as transport:
+        transport._sleep = transport.waiting = lost.append
+        transport.send(calls.get_plane())
+    assert [text.rstrip("345 s") for text in said] == ["the control plane is busy; trying again in"]
+    assert [type(each) for each in lost] == [float], "it slept, and spoke of no loss"
+
+
 def test_a_control_plane_that_says_that_it_is_starting_is_waited_for_beyond_the_usual_patience(plane, parts, shell):
     now = [0.0]
 
@@ -255,3 +306,7 @@ def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_mom
 def test_an_address_that_can_not_be_used_is_refused_before_anything_is_sent(url, words):
     with pytest.raises(GpulayerError, match=words):
         Location.of(url, "t")
+
+
+def test_more_jobs_than_a_page_holds_are_asked_for_a_page_at_a_time():
+    assert "limit=500" in calls.list_jobs(limit=1000).target

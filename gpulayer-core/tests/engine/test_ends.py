@@ -1,13 +1,17 @@
 """Each way to end, through the engine: state, reason, blame, whether it runs again, and the command's exit code."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpulayer.cli.exits import exit_for_job
 from gpulayer.engine.events import CancelRequested, NodePhase, NodeReport
 from gpulayer.errors import Blame
-from gpulayer.ids import JobId
+from gpulayer.ids import Digest, JobId
 from gpulayer.spec.job import JobState, RetryOn
+from gpulayer.spec.machine import DeviceState
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
+from gpulayer.spec.request import Accelerator, Request
 
 USER, CAPACITY, INFRASTRUCTURE = Blame.USER, Blame.CAPACITY, Blame.INFRASTRUCTURE
 NEVER, ALWAYS, IF_ANY = (False, False), (True, True), (False, True)
@@ -171,3 +175,27 @@ def test_an_end_that_was_told_late_has_the_time_at_which_it_was(plane):
     plane.end("w1", epoch, ran_ms=5_000)
     image = plane.job()
     assert image.ended_wall_ms - image.started_wall_ms == 5_000
+
+
+def test_a_job_whose_device_somebody_else_took_before_the_start_waits_for_another_and_loses_no_retry(plane):
+    """Also at most once: it has not run. What its worker is like travels with the same report."""
+    plane.join("w1", gpus=1)
+    plane.submit(retries=0, request=Request(accelerators=(Accelerator.CUDA,), devices=1))
+    worker = plane.state.workers["w1"]
+    facts = replace(
+        worker.facts, devices=(replace(worker.facts.devices[0], state=DeviceState.BUSY, reason="python computes"),)
+    )
+    outcome = Outcome(EndedBy.DRIFT, evidence="device 0 is busy", blame=Blame.INFRASTRUCTURE)
+    report = NodeReport(plane.epoch(), 0, NodePhase.ENDED, outcome)
+    plane.report("w1", report, facts=facts, facts_digest=Digest("d" * 64))
+    assert plane.job().state is JobState.QUEUED
+    task = plane.state.jobs["j1"].tasks[0]
+    assert (task.epoch, task.failures, task.attempts) == (None, 0, 1)
+    plane.report("w1", facts=worker_facts(facts, DeviceState.USABLE), facts_digest=Digest("e" * 64))
+    epoch = plane.run("w1")
+    plane.end("w1", epoch, EndedBy.DRIFT, exit_code=None)
+    assert plane.job().state is JobState.FAILED, "once it has run, it is an end like others"
+
+
+def worker_facts(facts, state):
+    return replace(facts, devices=(replace(facts.devices[0], state=state, reason=""),))

@@ -83,3 +83,14 @@ def test_when_the_other_worker_goes_it_takes_what_there_is(plane, leaves):
         assert worker.state == "silent"
         plane.report("w1")
     assert place(plane) == "w1"
+
+
+def test_what_keeps_away_from_a_full_disk_keeps_nobody_else_away_who_goes_before_it(plane):
+    plane.join("w1", cpus=1)
+    plane.submit("j1", retries=5)
+    plane.join("w2", cpus=1)
+    plane.submit("j2")
+    fill(plane, "w1")
+    assert plane.job("j1").state is JobState.QUEUED  # it waits for w2
+    plane.submit("j3", priority=5)
+    assert place(plane, "j3") == "w1"

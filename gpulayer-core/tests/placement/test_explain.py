@@ -85,6 +85,41 @@ def test_an_unhealthy_device_is_named_with_its_reason():
     assert "Xid 79" in reason.message
 
 
+ANN = "python (pid 4711, user ann) computes on it"
+TAKEN = machine(gpu(0, state=DeviceState.BUSY, reason=ANN), gpu(1))
+
+
+def view_of(facts, *, leased=()):
+    free = usable_capacity(facts)
+    free = Free(free.cpus, free.memory_bytes, free.devices - set(leased), free.resources)
+    holders = tuple((uuid, JobId("7f3a")) for uuid in leased)
+    return WorkerView(WorkerId("w1"), "box", WorkerState.READY, facts, free, holders=holders)
+
+
+def test_what_a_stranger_computes_on_is_waited_for_and_named_and_never_lent():
+    request = Request(accelerators=CUDA, devices=2)
+    assert is_eligible(request, TAKEN)
+    assert allocate(request, WorkerId("w1"), TAKEN, usable_capacity(TAKEN)) is None
+    (verdict,) = explain(request, [view_of(TAKEN)])
+    assert verdict.kind is VerdictKind.BUSY
+    assert [reason.code for reason in verdict.reasons] == [ReasonCode.DEVICES_BUSY]
+    assert verdict.reasons[0].message == f"1 of 2 devices free; device 0 is busy: {ANN}"
+    one = allocate(Request(accelerators=CUDA, devices=1), WorkerId("w1"), TAKEN, usable_capacity(TAKEN))
+    assert one is not None
+    assert one.devices == ("GPU-1",)
+    (verdict,) = explain(Request(accelerators=CUDA, devices=1), [view_of(TAKEN, leased=("GPU-1",))])
+    assert "(job 7f3a uses the rest); device 0 is busy" in verdict.reasons[0].message
+
+
+def test_what_programs_that_draw_have_of_a_device_is_not_there_for_jobs():
+    desktop = machine(gpu(0, memory_taken_bytes=GB))
+    asked = Request(accelerators=CUDA, devices=1, device_memory_bytes=24 * GB)
+    (reason,) = why_ineligible(asked, desktop)
+    assert (reason.code, reason.message) == (ReasonCode.DEVICE_MEMORY, "largest is 23 GB")
+    assert [change.flag for change in smallest_change(asked, desktop, name="box")] == ["--device-memory 23GB"]
+    assert is_eligible(replace(asked, device_memory_bytes=23 * GB), desktop)
+
+
 def test_an_unusable_framework_gives_its_own_words():
     facts = machine(gpu(0), frameworks=(torch(usable=False, reason="a CPU build: torch.cuda cannot run"),))
     request = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch"),))

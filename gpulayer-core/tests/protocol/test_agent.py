@@ -11,6 +11,7 @@ from gpulayer.protocol.messages import (
     AbandonStage,
     Admit,
     AttemptsVoided,
+    CallOff,
     CollectOutputs,
     CommandsReceived,
     DrainLog,
@@ -267,9 +268,33 @@ def test_a_stop_while_staging_ends_without_starting():
 def test_a_stop_while_the_program_is_being_started_is_carried_out_once_it_runs():
     agent = Agent()
     agent.assign()
-    assert agent.stop() == [Journal(KEY, Progress(Phase.SPAWNING, stop=EndedBy.CANCEL))]
+    assert agent.stop() == [Journal(KEY, Progress(Phase.SPAWNING, stop=EndedBy.CANCEL)), CallOff(KEY)]
     assert agent.send(Spawned(KEY))[-1] == SignalTree(KEY)
     assert agent.state.held[KEY].kill_at_ms == 1000
+
+
+@pytest.mark.parametrize("later", [SpawnPutOff(KEY), SpawnFailed(KEY, None, "nothing ran"), Spawned(KEY)])
+def test_a_stop_while_the_program_is_being_started_is_never_lost(later):
+    agent = Agent()
+    agent.assign()
+    agent.stop()
+    assert agent.stop() == [], "the second asks for nothing new"
+    agent.send(later)
+    if isinstance(later, Spawned):
+        agent.finish(ProcessExited(KEY, signal=15))
+        assert agent.reports[-1].items[0].outcome.ended_by is EndedBy.CANCEL
+    else:
+        assert agent.state.held[KEY].outcome.ended_by is EndedBy.CANCEL
+        assert agent.state.held[KEY].outcome.exit_code is None
+
+
+def test_a_restart_ends_what_was_stopped_while_it_was_being_started_unless_it_runs():
+    stopped = Progress(Phase.SPAWNING, stop=EndedBy.CANCEL)
+    agent, actions = recovered(stopped)
+    assert [type(action) for action in actions] == [Journal]
+    assert (agent.state.held[KEY].phase, agent.state.held[KEY].outcome.ended_by) == (Phase.ENDED, EndedBy.CANCEL)
+    agent, actions = recovered(stopped, is_running=True)
+    assert actions[-1] == SignalTree(KEY)
 
 
 def test_a_start_that_is_put_off_waits_like_what_has_not_begun_and_is_made_when_it_may_be():
@@ -515,7 +540,7 @@ def test_void_while_staging_and_while_starting():
     assert agent.send(AttemptsVoided((KEY.epoch,))) == [Forget(KEY)]
     agent = Agent()
     agent.assign()
-    assert agent.send(AttemptsVoided((KEY.epoch,))) == []
+    assert agent.send(AttemptsVoided((KEY.epoch,))) == [CallOff(KEY)]
     assert agent.send(Spawned(KEY))[-1] == KillTree(KEY)
     assert agent.send(ProcessExited(KEY, signal=9)) == [Forget(KEY)]
     agent = Agent()
@@ -758,6 +783,18 @@ def test_an_exclusive_job_is_to_be_ended_by_the_spawner_unless_answered_reports_
     agent.settle()
     agent.send(Ticked(), at=10_000)
     assert Extend(KEY, 39_000) in agent.answer()
+
+
+@pytest.mark.parametrize(("job", "is_late_ms"), [(replace(SOURCED, exclusive=True), 19_000), (SOURCED, 3_600_000)])
+def test_what_was_staged_while_the_agent_stood_still_for_too_long_ends_instead_of_starting(job, is_late_ms):
+    """It was stopped, or the machine slept: what it finds first on going on is that the files are there."""
+    for at in (is_late_ms - 1, is_late_ms):
+        agent = Agent()
+        agent.assign(job)
+        starts = [action for action in agent.send(Staged(KEY), at=at) if isinstance(action, Spawn)]
+        assert len(starts) == (at < is_late_ms)
+    agent.send(Ticked(), at=max(is_late_ms, 30_000))  # an exclusive one waits for contact while its lease stands
+    assert agent.state.held[KEY].outcome.ended_by is EndedBy.WORKER_LOST
 
 
 def test_an_assignment_that_crossed_a_lapsed_lease_is_not_started():

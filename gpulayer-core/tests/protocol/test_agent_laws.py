@@ -12,6 +12,7 @@ from gpulayer.protocol.agent import AgentState, next_wake_ms, step
 from gpulayer.protocol.messages import (
     Admit,
     AttemptsVoided,
+    CallOff,
     CollectOutputs,
     CommandsReceived,
     DiskFilled,
@@ -146,7 +147,7 @@ class LossyWorld(RuleBasedStateMachine):
                 self.wanted = [one for one in self.wanted if getattr(one, "key", None) != key]
             case Finish():
                 raise AssertionError("nobody asked the worker to stop")
-            case Stage() | KillTree():
+            case Stage() | KillTree() | CallOff():
                 self.wanted.append(action)
             case FollowLog():
                 pass
@@ -242,6 +243,13 @@ class LossyWorld(RuleBasedStateMachine):
                 else:
                     self.unstartable.add(key)
                     self.send(SpawnFailed(key, 127, "no"))
+            case CallOff(key):
+                asked = [one for one in self.wanted if isinstance(one, Spawn) and one.assignment.key == key]
+                self.wanted = [one for one in self.wanted if one not in asked]
+                if asked and key not in self.disk.programs:
+                    self.send(SpawnPutOff(key))
+                elif asked:
+                    self.send(Spawned(key))
             case SignalTree(key):
                 self.disk.programs[key].terms += 1
                 self.send(TreeSignalled(key))

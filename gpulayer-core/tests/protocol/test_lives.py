@@ -24,12 +24,13 @@ from gpulayer.protocol.messages import (
     SignalTree,
     Spawn,
     Spawned,
+    Stage,
     Stop,
     StopAllRequested,
     Ticked,
 )
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.outcome import EndedBy, Outcome
 
 HOUR_MS = 3_600_000
 KEY = NodeKey(Epoch(7), 0)
@@ -113,6 +114,52 @@ def test_an_agent_that_started_anew_tells_the_time_again_and_one_that_was_not_he
     assert extends(agent.hear(at=20_000)) == [told + 20_000]
     agent.take(ExtendFailed(NodeKey(Epoch(99), 0)))
     assert extends(agent.hear(at=30_000)) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGING, Phase.SPAWNING])
+def test_what_seems_not_to_have_begun_is_not_begun_once_its_machine_was_restarted(phase):
+    node = RecoveredNode(JOB, Progress(phase))
+    agent = Agent()
+    agent.state = AgentState()
+    actions = agent.take(Recovered(2, (node,), has_rebooted=True)) + agent.hear()
+    assert not any(isinstance(action, Spawn | Stage) for action in actions)
+    assert agent.outcome().ended_by is EndedBy.WORKER_LOST
+    assert agent.outcome().evidence == "its machine was restarted, and whether it had begun is not known"
+    assert agent.state.held == {}
+
+
+def test_what_ran_when_its_machine_was_restarted_is_lost_and_what_had_ended_has_ended():
+    ran = RecoveredNode(JOB, Progress(Phase.RUNNING, started_ms=5))
+    ended = RecoveredNode(
+        replace(JOB, key=NodeKey(Epoch(8), 0)), Progress(Phase.ENDED, outcome=Outcome(EndedBy.PROGRAM, exit_code=0))
+    )
+    agent = Agent()
+    agent.state = AgentState()
+    agent.take(Recovered(2, (ran, ended), has_rebooted=True))
+    agent.take(LogDrained(KEY))
+    agent.hear()
+    assert agent.outcome().ended_by is EndedBy.WORKER_LOST
+    assert agent.outcome(NodeKey(Epoch(8), 0)) == Outcome(EndedBy.PROGRAM, exit_code=0)
+
+
+def test_an_exclusive_job_that_would_be_ended_at_once_waits_for_contact():
+    agent = Agent()
+    job = replace(JOB, exclusive=True, grace_ms=10_000)
+    actions = agent.take(CommandsReceived(20_000, (job,)), at=25_000)  # its 19 s are over, the lease is not
+    assert not any(isinstance(action, Spawn) for action in actions)
+    assert agent.state.held[KEY].stop is None
+    assert [action.kill_by_ms for action in agent.hear() if isinstance(action, Spawn)] == [25_000 + 29_000]
+
+
+def test_an_exclusive_job_that_has_not_begun_ends_when_it_may_be_lent_to_another():
+    agent = Agent()
+    job = replace(JOB, exclusive=True, grace_ms=10_000)
+    agent.take(CommandsReceived(20_000, (job,)), at=25_000)
+    agent.take(Ticked(), at=29_999)
+    assert agent.state.held[KEY].stop is None
+    actions = agent.take(Ticked(), at=30_000)
+    assert not any(isinstance(action, Spawn) for action in actions)
+    assert agent.state.held[KEY].stop is EndedBy.WORKER_LOST
 
 
 def test_an_end_by_the_clock_is_a_lost_worker_with_the_time_as_evidence():

@@ -47,6 +47,14 @@ def test_retry_after_is_the_least_wait():
     assert next_try_ms(failure, repeatable=Repeatable.ONCE, tries=1, random=0.0) == 4000
 
 
+def test_those_who_were_told_the_same_time_do_not_come_back_in_step():
+    failure = Failure(ANSWERED, 503, retry_after_ms=4000)
+    waits = [next_try_ms(failure, repeatable=Repeatable.ONCE, tries=1, random=number / 10) for number in range(10)]
+    assert len(set(waits)) == 10
+    assert min(waits) == 4000
+    assert max(waits) < 6000
+
+
 def test_no_try_begins_after_the_deadline():
     failure = Failure(ANSWERED, 503, retry_after_ms=4000)
     assert next_try_ms(failure, repeatable=Repeatable.SAFE, tries=1, random=0.0, left_ms=4000) is None

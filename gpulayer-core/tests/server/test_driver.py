@@ -299,12 +299,30 @@ def test_a_heartbeat_goes_ahead_between_what_has_become_due_at_once_and_what_it_
             await driver.submit(*(joins(box) for box in boxes))
             await driver.submit(*(beats(box, 1) for box in boxes))
             clock.advance(60_000)
+            driver.poke()
             await driver.submit(beats(boxes[-1], 2))
             silent = {WorkerState.SILENT: 199, WorkerState.READY: 1}
             while await driver.read(lambda state: Counter(one.state for one in state.workers.values())) != silent:
                 await asyncio.sleep(0.01)
         rows = [row for batch in committer.batches for row in batch.events if row.kind == "worker_went_silent"]
         assert [row.worker for row in rows] == boxes[:-1]
+
+    asyncio.run(main())
+
+
+def test_a_driver_that_was_stopped_takes_nobody_for_silent_when_it_goes_on(committer) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with driving(committer, clock=clock) as driver:
+            await driver.submit(join)
+            await driver.submit(heartbeat(1))
+            clock.advance(3_600_000)  # nobody looked meanwhile: it was stopped, or its machine slept
+            await driver.submit(lambda at: CancelRequested(at, JobId("f" * 16)))
+            assert await driver.read(lambda state: state.workers[BOX].state) is WorkerState.READY
+            clock.advance(33_500)  # and from then on silence counts as ever
+            driver.poke()
+            while await driver.read(lambda state: state.workers[BOX].state) is not WorkerState.SILENT:
+                await asyncio.sleep(0.01)
 
     asyncio.run(main())
 

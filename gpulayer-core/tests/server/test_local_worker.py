@@ -25,7 +25,7 @@ lock = os.open(folder + "/agent.lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
 os.write(lock, str(os.getpid()).encode())
 state = StateDir(folder + "/spawner")
-subprocess.run(spawner_command(state.path, python=sys.executable), check=True)
+subprocess.run(spawner_command(state.path, python=sys.executable), check=False)
 stream = state.connect()
 program = ("sh", "-c", "(setsid sleep 601 &) ; echo up; exec sleep 600")
 paths = {"log_path": folder + "/log", "exit_path": folder + "/exit"}
@@ -167,3 +167,61 @@ def test_a_worker_that_can_not_be_started_again_for_now_ends_nothing(tmp_path, m
     now[0] += 100
     worker.look_after()
     assert worker._process.wait(DEADLINE_S) == 0
+
+
+def test_a_worker_that_hangs_is_started_again_after_a_minute_and_its_jobs_go_on(scene, monkeypatch, caplog):
+    scene = scene()
+    now = [1000.0]
+    monkeypatch.setattr("gpulayer.server.local_worker.time", Frozen(now))
+    worker, before = scene.worker, scene.running()
+
+    def looks(heard, seconds):
+        for _ in range(seconds):
+            now[0] += 1
+            worker.look_after(heard)
+
+    os.kill(scene.agent, signal.SIGSTOP)
+    looks(0, 600)  # it has not been heard of since its start: its plugins may take their time
+    looks(1, 59)
+    looks(2, 50)
+    now[0] += 3600  # the machine slept, or this process was stopped: that is one turn
+    worker.look_after(2)
+    assert not caplog.text
+    assert is_alive(scene.agent)
+    looks(2, 60)
+    assert f"the worker (process {scene.agent}) hangs: nothing was heard of it for 6" in caplog.text
+    scene.until(lambda: not is_alive(scene.agent))
+    looks(2, 3)
+    scene.until(lambda: (scene.folder / "agent.lock").read_text().startswith(str(worker._process.pid)))
+    assert scene.running() == before, "what it ran goes on"
+    assert caplog.text.count("hangs") == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    scene.until(worker.end_step)
+    scene.until(scene.is_over)
+
+
+def test_a_worker_that_hung_before_this_control_plane_was_started_is_noticed_too(scene, monkeypatch):
+    scene = scene()
+    now = [1000.0]
+    monkeypatch.setattr("gpulayer.server.local_worker.time", Frozen(now))
+    heir = LocalWorker(("false",), scene.folder, environment=os.environ, agent_s=0.3, spawner_s=10.0)
+    heir.start()
+    os.kill(scene.agent, signal.SIGSTOP)
+    for _ in range(60):
+        now[0] += 1
+        heir.look_after(0)
+    scene.until(lambda: not is_alive(scene.agent))
+    monkeypatch.undo()
+    scene.until(scene.worker.end_step)
+    scene.until(scene.is_over)
+
+
+class Frozen:
+    """``time`` with a clock that the test moves."""
+
+    def __init__(self, now):
+        self._now = now
+
+    def monotonic(self):
+        return self._now[0]

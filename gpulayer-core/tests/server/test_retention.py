@@ -7,8 +7,8 @@ import pytest
 from gpulayer.clock import ManualClock
 from gpulayer.errors import StorageUnavailable
 from gpulayer.server.lastuse import save_uses
-from gpulayer.server.retention import keep_sweeping, sweep, sweep_tokens
-from gpulayer.server.store import Side, reads
+from gpulayer.server.retention import keep_sweeping, sweep, sweep_events, sweep_tokens
+from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Side, log, reads
 from gpulayer.server.tokens import TokenKind, parse_token
 
 DAY_MS = 86_400_000
@@ -182,3 +182,123 @@ def test_a_served_plane_forgets_tokens_by_itself_whatever_becomes_of_the_logs(st
 
     plane.call(sweep_until_gone)
     assert ended not in _stored(plane)
+
+
+def _swept(plane) -> int:
+    return plane.call(lambda: sweep_events(plane.plane))
+
+
+def _back(worker) -> None:
+    worker.open_session()
+    worker.report()
+
+
+def _log(plane) -> list:
+    async def rows():
+        read = log.read_log
+        return (await plane.plane.query(read, after=0, limit=5_000, kinds={"worker_reported"}, leaving="}")).rows
+
+    return list(plane.call(rows))
+
+
+def _facts(plane) -> set[str]:
+    with plane.plane.store.reading() as connection:
+        return set(connection.exec_driver_sql("SELECT digest FROM facts").scalars())
+
+
+def test_events_are_forgotten_after_30_days_and_numbers_go_on(start, clock) -> None:
+    plane = start()
+    worker = plane.worker()
+    worker.report()
+    old = _ended_job(plane, worker)
+    clock.advance(20 * DAY_MS)
+    assert _swept(plane) == 0
+    _back(worker)
+    before = _log(plane)[-1].seq
+    clock.advance(1_000)
+    young = _ended_job(plane, worker)
+    clock.advance(30 * DAY_MS - 500)
+    assert _swept(plane) == before
+    assert _log(plane)[0].seq == before + 1
+    events = plane.http.get(f"/v1/jobs/{old}/events").json()
+    assert (events["events"], events["next"]) == ([], 0)
+    assert plane.job(old)["state"] == "succeeded"
+    assert plane.http.get(f"/v1/jobs/{young}/events").json()["events"][0]["event"] == "job_submitted"
+    newest = _log(plane)[-1].seq
+    clock.advance(90 * DAY_MS)
+    _swept(plane)
+    assert [row.seq for row in _log(plane)] == [newest]  # numbers are never given out again
+    plane.submit()
+    assert _log(plane)[1].seq == newest + 1
+    assert _swept(plane) == newest
+
+
+def test_facts_stay_while_an_event_or_a_worker_names_them(start, clock) -> None:
+    plane = start()
+    worker = plane.worker()
+    worker.report(facts={**worker.facts, "cpus": 8})
+    assert len(_facts(plane)) == 2
+    clock.advance(31 * DAY_MS)
+    worker.open_session()
+    worker.report(facts={**worker.facts, "cpus": 16})
+    assert len(_facts(plane)) == 3
+    _swept(plane)
+    left = _facts(plane)
+    assert len(left) == 1  # the worker's own, and its last row names them too
+    worker.report(facts={**worker.facts, "cpus": 8})
+    assert len(_facts(plane)) == 2
+    plane.stop()
+    plane.start()
+    assert {row["cpus"] for row in plane.http.get("/v1/workers").json()["workers"]} == {8}
+
+
+def test_an_event_that_a_sink_was_not_told_stays_for_as_long_again(start, clock) -> None:
+    plane = start()
+    worker = plane.worker()
+    worker.report()
+    _ended_job(plane, worker)
+    rows = _log(plane)
+    told = rows[1].seq
+    plane.call(lambda: plane.plane.driver.submit(side=Side(sink_cursors=(("gone/sink", told),))))
+    clock.advance(31 * DAY_MS)
+    plane.submit()
+    _swept(plane)
+    assert _log(plane)[0].seq == told + 1
+    clock.advance(30 * DAY_MS)
+    _swept(plane)
+    assert _log(plane)[0].seq > told + 1
+
+
+def test_zero_keeps_events_for_ever_and_idempotency_keys_go_while_it_runs(start, clock) -> None:
+    plane = start(keep_events_ms=0)
+    body = {"schema": 1, "command": ["true"]}
+    first = plane.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k"})
+    clock.advance(IDEMPOTENCY_KEPT_MS - 1_000)
+    assert _swept(plane) == 0
+    again = plane.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k"})
+    assert again.json()["id"] == first.json()["id"]
+    clock.advance(100 * DAY_MS)
+    assert _swept(plane) == 0
+    assert _log(plane)[0].seq == 1
+    another = plane.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k"})
+    assert another.json()["id"] != first.json()["id"]
+
+
+def test_a_long_log_is_forgotten_in_many_small_commits(start, clock, monkeypatch) -> None:
+    plane = start()
+    for _ in range(30):
+        plane.submit()
+    clock.advance(31 * DAY_MS)
+    monkeypatch.setattr("gpulayer.server.retention._EVENTS_AT_A_TIME", 4)
+    sides = []
+    real = plane.plane.driver.submit
+
+    async def submit(*makes, side=None):
+        sides.append(side)
+        return await real(*makes, side=side)
+
+    plane.plane.driver.submit = submit
+    _swept(plane)
+    deleted = [side.forget_events for side in sides if side.forget_events]
+    assert deleted == [4 * n for n in range(1, len(deleted))] + deleted[-1:]
+    assert len(deleted) >= 7

@@ -39,6 +39,7 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/openapi.json"): CLIENTS | WORKERS | JOBS,
     ("GET", "/v1/plane"): CLIENTS,
     ("POST", "/v1/plane:shutdown"): frozenset({"admin"}),
+    ("POST", "/v1/plane:backup"): frozenset({"admin"}),
     ("POST", "/v1/tokens"): frozenset({"admin"}),
     ("GET", "/v1/tokens"): frozenset({"admin"}),
     ("POST", "/v1/tokens/{ref}:revoke"): frozenset({"admin"}),

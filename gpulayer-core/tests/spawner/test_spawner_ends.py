@@ -257,6 +257,15 @@ def test_a_job_whose_time_is_not_extended_is_ended_though_no_agent_is_there(spaw
     assert record.tree_clean
 
 
+def test_what_comes_when_its_time_has_passed_is_not_started_and_may_not_be_started_later(spawner, agent):
+    for _ in range(2):
+        reply = agent.spawn("1.0", "sh", "-c", "echo ran", kill_by_ms=continuous_ms() - 1)
+        assert isinstance(reply, m.SpawnFailed)
+        assert (reply.errno, reply.exit_code) == (errno.ETIME, None)
+    assert spawner.log("1.0").read_bytes() == b""
+    assert agent.rows()["1.0"].exit.reason == "spawn_failed"
+
+
 def test_a_job_whose_time_is_extended_lives_on(agent, until):
     first_ms = continuous_ms() + 200
     agent.spawn("1.0", "sleep", "600", kill_by_ms=first_ms)

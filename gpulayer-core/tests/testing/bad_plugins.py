@@ -22,6 +22,7 @@ from gpulayer.plugins import (
     Launched,
     Mark,
     Offer,
+    ProcessOnDevice,
     ProvidedMachine,
     Refusal,
     StageFailed,
@@ -172,7 +173,13 @@ class ProbeOfWhatFlows(GoodProbe):
     def look(self, site):
         free = next(self.count)
         device = Device("GPU-1", 0, Accelerator.CUDA, "x", memory_free_bytes=free)
-        return Findings(disk_bytes=free, devices=(device,))
+        return Findings(disk_bytes=free, devices=(device,), processes=(ProcessOnDevice("GPU-1", free),))
+
+
+@probe("processes_are_on_devices_that_it_finds")
+class ProbeOfProcessesElsewhere(GoodProbe):
+    def look(self, site):
+        return Findings(processes=(ProcessOnDevice("GPU-9", 7),))
 
 
 @hanging(ProbeContract, "probe")

@@ -271,6 +271,36 @@ def test_a_program_whose_launcher_hangs_after_its_start_runs_is_heard_and_can_be
     scene(main)
 
 
+SLOW_TO_START = HANGING.replace("        found = starter.start(plan)\n", "").replace(
+    "        return found", "        return starter.start(plan)"
+)
+
+
+@pytest.mark.parametrize("is_void", [False, True])
+def test_a_stop_is_honoured_at_once_while_a_launcher_has_not_started_the_program_yet(scene, tmp_path, folder, is_void):
+    install_plugin(tmp_path / "plugins", "hangs", SLOW_TO_START)
+
+    async def main(plane, worker):
+        worker.start()
+        plane.assign(1, "touch", str(folder / "ran"), launcher="hangs")
+        await plane.until((folder / "hanging").exists)
+        if is_void:
+            await plane.until(lambda: plane.reports[-1]["holding"] == [1])
+            plane.void.add(1)
+            await plane.until(lambda: plane.reports[-1]["holding"] == [])
+        else:
+            plane.stop(1)
+            end = await plane.end_of(1)
+            assert (end["outcome"]["ended_by"], end["outcome"]["exit_code"]) == ("cancel", None)
+        (folder / "go").touch()
+        plane.assign(2, "true")
+        assert (await plane.end_of(2))["outcome"]["exit_code"] == 0
+        await worker.stop()
+        assert not (folder / "ran").exists()
+
+    scene(main)
+
+
 PROBE = """
 import pathlib
 from gpulayer.plugins import Findings, hookimpl

@@ -97,9 +97,15 @@ def test_contact_counts_only_within_one_boot_of_the_host(journal, tmp_path):
     assert journal.contact_ms() is None
     journal.save_contact(5)
     assert journal.contact_ms() == 5
-    assert Journal(tmp_path, boot_id="b2").contact_ms() is None
+    assert not journal.has_rebooted()
+    later = Journal(tmp_path, boot_id="b2")
+    assert later.contact_ms() is None
+    assert later.has_rebooted()
+    later.save_contact(1)
+    assert not later.has_rebooted()
     (tmp_path / "contact.json").write_bytes(b"?")
     assert journal.contact_ms() is None
+    assert not journal.has_rebooted()
 
 
 def test_staging_again_begins_with_an_empty_folder(journal):

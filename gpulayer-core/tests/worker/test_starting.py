@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.errors import TimedOut
 from gpulayer.ids import Epoch, JobId
 from gpulayer.plugins import LaunchPlan
-from gpulayer.plugins.contracts.launcher import NotLaunched
-from gpulayer.spawner.messages import SpawnFailed
+from gpulayer.plugins.contracts.launcher import Launched, NotLaunched
+from gpulayer.spawner.messages import Spawned, SpawnFailed
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.worker.starting import SpawnerStarter
 
@@ -24,11 +25,45 @@ class Link:
         return self._reply
 
 
+class StuckLink:
+    """It heard the first request late, and answers the second one: it runs."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def spawn(self, **_: object) -> Spawned:
+        self.asked += 1
+        if self.asked == 1:
+            raise TimedOut("the spawner did not answer within 30 s")
+        return Spawned(2, str(KEY), 4711, existing=True)
+
+
+def plan_of(*argv: str) -> LaunchPlan:
+    here = Path("/x")
+    return LaunchPlan(str(KEY), argv, here, {}, here / "log", here / "exit")
+
+
+def test_of_a_start_that_nobody_answered_it_is_asked_again_before_anything_is_said() -> None:
+    link = StuckLink()
+    assignment = Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",))
+    assert asyncio.run(SpawnerStarter(link, assignment, 0).start(plan_of("true"))) == Launched(4711)
+    assert link.asked == 2
+
+
+def test_what_was_called_off_is_never_asked_for_and_what_was_asked_for_is_not_called_off() -> None:
+    link = StuckLink()
+    starter = SpawnerStarter(link, Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 0)
+    assert starter.call_off()
+    assert isinstance(asyncio.run(starter.start(plan_of("true"))), NotLaunched)
+    assert link.asked == 0
+    starter = SpawnerStarter(link, Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 0)
+    asyncio.run(starter.start(plan_of("true")))
+    assert not starter.call_off()
+
+
 def start(*argv: str, exit_code: int = 127, number: int = errno.ENOENT) -> NotLaunched:
     attempt = Assignment(KEY, JobId("7f3a000000000001"), 1, ("python", "train.py"), launcher="nicetime")
-    here = Path("/x")
-    plan = LaunchPlan(str(KEY), argv, here, {}, here / "log", here / "exit")
-    found = asyncio.run(SpawnerStarter(Link(exit_code, number), attempt, 0).start(plan))
+    found = asyncio.run(SpawnerStarter(Link(exit_code, number), attempt, 0).start(plan_of(*argv)))
     assert isinstance(found, NotLaunched)
     return found
 

@@ -108,22 +108,6 @@ def kill(scene, worker, victims):
 # Silence --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
-def test_an_outage_of_the_control_plane_stops_no_job_and_costs_none_an_attempt(scene, seconds):
-    for number in range(4):
-        scene.add_worker(f"worker{number}")
-    # One of each two ends while nobody can be told, the other after that.
-    jobs = [scene.submit(lines=seconds * 4 if late else 4, pause_s=0.25, cpus=1) for late in (False, True) * 4]
-    scene.until(lambda: all(job.starts.exists() for job in jobs), "all have begun")
-    scene.plane.die()
-    back_at = time.monotonic() + seconds
-    while time.monotonic() < back_at:
-        time.sleep(0.05)
-    scene.plane.start()
-    for job in jobs:
-        scene.check(job, attempts=[1])
-
-
 TICKS = """
 while [ "$(cat $GO)" = wait ] && [ $GPULAYER_ATTEMPT = 1 ]; do
     read up rest < /proc/uptime; echo "$GPULAYER_ATTEMPT $up" >> $STARTS; echo tick; sleep 0.05

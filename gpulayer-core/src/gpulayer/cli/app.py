@@ -35,18 +35,23 @@ COMMANDS: Final = {
     "job": ("gpulayer.cli.job", "List, show, follow, wait for, cancel and retry jobs."),
     "worker": ("gpulayer.cli.worker", "List, show, drain, resume and remove workers."),
     "resources": ("gpulayer.cli.resources", "What all workers offer, and what is free now."),
-    "up": ("gpulayer.cli.up", "Start a control plane with a worker on this machine."),
+    "up": ("gpulayer.cli.up", "Start a control plane on this machine, or end it."),
     "join": ("gpulayer.cli.join", "Make this machine a worker of a control plane."),
     "down": ("gpulayer.cli.down", "End the control plane of this machine and its own worker."),
     "context": ("gpulayer.cli.context", "Add, list, use and remove control planes by name."),
     "status": ("gpulayer.cli.status", "Which control plane is used, and how it is."),
     "doctor": ("gpulayer.cli.doctor", "Find out why a control plane can't be used from here."),
     "token": ("gpulayer.cli.token", "Make, list, revoke and rotate tokens."),
+    "backup": ("gpulayer.cli.backup", "Keep all of a control plane in one file, or make it of one."),
+    "restore": ("gpulayer.cli.restore", "Make a control plane of a backup, in an empty folder."),
     "audit": ("gpulayer.cli.audit", "Who did what, and whether the trail of it is whole."),
     "plugins": ("gpulayer.cli.plugins", "List and check plugins, and the commands that they add."),
     "completion": ("gpulayer.cli.completion", "Print the completion script of a shell."),
 }
 
+
+# On the line of the other one, so that all of them fit one screen.
+_BELOW: Final = {"down": "up", "restore": "backup"}
 
 # What other programs call it.
 _MEANT: Final = {
@@ -96,7 +101,13 @@ class _Root(QuickGroup):
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         # Any: typer's formatter is private.
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(
+                [
+                    (", ".join([name, *(second for second, first in _BELOW.items() if first == name)]), text)
+                    for name, (_, text) in COMMANDS.items()
+                    if name not in _BELOW
+                ]
+            )
 
 
 app = QuickTyper(cls=_Root)

@@ -85,6 +85,7 @@ def plane_command(
     has_worker: bool = True,
     idle_exit_s: float | None = None,
     keep_logs_ms: int | None = None,
+    keep_events_ms: int | None = None,
     tls: str = "auto",
     public_urls: Sequence[str] = (),
 ) -> list[str]:
@@ -96,6 +97,8 @@ def plane_command(
         argv += ["--idle-exit-s", f"{idle_exit_s:g}"]
     if keep_logs_ms is not None:
         argv += ["--keep-logs-ms", str(keep_logs_ms)]
+    if keep_events_ms is not None:
+        argv += ["--keep-events-ms", str(keep_events_ms)]
     if tls != "auto":
         argv += ["--tls", tls]
     for url in public_urls:
@@ -146,6 +149,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--no-worker", action="store_true")
     parser.add_argument("--idle-exit-s", type=float, default=600.0)
     parser.add_argument("--keep-logs-ms", type=int)
+    parser.add_argument("--keep-events-ms", type=int)
     parser.add_argument("--tls", default="auto")
     parser.add_argument("--public-url", action="append", default=[])
     given = parser.parse_args(argv)
@@ -153,7 +157,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     _leave_out_pydantic_plugins()
     from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415 - only for what is started
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
-    from gpulayer.server.settings import DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
+    from gpulayer.server.settings import DEFAULT_KEEP_EVENTS_MS, DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
 
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
@@ -167,6 +171,7 @@ def serve_plane(argv: Sequence[str]) -> int:
             idle_exit_s=given.idle_exit_s,
             lease_ttl_ms=lease_ttl_ms(os.environ),
             keep_logs_ms=DEFAULT_KEEP_LOGS_MS if given.keep_logs_ms is None else given.keep_logs_ms,
+            keep_events_ms=DEFAULT_KEEP_EVENTS_MS if given.keep_events_ms is None else given.keep_events_ms,
             tls=tls_setting(given.tls),
             public_urls=tuple(given.public_url),
             plugins=PluginSettings.of(os.environ),

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from typing import Annotated, Final
 
 import typer
@@ -15,7 +16,9 @@ from gpulayer.client.connect import Settings
 from gpulayer.client.diagnosis import Finding, Mark, examine, examine_folder
 from gpulayer.client.embedded import find_plane, is_stale
 from gpulayer.client.location import Local, Location
-from gpulayer.errors import Unauthenticated, UsageError
+from gpulayer.errors import Conflict, StorageUnavailable, Unauthenticated, UsageError
+from gpulayer.server.folder import locked
+from gpulayer.server.settings import Layout
 
 app = command_app()
 
@@ -87,6 +90,7 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
         return where.location
     yield from examine_folder(where.state_dir)
     endpoint = find_plane(where.state_dir)
+    yield from _store(Layout(where.state_dir), is_served=endpoint is not None)
     if endpoint is not None:
         return endpoint.location
     if is_stale(where.state_dir):
@@ -95,6 +99,24 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
     else:
         yield Finding("plane", Mark.OK, "no control plane runs here now; the next submit starts one")
     return None
+
+
+def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
+    """What a start would refuse, and more: every page, every index. Nothing is started or changed for it."""
+    from gpulayer.server.store.health import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
+
+    if not layout.root.is_dir():
+        return
+    try:
+        with nullcontext() if is_served else locked(layout):
+            schema = examine_store(layout.store, made_after=layout.pepper)
+    except StorageUnavailable as error:
+        yield Finding("store", Mark.FAIL, error.message, error.hint)
+        return
+    except (Conflict, OSError):
+        return  # a control plane begins or ends just now, or the folder says already what is wrong with it
+    if schema is not None:
+        yield Finding("store", Mark.OK, f"{layout.store} is whole (schema {schema})")
 
 
 def _print(finding: Finding) -> None:

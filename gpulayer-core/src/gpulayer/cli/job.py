@@ -225,6 +225,8 @@ def events(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> No
     if json:
         print_json({"events": found})
         return
+    if not found or found[0]["event"] != "job_submitted":
+        say("what happened before is no longer kept: gpulayer up --keep-events TIME; gpulayer job show has the record")
     rows = [[str(event["seq"]), when(event["at"]), event["event"], details_text(event["details"])] for event in found]
     print_table(["seq", "at", "event", "details"], rows, empty="no events")
 

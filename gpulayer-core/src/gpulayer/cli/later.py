@@ -24,11 +24,9 @@ LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
 
 LATER_COMMANDS: Final = frozenset(
     {
-        "backup",
         "cache",
         "dashboard",
         "mcp",
-        "restore",
         "secret",
         "service",
         "skill",

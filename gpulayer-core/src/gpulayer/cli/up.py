@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 app = command_app()
 
 _START_S: Final = 30.0
-_KEPT_MS: Final = 30 * 86_400_000  # of --keep-logs
+_KEPT_MS: Final = 30 * 86_400_000  # of --keep-logs and --keep-events
 _CLIENT_NAME: Final = "client"
 _PRINTED: Final = "printed-token"
 
@@ -63,10 +63,14 @@ def up(
     keep_logs: Annotated[
         str, typer.Option("--keep-logs", metavar="TIME", help="How long after a job's end: 30d (default); 0 for ever.")
     ] = "30d",
+    keep_events: Annotated[
+        str, typer.Option("--keep-events", metavar="TIME", help="The log of what happened: 30d (default); 0 for ever.")
+    ] = "30d",
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
 ) -> int:
     """Start a control plane with a worker on this machine, and print how others reach it."""
     keep_logs_ms = parse_duration_ms(keep_logs, what="--keep-logs")
+    keep_events_ms = parse_duration_ms(keep_events, what="--keep-events")
     public = [_public(url) for url in public_url or ()]
     chosen = _checked_tls(tls)
     PluginSettings.of(os.environ)  # before anything is ended or started; in a log nobody would look for what it raises
@@ -79,6 +83,7 @@ def up(
         port=port,
         has_worker=not no_worker,
         keep_logs_ms=keep_logs_ms,
+        keep_events_ms=keep_events_ms,
         tls=chosen if isinstance(chosen, str) else f"{chosen.cert},{chosen.key}",
         public_urls=public,
     )
@@ -107,11 +112,13 @@ def up(
 def _check_same(running: "EndpointFound", argv: Sequence[str]) -> None:
     """Raises Conflict for options that the one that runs was not started with: whoever gave them would go by them."""
     wanted, has = _options(argv), _options(running.restart)
-    usual = {"--host": ["0.0.0.0"], "--port": ["8470"], "--keep-logs-ms": [str(_KEPT_MS)], "--mode": ["standing"]}  # noqa: S104
+    kept = [str(_KEPT_MS)]
+    usual = {"--host": ["0.0.0.0"], "--port": ["8470"], "--mode": ["standing"]}  # noqa: S104
+    usual |= {"--keep-logs-ms": kept, "--keep-events-ms": kept}
     given = [name for name, values in wanted.items() if name != "--state" and values not in (usual.get(name), ["0"])]
     others = [name for name in given if wanted[name] != has.get(name)]
     if others and has:
-        shown = ", ".join(others).replace("--keep-logs-ms", "--keep-logs")
+        shown = ", ".join(others).replace("-ms", "")
         raise Conflict(
             f"a control plane runs here already, and was started with another {shown}: {running.url}",
             hint="gpulayer down ends it (joined workers go on), then up again starts it as it is to be",
@@ -204,7 +211,7 @@ def _announce(endpoint: "EndpointFound", folder: Path, *, has_client: bool) -> N
 def _client_token(transport: Transport, printed: Path) -> "TokenReply":
     """A new one. The one that was printed before is revoked if nobody has used it: it was not wanted, and its line may
     stand in many a scrollback. ``printed`` has its id."""
-    from gpulayer.server.folder import write_private  # noqa: PLC0415 - not for --help
+    from gpulayer.whole import write_whole  # noqa: PLC0415 - not for --help
 
     try:
         before = printed.read_text(encoding="ascii")
@@ -215,7 +222,7 @@ def _client_token(transport: Transport, printed: Path) -> "TokenReply":
             transport.send(calls.revoke_token(before))
     made = transport.send(calls.create_token("submitter", name=_CLIENT_NAME))
     try:
-        write_private(printed, made["token_id"].encode("ascii"))
+        write_whole(printed, made["token_id"].encode("ascii"))
     except OSError as error:
         say(f"note: {printed} can't be written ({error.strerror}): the next start does not revoke this client token")
     return made

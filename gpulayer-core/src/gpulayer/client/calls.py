@@ -49,6 +49,7 @@ __all__ = [
     "list_plugins",
     "list_tokens",
     "list_workers",
+    "make_backup",
     "put_blob",
     "put_pack",
     "read_logs",
@@ -62,7 +63,9 @@ __all__ = [
     "submit_job",
 ]
 
+PAGE_LIMIT: Final = 500
 HOLD_LIMIT_S: Final = 60.0  # the longest the control plane holds one answer back
+_BACKUP_S: Final = 600.0  # a store of many gigabytes is read whole and copied first
 _SCHEMA: Final = 1
 
 Reply_co = TypeVar("Reply_co", covariant=True)
@@ -97,6 +100,11 @@ def get_plane() -> "Call[PlaneRecord]":
 def shutdown_plane(*, keep_worker: bool = False) -> "Call[None]":
     """End the control plane. keep_worker: its own worker goes on, for another plane on the same state."""
     return _call("shutdown_plane", json_body={"keep_worker": True} if keep_worker else {})
+
+
+def make_backup(*, blobs: bool = True, logs: bool = True) -> "Call[bytes]":
+    """All of the control plane as one file, its keys too. It may take long to begin: the store is checked first."""
+    return _call("make_backup", json_body={"blobs": blobs, "logs": logs}, hold_s=_BACKUP_S)
 
 
 def create_token(
@@ -157,8 +165,9 @@ def list_jobs(
     *, state: str = "", name: str = "", mine: bool = False, limit: int | None = None, cursor: str = ""
 ) -> "Call[JobPage]":
     """One page, newest first. state: names, comma-separated. mine: the caller's own. cursor: ``next`` of the page
-    before."""
-    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": limit, "cursor": cursor}
+    before. limit: of more than a page holds, a page."""
+    most = None if limit is None else min(limit, PAGE_LIMIT)
+    query = {"state": state, "name": name, "mine": 1 if mine else None, "limit": most, "cursor": cursor}
     return _call("list_jobs", query=query)
 
 

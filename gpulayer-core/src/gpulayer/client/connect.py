@@ -63,13 +63,18 @@ def has_ended(settings: Settings) -> bool:
 
 
 def open_transport(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Transport:
-    """A sync shell to the control plane meant, which is started where it is this machine's own. Blocks."""
-    return Transport(
+    """A sync shell to the control plane meant, which is started where it is this machine's own. Blocks.
+
+    say: what takes long: that it is started, or, later on, that it has too much to do.
+    """
+    transport = Transport(
         _location(settings, say),
         client=settings.client,
         retry_for_s=settings.retry_for_s,
         relocate=_relocation(settings),
     )
+    transport.busy = lambda wait_s: say(f"the control plane is busy; trying again in {max(1, round(wait_s))} s")
+    return transport
 
 
 def open_async_transport(settings: Settings) -> "AsyncTransport":

@@ -51,7 +51,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: one of ``folder name address tls answer clock version token plane workers disk plugins``."""
+    """check: one of ``folder store name address tls answer clock version token plane workers disk plugins``."""
 
     check: str
     mark: Mark

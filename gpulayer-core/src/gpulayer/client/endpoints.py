@@ -44,6 +44,7 @@ class Endpoint:
 _ROWS: Final = (
     Endpoint("get_plane", "GET", "/v1/plane", reply="plane.PlaneRecord"),
     Endpoint("shutdown_plane", "POST", "/v1/plane:shutdown", body="plane.ShutdownBody"),
+    Endpoint("make_backup", "POST", "/v1/plane:backup", body="plane.BackupBody", reply="raw", form=ReplyForm.BYTES),
     Endpoint(
         "create_token",
         "POST",

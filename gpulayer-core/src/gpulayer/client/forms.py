@@ -230,6 +230,7 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "state": str,
         "reason": str,
         "links": {"*": str},
+        "memory_taken_bytes": int,
     },
     "workers.FrameworkFields": {"name": str, "version": str, "accelerator": str, "usable": bool, "reason": str},
     "workers.LocalityFields": {"zone": str, "region": str, "network_group": str},

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpulayer.client.answers import BACKOFF, Failed
 from gpulayer.client.location import Location
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import GpulayerError, Overloaded
 from gpulayer.net import Address, Pin
 from gpulayer.protocol.retry import FailureKind, Repeatable, next_try_ms
 
@@ -18,6 +18,7 @@ __all__ = ["Reach", "Route", "Then", "Tries", "Way"]
 
 _CONNECT_S: Final = 10.0
 _STARTS_S: Final = 600.0  # of a control plane that says that it is only just starting
+_BUSY_S: Final = 120.0  # of one that says that it has too much to do just now
 _CONNECT_OF_SEVERAL_S: Final = 4.0  # the next address may be the one that answers
 _TURNS: Final = frozenset({502, 503, 504})  # of a standby, or of a proxy before one that is down
 _UNAUTHENTICATED: Final = 401
@@ -112,6 +113,7 @@ class Tries:
         self._ends = started + retry_for_s
         self._retry_for_s = retry_for_s
         self._starts_until = started + _STARTS_S
+        self._busy_until = started + (_BUSY_S if retry_for_s else 0.0)
         self._round = 1
         self._left = reach.count  # addresses that this round has not tried
         self._has_asked = False
@@ -121,6 +123,8 @@ class Tries:
         failure = failed.failure
         if failed.error.details.get("starting") is True and now < self._starts_until:
             self._ends = max(self._ends, now + self._retry_for_s)  # it says itself that it will be there
+        if isinstance(failed.error, Overloaded):
+            self._ends = max(self._ends, self._busy_until)  # it is there, and says when to come again
         if failure.status == _UNAUTHENTICATED and not self._has_asked:
             self._has_asked = True  # the token may have been replaced where it came from
             return Then(0.0, is_lost=True, refused=failed.error)

@@ -34,7 +34,7 @@ from gpulayer.client.connection import Connection, open_connection
 from gpulayer.client.limits import LIMITS, Limits
 from gpulayer.client.location import Location
 from gpulayer.client.reach import Reach, Route, Tries, Way
-from gpulayer.errors import GpulayerError
+from gpulayer.errors import GpulayerError, Overloaded
 from gpulayer.faults import here
 from gpulayer.net import Pin, tls_context
 from gpulayer.protocol.retry import Failure, FailureKind, Repeatable
@@ -62,12 +62,14 @@ class ByteStream:
     start: the offset of the first byte in its log; attempt: whose log it is (0: of none, for there
     is none yet; None: the answer did not say).
     is_timed: false where a time was asked for and the control plane does not know when the bytes came.
+    size: of all of it; None where the answer did not say.
     """
 
     chunks: Iterator[bytes]
     start: int = 0
     attempt: int | None = None
     is_timed: bool = True
+    size: int | None = None
 
 
 class Transport:
@@ -80,6 +82,7 @@ class Transport:
     moved; it may raise what the call then raises.
     limits: of each answer.
     waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
+    busy: told for how many seconds a call stands back, because the control plane has too much to do just now.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Transport:
         self._limits = limits
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
         self.waiting: Callable[[GpulayerError], None] = lambda _: None
+        self.busy: Callable[[float], None] = lambda _: None
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._contexts: dict[tuple[Pin, ...], ssl.SSLContext] = {}
@@ -135,6 +139,7 @@ class Transport:
         connection, response = self._retrying(call, once, retry_for_s)
         try:
             yield ByteStream(
+                size=_header_number(response, "Content-Length"),
                 chunks=_chunks(response, is_followed=call.hold_s is None),
                 start=_header_number(response, "X-Gpulayer-Log-Start") or 0,
                 attempt=_header_number(response, "X-Gpulayer-Attempt"),
@@ -173,7 +178,9 @@ class Transport:
             except Failed as failed:
                 now = self._monotonic()
                 then = tries.after(failed, way, now=now, random01=self._random01())
-                if then.wait_s and now - started >= _SAY_AFTER_S:
+                if isinstance(failed.error, Overloaded):
+                    self.busy(then.wait_s)
+                elif then.wait_s and now - started >= _SAY_AFTER_S:
                     self.waiting(failed.error)
             is_first = False
             if then.is_lost:

@@ -150,7 +150,7 @@ def _act(turn: Turn, known: RequestClass, ours: Opinions, found: _Found) -> None
 
 def _hold(state: State, known: RequestClass, ours: Opinions) -> None:
     """Something is asked: the class waits for all of it where nothing is known of any worker that is there."""
-    if ours.held_until_ms == 0 and not any(
+    if ours.held_until_ms <= state.now_ms and not any(
         schedule.takes_work(worker)
         and schedule.is_eligible_for(known, worker)
         and opinions.is_known(state, ours, worker.facts_digest)

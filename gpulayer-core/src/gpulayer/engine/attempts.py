@@ -136,8 +136,10 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
             job.state = JobState.QUEUED
             _wait_again(turn, job, task)
             return
-    if _runs_again(job, task, outcome) and _has_place_again(state, job, task, outcome, deciding.allocation.worker):
-        _spend_retry(task, outcome, deciding.allocation.worker)
+    if _runs_again(job, task, attempt, outcome) and _has_place_again(
+        state, job, task, outcome, deciding.allocation.worker
+    ):
+        _spend_retry(task, attempt, outcome, deciding.allocation.worker)
         job.state = JobState.QUEUED
         job.reason_code = "retry"
         job.reason_message = f"attempt {attempt.number} ended: {end_text(outcome)}"
@@ -165,12 +167,19 @@ def _begin_at(turn: Turn, attempt: Attempt, wall_ms: int) -> None:
     job.started_wall_ms = job.started_wall_ms or wall_ms
 
 
-def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
+def _is_detour(attempt: Attempt, outcome: Outcome) -> bool:
+    """Its worker saw before the start that it is not what placement believed: nothing has run."""
+    return outcome.ended_by is EndedBy.DRIFT and attempt.started_wall_ms is None and outcome.ran_ms is None
+
+
+def _runs_again(job: Job, task: Task, attempt: Attempt, outcome: Outcome) -> bool:
     """Failures that are not the program's own run again; the program's too where the job says so. Each kind has all
     the retries for itself: what the infrastructure does never uses up the program's."""
     if outcome.is_success or job.stop is not None:
         return False
     match outcome.ended_by:
+        case EndedBy.DRIFT if _is_detour(attempt, outcome):
+            return True
         case EndedBy.WORKER_STOPPED:
             return job.entry.retries > 0
         case EndedBy.CANCEL | EndedBy.TIMEOUT | EndedBy.CLIENT_LOST:
@@ -181,14 +190,14 @@ def _runs_again(job: Job, task: Task, outcome: Outcome) -> bool:
             return task.failures < job.entry.retries
 
 
-def _spend_retry(task: Task, outcome: Outcome, worker: WorkerId) -> None:
-    if outcome.ended_by is EndedBy.WORKER_STOPPED:
-        return  # somebody stopped the worker; nothing has failed
+def _spend_retry(task: Task, attempt: Attempt, outcome: Outcome, worker: WorkerId) -> None:
+    if outcome.ended_by is EndedBy.WORKER_STOPPED or _is_detour(attempt, outcome):
+        return  # somebody stopped the worker, or was there first; nothing has failed
     if outcome.blame is Blame.USER:
         task.program_failures += 1
     else:
         task.failures += 1
-        task.avoid.add(worker)
+        task.avoid |= {worker}
 
 
 def _has_place_again(state: State, job: Job, task: Task, outcome: Outcome, worker: WorkerId) -> bool:
@@ -196,7 +205,7 @@ def _has_place_again(state: State, job: Job, task: Task, outcome: Outcome, worke
     if outcome.ended_by is not EndedBy.DISK_FULL or outcome.blame is Blame.USER:
         return True
     is_first = not task.full
-    task.full.add(worker)
+    task.full |= {worker}
     request, nodes = job.class_key
     return is_first and schedule.has_other_place(state, request, nodes, task.full)
 

@@ -28,6 +28,7 @@ __all__ = [
     "NodeReport",
     "OpinionsGiven",
     "OpinionsLapsed",
+    "PlaneRestored",
     "ScorersRegistered",
     "WorkerJoined",
     "WorkerRemoved",
@@ -173,6 +174,15 @@ class ScorersRegistered:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaneRestored:
+    """This state is that of a backup, and what came after it is unknown: what was lent then may run, and numbers were
+    given out that are not in it. ``first``: above all of these; epochs and places in the queue go on from there."""
+
+    at: Instant
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """The worker is to finish what it runs and gets nothing new."""
 
@@ -208,6 +218,7 @@ Event = (
     | OpinionsGiven
     | OpinionsLapsed
     | ScorersRegistered
+    | PlaneRestored
     | DrainRequested
     | WorkerResumed
     | WorkerRemoved

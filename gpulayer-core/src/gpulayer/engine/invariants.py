@@ -1,38 +1,88 @@
-"""What must hold after every step. The simulator checks it each time; a violation is always a fault of ours."""
+"""What must hold after every step. The simulator checks it each time; a violation is always a fault of ours.
 
-from collections.abc import Iterable
+``check`` looks at everything, ``check_touched`` at what a step has written or lent: almost as much power for a small
+part of the price, where the whole is looked at now and then.
+"""
+
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from gpulayer.engine.ahead import AHEAD_LIMIT
 from gpulayer.engine.effects import AskScorer, Assign, Effect
 from gpulayer.engine.events import NodePhase
+from gpulayer.engine.records import AttemptImage, JobImage, Record, WorkerImage
 from gpulayer.engine.schedule import is_eligible_for, takes_work
-from gpulayer.engine.state import Opinions, RequestClass, State, Worker
-from gpulayer.ids import Digest
+from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, Worker
+from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import allocate, usable_capacity
 from gpulayer.spec.opinion import NO_OPINION, Mark, Refusal
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["InvariantViolated", "check"]
+__all__ = ["InvariantViolated", "check", "check_touched"]
 
 
 class InvariantViolated(AssertionError):
     """The message says which rule and names the entities."""
 
 
-def check(state: State, effects: Iterable[Effect] = ()) -> None:
+def check(state: State, effects: Iterable[Effect] = (), *, shrunk: Collection[WorkerId] = ()) -> None:
     """Raise InvariantViolated for the first rule that does not hold. O(size of the state).
 
     effects: of the step that led here. What it lent must be there, by what its worker reports now, and scorers must
     have let it go there, by what they have said; of older leases neither can be asked, because they stand when a worker
-    reports less than before, or is refused.
+    reports less than before, or is refused. shrunk: the workers that have reported less than before.
     """
-    _check_leases(state)
-    _check_tasks(state)
-    _check_workers(state)
+    for epoch, attempt in state.attempts.items():
+        _check_attempt(state, epoch, attempt)
+    for job_id, job in state.jobs.items():
+        _check_job(state, job_id, job)
+    _check_owners(state)
+    _check_names(state)
+    for worker in state.workers.values():
+        _check_worker(state, worker, is_shrunk=worker.id in shrunk)
+    _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
     _check_queue(state)
     _check_opinions(state)
-    _check_undecided(state)
+    _check_undecided(state, state.jobs.values())
+    _check_effects(state, effects)
+
+
+def check_touched(
+    state: State, records: Iterable[Record], effects: Iterable[Effect] = (), *, shrunk: Collection[WorkerId] = ()
+) -> None:
+    """``check``, but only of the jobs, attempts and workers that these records and effects of the last step are about.
+    O(size of those, and of the queues that they are in)."""
+    jobs: dict[JobId, Job] = {}
+    attempts: dict[Epoch, Attempt] = {}
+    workers: dict[WorkerId, Worker] = {}
+    for record in records:
+        match record:
+            case JobImage():
+                if record.id in state.jobs:
+                    jobs[record.id] = state.jobs[record.id]
+            case AttemptImage():
+                if record.epoch in state.attempts:
+                    attempts[record.epoch] = state.attempts[record.epoch]
+                for node in record.nodes:
+                    if node.worker in state.workers:
+                        workers[node.worker] = state.workers[node.worker]
+            case WorkerImage():
+                if record.id in state.workers:
+                    workers[record.id] = state.workers[record.id]
+            case _:
+                pass
+    for epoch, attempt in attempts.items():
+        _check_attempt(state, epoch, attempt)
+    for job_id, job in jobs.items():
+        _check_job(state, job_id, job)
+        _check_waits(state, job_id, job)
+    for worker in workers.values():
+        _check_worker(state, worker, is_shrunk=worker.id in shrunk)
+    _check_undecided(state, jobs.values())
+    _check_effects(state, effects)
+
+
+def _check_effects(state: State, effects: Iterable[Effect]) -> None:
     for effect in effects:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
@@ -41,67 +91,68 @@ def check(state: State, effects: Iterable[Effect] = ()) -> None:
             _check_held(state, effect)
 
 
-def _check_leases(state: State) -> None:
-    held: set[tuple[str, str]] = set()
-    for epoch, attempt in state.attempts.items():
-        _require(epoch == attempt.epoch < state.next_epoch, f"epoch {epoch} was never given out")
-        _require(attempt.job_id in state.jobs, f"attempt {epoch} is of job {attempt.job_id}, which is not live")
-        _require(attempt.outcome is None, f"attempt {epoch} has ended and is still live")
-        machines = [node.allocation.worker for node in attempt.nodes]
-        _require(len(set(machines)) == len(machines), f"attempt {epoch} has two nodes on one worker")
-        for index, node in enumerate(attempt.nodes):
-            _require(
-                (node.phase is NodePhase.ENDED) == (node.outcome is not None), f"attempt {epoch}: phase and outcome"
-            )
-            worker = state.workers.get(node.allocation.worker)
-            if node.outcome is not None:
-                _require(worker is None or epoch not in worker.leases, f"{epoch} has ended but is leased")
-                continue
+def _check_attempt(state: State, epoch: Epoch, attempt: Attempt) -> None:
+    _require(epoch == attempt.epoch < state.next_epoch, f"epoch {epoch} was never given out")
+    _require(attempt.job_id in state.jobs, f"attempt {epoch} is of job {attempt.job_id}, which is not live")
+    _require(attempt.outcome is None, f"attempt {epoch} has ended and is still live")
+    machines = [node.allocation.worker for node in attempt.nodes]
+    _require(len(set(machines)) == len(machines), f"attempt {epoch} has two nodes on one worker")
+    task = state.jobs[attempt.job_id].tasks[attempt.task_index]
+    _require(task.epoch == epoch, f"attempt {epoch} is not its task's current one")
+    for index, node in enumerate(attempt.nodes):
+        _require((node.phase is NodePhase.ENDED) == (node.outcome is not None), f"attempt {epoch}: phase and outcome")
+        worker = state.workers.get(node.allocation.worker)
+        if node.outcome is not None:
+            _require(worker is None or epoch not in worker.leases, f"{epoch} has ended but is leased")
+        else:
             _require(worker is not None and worker.leases.get(epoch) == index, f"{epoch} runs without a lease")
-            for uuid in node.allocation.devices:
-                _require((node.allocation.worker, uuid) not in held, f"device {uuid} is leased twice")
-                held.add((node.allocation.worker, uuid))
 
 
-def _check_tasks(state: State) -> None:
-    for job_id, job in state.jobs.items():
-        _require(job.entry.id == job_id, f"job {job_id} is filed under another id")
-        _require(not job.state.is_final, f"job {job_id} is {job.state} and still live")
-        _require(job.seq < state.next_seq, f"job {job_id} has a number never given out")
-        _require(any(not task.is_done for task in job.tasks.values()), f"job {job_id} is done and still live")
-        for task in job.tasks.values():
-            if task.epoch is None:
-                continue
-            attempt = state.attempts.get(task.epoch)
-            _require(attempt is not None, f"job {job_id} waits for attempt {task.epoch}, which is gone")
-            _require(not task.is_done, f"job {job_id}: a done task has a live attempt")
-            _require(attempt is not None and attempt.job_id == job_id, f"attempt {task.epoch} is of another job")
-            most = max(task.failures, task.program_failures)
-            _require(most <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
-    owned = {(attempt.job_id, attempt.task_index): epoch for epoch, attempt in state.attempts.items()}
+def _check_job(state: State, job_id: JobId, job: Job) -> None:
+    _require(job.entry.id == job_id, f"job {job_id} is filed under another id")
+    _require(not job.state.is_final, f"job {job_id} is {job.state} and still live")
+    _require(job.seq < state.next_seq, f"job {job_id} has a number never given out")
+    _require(any(not task.is_done for task in job.tasks.values()), f"job {job_id} is done and still live")
+    for task in job.tasks.values():
+        if task.epoch is None:
+            continue
+        attempt = state.attempts.get(task.epoch)
+        _require(attempt is not None, f"job {job_id} waits for attempt {task.epoch}, which is gone")
+        _require(not task.is_done, f"job {job_id}: a done task has a live attempt")
+        _require(attempt is not None and attempt.job_id == job_id, f"attempt {task.epoch} is of another job")
+        most = max(task.failures, task.program_failures)
+        _require(most <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
+
+
+def _check_owners(state: State) -> None:
+    owned = {(attempt.job_id, attempt.task_index) for attempt in state.attempts.values()}
     _require(len(owned) == len(state.attempts), "a task has two live attempts")
-    for (job_id, index), epoch in owned.items():
-        _require(state.jobs[job_id].tasks[index].epoch == epoch, f"attempt {epoch} is not its task's current one")
 
 
-def _check_workers(state: State) -> None:
+def _check_names(state: State) -> None:
     names: set[str] = set()
     digests = {worker.facts_digest for worker in state.workers.values()}
     _require(state.facts.keys() == digests, "facts are known that no worker has, or are missing")
     for worker in state.workers.values():
-        _require(worker.state is not WorkerState.GONE, f"worker {worker.name} is gone and still known")
         _require(worker.name not in names, f"two workers are named {worker.name}")
         names.add(worker.name)
-        free = usable_capacity(worker.facts)
-        for epoch, index in worker.leases.items():
-            _require(epoch in state.attempts, f"worker {worker.name} leases {epoch}, which is not live")
-            node = state.attempts[epoch].nodes[index]
-            if not node.is_ahead:
-                free = free.less(node.allocation)
-        _require(free == worker.free, f"worker {worker.name}: what is free drifted")
+
+
+def _check_worker(state: State, worker: Worker, *, is_shrunk: bool) -> None:
+    _require(worker.state is not WorkerState.GONE, f"worker {worker.name} is gone and still known")
+    free, leased = usable_capacity(worker.facts), set[str]()
+    for epoch, index in worker.leases.items():
+        _require(epoch in state.attempts, f"worker {worker.name} leases {epoch}, which is not live")
+        node = state.attempts[epoch].nodes[index]
+        for uuid in node.allocation.devices:
+            _require(uuid not in leased, f"device {uuid} is leased twice")
+            leased.add(uuid)
+        if not node.is_ahead:
+            free = free.less(node.allocation)
+    _require(free == worker.free, f"worker {worker.name}: what is free drifted")
+    if not is_shrunk:
         _check_started(state, worker)
-        _check_ahead(state, worker)
-    _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
+    _check_ahead(state, worker)
 
 
 def _check_started(state: State, worker: Worker) -> None:
@@ -157,6 +208,15 @@ def _check_queue(state: State) -> None:
     _require(len(queued) == len(set(queued)), "a task waits twice")
 
 
+def _check_waits(state: State, job_id: JobId, job: Job) -> None:
+    """One job's part of ``_check_queue``."""
+    known = state.classes.get(job.class_key)
+    for task in job.tasks.values():
+        if task.epoch is None and not task.is_done:
+            places = 0 if known is None else sum((entry[2], entry[3]) == (job_id, task.index) for entry in known.queue)
+            _require(places == 1, f"task {task.index} of job {job_id} stands in the queue {places} times")
+
+
 def _check_opinions(state: State) -> None:
     """Every pair that a waiting class lacks an opinion on is asked about, or looked at in time."""
     for opinions in state.opinions.values():
@@ -188,10 +248,10 @@ def _check_usable(state: State, opinions: Opinions) -> None:
         _require(until_ms == known_ms or max(until_ms, known_ms) <= state.now_ms, "what is usable drifted")
 
 
-def _check_undecided(state: State) -> None:
+def _check_undecided(state: State, jobs: Iterable[Job]) -> None:
     """A job that does not wait is decided soon, also after a restart."""
     latest_ms = state.now_ms + state.policy.opinion_wait_ms
-    for job in state.jobs.values():
+    for job in jobs:
         task = job.tasks[0]
         if not job.entry.wait and task.epoch is None and not task.attempts:
             until_ms = state.undecided.get(job.class_key, {}).get(job.entry.id)

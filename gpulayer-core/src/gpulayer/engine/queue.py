@@ -23,12 +23,17 @@ def class_of(state: State, job: Job) -> RequestClass:
 
 def push(state: State, job: Job, task: Task) -> bool:
     """Put a waiting task into its class; True when it is now its head. A new head makes a blocked class worth another
-    look only if it is alone: what blocked the old head (no capacity for this very request) blocks the new one as well.
+    look only if it is alone, or if the old head keeps away from a full disk: what else blocked that (no capacity for
+    this very request) blocks the new one as well.
     """
     known = class_of(state, job)
+    before = peek(state, known)
     entry = (-job.entry.priority, job.seq, job.entry.id, task.index)
     heapq.heappush(known.queue, entry)
-    return peek(state, known) == entry
+    is_head = peek(state, known) == entry
+    if is_head and before is not None and state.jobs[before[2]].tasks[before[3]].full:
+        known.is_blocked = False
+    return is_head
 
 
 def fill(state: State, jobs: Iterable[Job]) -> None:

@@ -21,6 +21,7 @@ from gpulayer.engine.events import (
     LeaseExpired,
     OpinionsGiven,
     OpinionsLapsed,
+    PlaneRestored,
     ScorersRegistered,
     WorkerJoined,
     WorkerRemoved,
@@ -83,6 +84,8 @@ def step(state: State, event: Event) -> Step:
             known = state.classes.get((event.request, event.nodes))
             if known is not None and state.policy.scorers:
                 asking.look_at(turn, known)
+        case PlaneRestored():
+            workers.restored(turn, event)
         case DrainRequested():
             workers.set_draining(turn, event.worker, draining=True)
         case WorkerResumed():

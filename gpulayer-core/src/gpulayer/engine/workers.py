@@ -12,6 +12,7 @@ from gpulayer.engine.events import (
     LeaseExpired,
     NodePhase,
     NodeReport,
+    PlaneRestored,
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
@@ -26,7 +27,16 @@ from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["joined", "keep_for_passed", "lease_expired", "removed", "reported", "set_draining", "went_silent"]
+__all__ = [
+    "joined",
+    "keep_for_passed",
+    "lease_expired",
+    "removed",
+    "reported",
+    "restored",
+    "set_draining",
+    "went_silent",
+]
 
 
 def joined(turn: Turn, event: WorkerJoined) -> None:
@@ -134,6 +144,20 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
     del turn.state.workers[worker.id]
     _forget_facts(turn.state, worker.facts_digest)
     schedule.workers_changed(turn.state)
+
+
+def restored(turn: Turn, event: PlaneRestored) -> None:
+    """All attempts are lost at once: whatever has become of them since the backup, nothing is taken of them any more,
+    and their workers are told so at the next contact. Their tasks run again by their own rules."""
+    state = turn.state
+    for worker in state.workers.values():
+        worker.is_heard = False  # to this control plane none has reported, whatever it is that was told before
+    schedule.workers_changed(state)
+    state.next_epoch, state.next_seq = max(state.next_epoch, event.first), max(state.next_seq, event.first)
+    evidence = "the control plane was restored from a backup that was made while this attempt was live"
+    for attempt in list(state.attempts.values()):
+        for index in range(len(attempt.nodes)):
+            attempts.end_node(turn, attempt, index, Outcome(EndedBy.WORKER_LOST, evidence=evidence))
 
 
 def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:

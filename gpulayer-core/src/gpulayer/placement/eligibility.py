@@ -1,7 +1,7 @@
 """May this machine ever run this request? All reasons why not, each with what was wanted and what is there.
 
-"Ever" means with nothing leased: what is merely in use is ``capacity``'s question. A figure that the worker does
-not know (``None``) is never a reason to refuse.
+"Ever" means with nothing leased, and no stranger on its devices: what is merely in use is ``capacity``'s question. A
+figure that the worker does not know (``None``) is never a reason to refuse.
 """
 
 from dataclasses import replace
@@ -55,7 +55,8 @@ def why_ineligible(request: Request, facts: WorkerFacts, *, name: str = "") -> t
 
 
 def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device, ...]]:
-    """Per accelerator wanted, in order of preference, the usable devices that match; lowest index first.
+    """Per accelerator wanted, in order of preference, the devices that match; lowest index first. What somebody else
+    computes on just now is among them, what is broken is not.
 
     Only kinds on which every framework of the request is usable count.
     """
@@ -66,7 +67,7 @@ def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device,
         devices = [
             device
             for device in facts.devices
-            if device.kind is kind and device.state is DeviceState.USABLE and _device_matches(request, device)
+            if device.kind is kind and device.state is not DeviceState.UNHEALTHY and _device_matches(request, device)
         ]
         if devices:
             groups.append(tuple(sorted(devices, key=lambda device: (_model_rank(request, device), device.index))))
@@ -81,9 +82,9 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
     wanted = str(request.devices)
     if not of_kind:
         return [_no_device(request, facts)]
-    usable = [device for device in of_kind if device.state is DeviceState.USABLE]
+    usable = [device for device in of_kind if device.state is not DeviceState.UNHEALTHY]
     if _largest_group(usable) < request.devices <= _largest_group(of_kind):
-        broken = [device for device in of_kind if device.state is not DeviceState.USABLE]
+        broken = [device for device in of_kind if device.state is DeviceState.UNHEALTHY]
         said = "; ".join(
             f"device {device.index} is {device.state}: {device.reason or 'no reason'}" for device in broken
         )
@@ -102,7 +103,7 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
     if request.device_memory_bytes:
         fitting = [device for device in usable if _memory_matches(request, device)]
         if len(fitting) < enough:
-            largest = max(device.memory_bytes or 0 for device in usable)
+            largest = max(device.memory_for_jobs_bytes or 0 for device in usable)
             reasons.append(_bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", request.device_memory_bytes, largest))
     if request.compute_capability:
         fitting = [device for device in usable if _capability_matches(request, device)]
@@ -194,7 +195,8 @@ def _model_rank(request: Request, device: Device) -> int:
 
 
 def _memory_matches(request: Request, device: Device) -> bool:
-    return device.memory_bytes is None or device.memory_bytes >= request.device_memory_bytes
+    there = device.memory_for_jobs_bytes
+    return there is None or there >= request.device_memory_bytes
 
 
 def _capability_matches(request: Request, device: Device) -> bool:

@@ -11,7 +11,7 @@ from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate
 from gpulayer.placement.choose import Candidate, Rank, rank
 from gpulayer.placement.eligibility import is_eligible, why_ineligible
-from gpulayer.spec.machine import DeviceState, WorkerFacts
+from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import DEVICE_KINDS, Request
 from gpulayer.spec.units import format_bytes
@@ -105,6 +105,7 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
     return tuple(changes) if changes and is_eligible(changed, facts, name=name) else ()
 
 
+_MAX_NAMED: Final = 4
 _NO_RANK: Final = Rank(False, 0, 0.0, 0, 0, "")
 
 
@@ -158,9 +159,9 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
     reasons: list[Reason] = []
     free, facts = worker.free, worker.facts
     if request.devices and not _has_free_devices(request, worker):
-        usable = [device for device in facts.devices if device.state is DeviceState.USABLE]
+        usable = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
         count = sum(device.uuid in free.devices for device in usable)
-        message = f"{count} of {len(usable)} devices free{_used_by(_holders(request, worker))}"
+        message = f"{count} of {len(usable)} devices free{_used_by(_holders(request, worker))}{_strangers(usable)}"
         reasons.append(Reason(ReasonCode.DEVICES_BUSY, message, str(request.devices), str(count)))
     if request.cpus > free.cpus:
         message = f"{free.cpus} of {facts.cpus} cpus free{_used_by(worker.jobs)}"
@@ -174,6 +175,15 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
         message = f"{left} of {there} {name} free{_used_by(_resource_holders(worker, name))}"
         reasons.append(Reason(ReasonCode.RESOURCE_BUSY, message, f"{name}={count}", f"{name}={left}"))
     return tuple(reasons)
+
+
+def _strangers(devices: Sequence[Device]) -> str:
+    """``; device 0 is busy: python (pid 4711, user ann) computes on it``."""
+    busy = [device for device in devices if device.state is DeviceState.BUSY]
+    said = [f"device {device.index} is busy: {device.reason or 'no reason'}" for device in busy[:_MAX_NAMED]]
+    if len(busy) > _MAX_NAMED:
+        said.append(f"and {len(busy) - _MAX_NAMED} more are")
+    return "".join(f"; {one}" for one in said)
 
 
 def _has_free_devices(request: Request, worker: WorkerView) -> bool:
@@ -227,7 +237,8 @@ def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[
 def _memory_level(request: Request, facts: WorkerFacts) -> int:
     """The largest memory that enough devices have."""
     kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
-    sizes = sorted((device.memory_bytes or 0 for device in facts.devices if device.kind in kinds), reverse=True)
+    there = (device.memory_for_jobs_bytes or 0 for device in facts.devices if device.kind in kinds)
+    sizes = sorted(there, reverse=True)
     return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
 
 

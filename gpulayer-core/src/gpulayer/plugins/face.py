@@ -23,7 +23,7 @@ from gpulayer.plugins.contracts.launcher import (
     NotLaunched,
     Starter,
 )
-from gpulayer.plugins.contracts.probe import Findings, Probe, ProbeSite
+from gpulayer.plugins.contracts.probe import Findings, Probe, ProbeSite, ProcessKind, ProcessOnDevice
 from gpulayer.plugins.contracts.problem import Problem, Severity
 from gpulayer.plugins.contracts.provider import (
     MachineState,
@@ -84,7 +84,9 @@ __all__ = [
     "Probe",
     "ProbeSite",
     "Problem",
+    "ProcessKind",
     "ProcessLauncher",
+    "ProcessOnDevice",
     "ProvidedMachine",
     "Provider",
     "ProviderRefused",

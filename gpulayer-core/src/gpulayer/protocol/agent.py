@@ -4,6 +4,7 @@
 no IO, no clock and no randomness. Rules that hold for every order, repetition and loss of inputs:
 
 * a node of an attempt (``NodeKey``) is started at most once, and never after a stop or void of its epoch was heard;
+  what had not begun as far as is known ends, when its machine was restarted: the last notes may be lost;
 * an assignment that was on its way while contact was lost for longer than the lease is not started: it may have been
   lent again;
 * phases only move forward; every phase is journalled before anything that others can see follows from it;
@@ -14,6 +15,7 @@ no IO, no clock and no randomness. Rules that hold for every order, repetition a
   what it takes of the resources counted by name is not in use;
 * the spawner knows when to end each job by itself, should the agent be dead or stuck by then;
 * that the worker stops is the first thing to be told of it, so that nothing more is lent to it;
+* what is to be stopped while it is being started is called off where nothing runs yet, else stopped once it runs;
 * SIGTERM once, the grace time, SIGKILL; the first reason to stop is the one that is told;
 * out of contact, work goes on for ``keep_for_ms`` from the send time of the last answered report.
 
@@ -26,12 +28,13 @@ from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
 from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn, outcome_of_stop
-from gpulayer.protocol.leases import extension, is_current, kill_by_ms, stop_due
+from gpulayer.protocol.leases import extension, is_current, kill_by_ms, may_begin, stop_due, stop_due_ms
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
     Admit,
     AttemptsVoided,
+    CallOff,
     CollectOutputs,
     CommandsReceived,
     DiskFilled,
@@ -90,6 +93,7 @@ DISK_GRACE_MS: Final = 5_000  # a program that goes on filling a full disk gets 
 FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
 REMEMBERED: Final = 50_000  # ended and refused epochs kept in mind; commands are never repeated as late as that
 
+_NOT_STARTED: Final = "it was stopped before the program started"
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -175,7 +179,6 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
     state.boot = event.boot
     if event.contact_ms is None:
         state.contact_ms = state.saved_contact_ms = now_ms
-        actions.append(SaveContact(now_ms))
     else:
         state.contact_ms = state.saved_contact_ms = min(event.contact_ms, now_ms)
     state.recovered = tuple(sorted({node.assignment.key.epoch for node in event.nodes}))
@@ -196,7 +199,19 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
             outputs=progress.outputs,
         )
         state.held[held.key] = held
-        _resume(state, held, node, now_ms, actions)
+        if event.has_rebooted and node.process is None and held.phase in (Phase.STAGING, Phase.SPAWNING):
+            _end_unsure(held, now_ms, actions)
+        else:
+            _resume(state, held, node, now_ms, actions)
+    if event.contact_ms is None:
+        actions.append(SaveContact(now_ms))  # last: from then on nobody sees that the machine was restarted
+
+
+def _end_unsure(held: Held, now_ms: int, actions: list[Action]) -> None:
+    """Notes are not synced: that it has started may have been the last one, and it must not start twice."""
+    evidence = "its machine was restarted, and whether it had begun is not known"
+    outcome = Outcome(EndedBy.WORKER_LOST, evidence=evidence, blame=blame_for(EndedBy.WORKER_LOST))
+    _end(held, outcome if held.stop is None else outcome_of_stop(held, evidence), now_ms, actions)
 
 
 def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, actions: list[Action]) -> None:
@@ -207,8 +222,8 @@ def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, act
             _spawned(held, now_ms, actions)
         case Phase.SPAWNING if held.stop is None:
             held.phase, held.is_staged = Phase.STAGING, True  # it waits, as all do that has not begun
-        case Phase.SPAWNING:
-            actions.append(Spawn(held.assignment, kill_by_ms(state, held)))
+        case Phase.SPAWNING:  # the spawner hears no more of who asked before, so nothing is on its way
+            _end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
         case Phase.RUNNING:
             actions.append(FollowLog(held.key))
             if held.stop is not None and not held.is_signalled:
@@ -317,10 +332,10 @@ def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[
     match held.phase:
         case Phase.STAGING:
             actions.append(AbandonStage(held.key))
-            _end(held, outcome_of_stop(held, "it was stopped before the program started"), now_ms, actions)
+            _end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
         case Phase.SPAWNING:
             if is_first:
-                actions.append(Journal(held.key, held.progress))
+                actions += [Journal(held.key, held.progress), CallOff(held.key)]
         case Phase.RUNNING:
             _signal(held, now_ms, actions)
 
@@ -438,6 +453,11 @@ def _start_staged(state: AgentState, now_ms: int, actions: list[Action]) -> None
     concerned = [held for held in state.ready.values() if not held.has_waited or room.has(held.assignment)]
     for held in sorted(concerned, key=_by_key):
         share = held.assignment
+        due_ms = stop_due_ms(state, held)
+        if due_ms is not None and due_ms <= now_ms:
+            continue  # its time has passed while this agent was stopped: another one may have begun, so it ends instead
+        if not may_begin(state, share, now_ms):
+            continue
         if not room.has(share) or (held.has_waited and is_out_of_contact):  # then it may have been lent again
             if not held.has_waited:
                 held.has_waited = True
@@ -479,7 +499,7 @@ def _put_off(state: AgentState, held: Held, now_ms: int, actions: list[Action]) 
     if held.is_void:
         _forget(state, held, actions)
     elif held.stop is not None:
-        _end(held, outcome_of_stop(held, "it was stopped before the program started"), now_ms, actions)
+        _end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
     else:
         held.phase, held.changed_ms, held.is_staged, held.has_waited = Phase.STAGING, now_ms, False, True
         actions.append(Hold(held.assignment))
@@ -513,7 +533,7 @@ def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -
             note(state, held)
             match held.phase:
                 case Phase.SPAWNING:
-                    pass  # killed as soon as it is known to run
+                    actions.append(CallOff(held.key))  # else it is killed as soon as it is known to run
                 case Phase.RUNNING:
                     actions.append(KillTree(held.key))
                 case _:

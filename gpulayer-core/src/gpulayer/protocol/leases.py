@@ -13,7 +13,7 @@ from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.units import format_duration
 
-__all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "stop_due", "stop_due_ms"]
+__all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "may_begin", "stop_due", "stop_due_ms"]
 
 EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
 _LATER: Final = 16
@@ -27,11 +27,16 @@ def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
     return asked_ms >= state.contact_since_ms and now_ms <= state.contact_ms + state.lease_ttl_ms
 
 
+def may_begin(state: AgentState, assignment: Assignment, now_ms: int) -> bool:
+    """An exclusive job that would have to be ended at once, for want of contact, waits for that first."""
+    return not assignment.exclusive or now_ms < state.contact_ms + keep_for(state, assignment)[0]
+
+
 def stop_due_ms(state: AgentState, held: Held) -> int | None:
     """When this node is to be stopped if nothing else happens. Asked at every turn, so it makes no ``Stop``."""
     if held.phase in (Phase.DRAINING, Phase.ENDED):
         return None
-    lost_ms = state.contact_ms + keep_for(state, held.assignment)[0]
+    lost_ms = state.contact_ms + _kept_ms(state, held)
     timeout_at_ms = _timeout_at_ms(held)
     return lost_ms if timeout_at_ms is None else min(timeout_at_ms, lost_ms)
 
@@ -42,7 +47,7 @@ def stop_due(state: AgentState, held: Held) -> tuple[int, Stop] | None:
     if due_ms is None:
         return None
     assignment = held.assignment
-    keep_for_ms, grace_ms = keep_for(state, assignment)
+    keep_for_ms, grace_ms = _kept_ms(state, held), keep_for(state, assignment)[1]
     if due_ms == _timeout_at_ms(held) and assignment.timeout_ms is not None:
         evidence = f"it ran for longer than its --timeout of {format_duration(assignment.timeout_ms)}"
         return due_ms, Stop(held.key.epoch, EndedBy.TIMEOUT, grace_ms, evidence=evidence)
@@ -82,6 +87,14 @@ def extension(state: AgentState, held: Held) -> int | None:
         return kill_at_ms
     slack_ms = 0 if held.assignment.exclusive else keep_for(state, held.assignment)[0] // (2 * _LATER)
     return kill_at_ms if kill_at_ms > held.told_kill_by_ms + slack_ms else None
+
+
+def _kept_ms(state: AgentState, held: Held) -> int:
+    """Nothing of what has not begun can overlap: an exclusive job too waits while it is lent to nobody else."""
+    keep_for_ms = keep_for(state, held.assignment)[0]
+    if held.phase is Phase.STAGING and held.assignment.exclusive:
+        return max(keep_for_ms, min(held.assignment.keep_for_ms, state.lease_ttl_ms))
+    return keep_for_ms
 
 
 def _timeout_at_ms(held: Held) -> int | None:

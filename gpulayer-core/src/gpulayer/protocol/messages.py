@@ -18,6 +18,7 @@ __all__ = [
     "Action",
     "Admit",
     "AttemptsVoided",
+    "CallOff",
     "CollectOutputs",
     "CommandsReceived",
     "DiskFilled",
@@ -173,11 +174,13 @@ class RecoveredNode:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The agent starts. ``boot`` is larger than ever before. contact_ms: see ``SaveContact``; None: none since boot."""
+    """The agent starts. ``boot`` is larger than ever before. contact_ms: see ``SaveContact``; None: none since boot.
+    has_rebooted: the machine did since the last agent saved a contact; what was noted last may be gone."""
 
     boot: int
     nodes: tuple[RecoveredNode, ...] = ()
     contact_ms: int | None = None
+    has_rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +402,14 @@ class AbandonStage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOff:
+    """Nobody wants the start that ``Spawn`` asked for any more. Answered by SpawnPutOff where the spawner has not been
+    asked yet, and then it never is for this; else not at all: what was begun is told of as always."""
+
+    key: NodeKey
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start the program unless it was; answered by Spawned, SpawnFailed or SpawnPutOff, later by ProcessExited or
     ProcessLost.
@@ -518,6 +529,7 @@ Action = (
     | Stage
     | Hold
     | AbandonStage
+    | CallOff
     | Spawn
     | Extend
     | FollowLog

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["DEFAULT_BACKOFF", "Backoff", "Failure", "FailureKind", "Repeatable", "backoff_ms", "next_try_ms"]
+__all__ = [
+    "DEFAULT_BACKOFF",
+    "Backoff",
+    "Failure",
+    "FailureKind",
+    "Repeatable",
+    "asked_ms",
+    "backoff_ms",
+    "next_try_ms",
+]
 
 
 class Repeatable(StrEnum):
@@ -58,6 +67,12 @@ def backoff_ms(tries: int, *, random: float, backoff: Backoff = DEFAULT_BACKOFF)
     return max(backoff.floor_ms, int(ceiling * random))
 
 
+def asked_ms(retry_after_ms: int, *, random: float) -> int:
+    """How long to wait where Retry-After was said: never less, and up to half as long again, because all who were
+    turned away in one second were told the same. random: from [0, 1)."""
+    return retry_after_ms + int(retry_after_ms * random / 2)
+
+
 def next_try_ms(
     failure: Failure,
     *,
@@ -75,7 +90,7 @@ def next_try_ms(
         return None
     wait_ms = backoff_ms(tries, random=random, backoff=backoff)
     if failure.retry_after_ms is not None:
-        wait_ms = max(wait_ms, failure.retry_after_ms)
+        wait_ms = max(wait_ms, asked_ms(failure.retry_after_ms, random=random))
     if left_ms is not None and wait_ms >= left_ms:
         return None
     return wait_ms

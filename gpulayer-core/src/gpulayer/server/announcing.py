@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gpulayer.errors import GpulayerError, PluginFault, PluginResting
 from gpulayer.faults import here
 from gpulayer.plugins.contracts.event import EVENT_DEADLINE_S, EventRefused, EventSink, PlaneEvent
+from gpulayer.server.history import RESTORED
 from gpulayer.server.store import LogPage, LogRow, Side, log
 from gpulayer.server.telling import LEAVING, TOLD, event_of
 
@@ -231,7 +232,8 @@ class Announcer:
                 )
                 if page.rows:
                     self._page, self._page_after = page, told.cursor
-        if page.rows and page.rows[0].seq > told.cursor + 1:  # rows are numbered without gaps
+        # Rows are numbered without gaps, but for the one where the log of a restored store goes on.
+        if page.rows and page.rows[0].seq > told.cursor + 1 and page.rows[0].kind != RESTORED:
             first, last = told.cursor + 1, page.rows[0].seq - 1
             self._note(told, f"it has missed events {first} to {last}: they are no longer kept")
         return page
@@ -263,6 +265,7 @@ class Announcer:
         """Until it is told, refused or given up; False where it is none of these and the plane closes. Never returns
         True while a call of the sink runs."""
         waits, tries = _Waits(self._pace), 0
+        here("sinks.before_telling")
         while True:
             trying = _Try(event)
             try:

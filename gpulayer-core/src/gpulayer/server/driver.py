@@ -7,7 +7,8 @@ from the store, and the driver is read-only until a probe write succeeds.
 
 Nothing slow happens here: routes do their IO before and after. Stepping is cut into slices of about 2 ms, and short
 events go ahead between the slices of a long one, so that a batch of 10,000 jobs never stalls a heartbeat, nor does
-much that has become due at once.
+much that has become due at once. A driver that could not look at anything for long (it was stopped, its machine slept)
+takes nobody for silent because of that.
 """
 
 import asyncio
@@ -20,15 +21,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from gpulayer.clock import Clock, Instant
-from gpulayer.engine import Policy, State, due, next_due_ms, rebuild, step
+from gpulayer.engine import BEAT_MS, Attention, Policy, State, due, hear_anew, next_due_ms, rebuild, step
 from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import Event, ScorersRegistered
 from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
-from gpulayer.faults import here
+from gpulayer.faults import here, here_each
 from gpulayer.ids import JobId, WorkerId
+from gpulayer.server.admission import Backlog
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
+from gpulayer.server.store.carried import carried
 from gpulayer.spec.request import Request
 
 __all__ = ["Committer", "Driver", "Make", "Observer"]
@@ -75,6 +78,7 @@ class _Arrival:
     makes: Sequence[Make]
     side: Side | None
     answer: "asyncio.Future[tuple[Effect, ...]] | None"
+    came_ms: int = 0
     effects: list[Effect] = field(default_factory=list)
     is_alone: bool = False  # after a fault in a batch each of its arrivals is tried by itself
 
@@ -115,6 +119,7 @@ class Driver:
         self._is_clean = False
         self._history = History()
         self._queue: deque[_Arrival] = deque()
+        self._queued_events = 0
         self._readers: list[tuple[Callable[[State], object], asyncio.Future[object]]] = []
         self._wake = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="gpulayer-commit")
@@ -122,12 +127,20 @@ class Driver:
         self._is_closing = False
         self._offset_ms: int | None = None
         self._tick_after_ms = 0
+        self._attention = Attention()
         self._heard: frozenset[WorkerId] = frozenset()
 
     @property
     def is_read_only(self) -> bool:
         """True after a commit that failed, until the store can be written again."""
         return self._failure is not None
+
+    @property
+    def backlog(self) -> Backlog:
+        """What waits to be stepped; what is in a commit is past that."""
+        if not self._queue:
+            return Backlog()
+        return Backlog(self._queued_events, self._clock.monotonic_ms() - self._queue[0].came_ms)
 
     def now(self) -> Instant:
         """Engine time: what the store last knew, and what has passed since this process loaded it."""
@@ -138,21 +151,25 @@ class Driver:
         live = await self._in_writer(self._store.load_live)
         if self._offset_ms is None:
             self._offset_ms = live.counters.now_ms - self._clock.monotonic_ms()
-        state = rebuild(
-            self._policy,
-            live.counters,
-            jobs=live.jobs,
-            tasks=live.tasks,
-            attempts=live.attempts,
-            workers=live.workers,
-            facts=live.facts,
-            heard=self._heard,
-        )
+        try:
+            state = rebuild(
+                self._policy,
+                live.counters,
+                jobs=live.jobs,
+                tasks=live.tasks,
+                attempts=live.attempts,
+                workers=live.workers,
+                facts=live.facts,
+                heard=self._heard,
+            )
+        except (LookupError, ValueError, TypeError, AttributeError) as error:  # of a damaged file
+            raise StorageUnavailable(
+                f"the rows of the control plane's store do not fit together: {type(error).__name__}: {error}",
+                hint="it is damaged: gpulayer doctor looks closer, gpulayer restore FILE brings a backup back",
+            ) from error
         # The store's time is that of the last record; what has passed in this process since then must not make
         # anybody look silent, so everyone counts as heard of now.
-        state.now_ms = max(state.now_ms, self.now().ms)
-        for worker in state.workers.values():
-            worker.heard_ms = state.now_ms
+        hear_anew(state, self.now().ms)
         self._history.restart((image for _, image in live.jobs), live.attempts)
         self._state = state
         self._is_clean = True
@@ -168,7 +185,8 @@ class Driver:
         if self._is_closing:
             raise StorageUnavailable("the control plane is shutting down", hint="try again when it is back")
         answer: asyncio.Future[tuple[Effect, ...]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Arrival(makes, side, answer))
+        self._queue.append(_Arrival(makes, side, answer, self._clock.monotonic_ms()))
+        self._queued_events += len(makes)
         self._wake.set()
         return await answer
 
@@ -200,7 +218,8 @@ class Driver:
         return None if self._state is None else read(self._state)
 
     def poke(self) -> None:
-        """Look at the time again; for whoever moves the clock."""
+        """Look at the time again; for whoever moves the clock, and wants what follows from that."""
+        self._attention.seen_ms = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -212,6 +231,8 @@ class Driver:
                         break
                     continue
                 self._wake.clear()
+                if self._attention.was_away(self._clock.monotonic_ms()):
+                    hear_anew(self._loaded(), self.now().ms)
                 if not self._queue and not self._is_due():
                     if self._is_closing:
                         break
@@ -224,6 +245,7 @@ class Driver:
             for arrival in self._queue:
                 arrival.fail(gone)
             self._queue.clear()
+            self._queued_events = 0
             self._answer_readers(gone)
             self._writer.shutdown(wait=True)
 
@@ -251,7 +273,7 @@ class Driver:
         while self._queue and opened.steps < _BATCH_STEPS:
             if self._queue[0].is_alone and opened.arrivals:
                 return
-            arrival = self._queue.popleft()
+            arrival = self._take()
             opened.arrivals.append(arrival)
             for _ in self._steps(opened, arrival):
                 await asyncio.sleep(0)
@@ -275,12 +297,17 @@ class Driver:
             else:
                 return
 
+    def _take(self) -> _Arrival:
+        arrival = self._queue.popleft()
+        self._queued_events -= len(arrival.makes)
+        return arrival
+
     def _step_short(self, opened: _Open) -> bool:
         """Between two slices: the short arrivals at the head of the queue. Returns whether there were any."""
         for count in range(_SLICE_STEPS):
             if not self._queue or len(self._queue[0].makes) > _SHORT or self._queue[0].is_alone:
                 return count > 0
-            arrival = self._queue.popleft()
+            arrival = self._take()
             opened.arrivals.append(arrival)
             for _ in self._steps(opened, arrival):
                 pass
@@ -339,6 +366,7 @@ class Driver:
                 await self._discard(opened, opened.arrivals[0] if len(opened.arrivals) == 1 else None)
                 return
             here("plane.after_commit")
+            here_each("commit.after_", lambda: carried(opened.batch))
         self._is_clean = True
         try:
             self._observer.committed(self._loaded(), opened.batch.records, opened.effects)
@@ -364,6 +392,7 @@ class Driver:
                 arrival.effects.clear()
                 arrival.is_alone = True
                 self._queue.appendleft(arrival)
+                self._queued_events += len(arrival.makes)
         try:
             await self.load()
         except StorageUnavailable as error:
@@ -384,11 +413,13 @@ class Driver:
             for arrival in self._queue:
                 arrival.fail(self._refusal())
             self._queue.clear()
+            self._queued_events = 0
             try:
                 if self._state is None:
                     await self.load()
                 self._answer_readers(None)
                 await self._in_writer(self._store.probe)
+                here("plane.after_probe")
             except StorageUnavailable as error:
                 self._failure = error
                 if self._state is None:
@@ -410,7 +441,7 @@ class Driver:
         timeout_s = None
         if due_ms is not None:
             rest_ms = max(due_ms - self.now().ms, self._tick_after_ms - self._clock.monotonic_ms(), 1)
-            timeout_s = min(rest_ms, 60_000) / 1000
+            timeout_s = min(rest_ms, BEAT_MS) / 1000
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), timeout_s)
 

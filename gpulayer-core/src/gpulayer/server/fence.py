@@ -20,6 +20,8 @@ def own_worker(call: Call) -> WorkerId:
     worker_id = call.path("id")
     if call.client.worker is None or call.client.worker != worker_id:
         raise Forbidden(f"this session is not worker {worker_id[:40]!r}'s")
+    if call.plane.auth.is_local(call.client.worker):
+        call.plane.local_worker_heard += 1
     return call.client.worker
 
 

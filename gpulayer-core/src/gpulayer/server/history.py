@@ -19,6 +19,7 @@ from gpulayer.engine.events import (
     NodeReport,
     OpinionsGiven,
     OpinionsLapsed,
+    PlaneRestored,
     ScorersRegistered,
     WorkerJoined,
     WorkerRemoved,
@@ -33,7 +34,11 @@ from gpulayer.server.store.codec import dump
 from gpulayer.spec.job import JobState
 from gpulayer.spec.opinion import Mark, Refusal
 
-__all__ = ["History", "is_logged"]
+__all__ = ["RESTORED", "History", "is_logged"]
+
+RESTORED = "plane_restored"
+"""The kind of the row that the log of a restored store goes on with: the numbers between it and the row before it were
+never given out here."""
 
 _SHOWN_STATES = frozenset({JobState.QUEUED, JobState.UNREACHABLE}) | frozenset(s for s in JobState if s.is_final)
 
@@ -160,6 +165,8 @@ def _event_row(event: Event) -> EventRow:
             return EventRow(at_ms, wall_ms, "opinions_lapsed", dump({"request": event.request.summary()}))
         case ScorersRegistered():
             return EventRow(at_ms, wall_ms, "scorers_registered", dump({"scorers": event.scorers}))
+        case PlaneRestored():
+            return EventRow(at_ms, wall_ms, RESTORED, dump({"first": event.first}))
         case DrainRequested():
             return EventRow(at_ms, wall_ms, "drain_requested", "{}", worker=event.worker)
         case WorkerResumed():
@@ -180,6 +187,7 @@ def _report_body(event: WorkerReported) -> str:
             "items": [_item(item) for item in event.items],
             "facts": event.facts_digest,
             "stopping": event.stopping,
+            "unstarted": event.unstarted,
             "leaving": event.leaving,
         }
     )

@@ -26,12 +26,14 @@ from gpulayer.spawner import tree
 from gpulayer.spawner.recovery import recover
 from gpulayer.spawner.state import StateDir
 
-__all__ = ["LocalWorker"]
+__all__ = ["HUNG_S", "LocalWorker"]
 
 _log: Final = logging.getLogger(__name__)
 _KEY_BYTES: Final = 32
 _AGENT_S: Final = 30.0  # to end its jobs, bring home what they made, and say so
 _SPAWNER_S: Final = 20.0  # to kill what runs; its watchdog waits 5 s for a sign of life, then does it
+HUNG_S: Final = 60.0  # six heartbeats
+_ONE_WAIT_S: Final = 5.0  # a control plane that was itself stopped, or a machine that slept, has waited for one turn
 _RESTART_FIRST_S: Final = 1.0
 _RESTART_LAST_S: Final = 60.0
 
@@ -39,7 +41,8 @@ _RESTART_LAST_S: Final = 60.0
 class LocalWorker:
     """``start`` it, call ``look_after`` now and then; to end it, call ``end_step`` until it says that it is done.
 
-    agent_s, spawner_s: how long each may take to end before it is killed. file_limits: soft and hard, of open files,
+    agent_s, spawner_s: how long each may take to end before it is killed. hung_s: how long it may ask for nothing while
+    it runs, in waits of this process, before it is taken to hang. file_limits: soft and hard, of open files,
     for it and what it runs; None: as of this process.
     """
 
@@ -52,6 +55,7 @@ class LocalWorker:
         file_limits: tuple[int, int] | None = None,
         agent_s: float = _AGENT_S,
         spawner_s: float = _SPAWNER_S,
+        hung_s: float = HUNG_S,
     ) -> None:
         self._command = tuple(command)
         self._environment = dict(environment)
@@ -65,6 +69,11 @@ class LocalWorker:
         self._spawner = StateDir(str(folder / "spawner"))
         self._agent_s = agent_s
         self._spawner_s = spawner_s
+        self._hung_s = hung_s
+        self._heard = 0
+        self._is_heard = False  # of, since its start
+        self._silent_s = 0.0
+        self._looked_at = time.monotonic()
         self._agent_end_at: float | None = None
         self._spawner_end_at: float | None = None
 
@@ -98,6 +107,7 @@ class LocalWorker:
     def start(self) -> None:
         """Start it, unless one is there already. Raises OSError where the command can't be run."""
         if self.is_running():
+            self._is_heard = True  # another control plane started it: it is there already, or hangs
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = os.open(self._folder / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -120,11 +130,21 @@ class LocalWorker:
         """Also true for one that another plane started."""
         return (self._process is not None and self._process.poll() is None) or self._is_locked()
 
-    def look_after(self) -> None:
-        """Start it again when it has ended by itself; ever less often when that does not help."""
-        if self._is_stopping or self.is_running():
-            return
+    def look_after(self, heard: int = 0) -> None:
+        """Start it again when it has ended by itself; ever less often when that does not help. End it when it hangs:
+        what it runs goes on, and the next one finds it.
+
+        heard: how often it has asked for anything so far. Until it has for the first time since its start, it may take
+        as long as its plugins and checks take.
+        """
         now = time.monotonic()
+        waited_s, self._looked_at = min(now - self._looked_at, _ONE_WAIT_S), now
+        if self._is_stopping:
+            return
+        if self.is_running():
+            self._end_hung(heard, waited_s)
+            return
+        self._heard, self._is_heard = heard, False
         if self._restart_at == 0.0:
             self._restart_at = now + self._wait_s
         elif now >= self._restart_at:
@@ -134,6 +154,19 @@ class LocalWorker:
                 self.start()
             except OSError as error:  # no room for its log, no descriptors, no memory: the plane goes on
                 _log.warning("the worker can't be started: %s", error.strerror or error)
+
+    def _end_hung(self, heard: int, waited_s: float) -> None:
+        if heard != self._heard:
+            self._heard, self._is_heard, self._silent_s = heard, True, 0.0
+            return
+        self._silent_s = self._silent_s + waited_s if self._is_heard else 0.0
+        if self._silent_s >= self._hung_s:
+            text = (
+                "the worker (process %s) hangs: nothing was heard of it for %.0f s; it is started again, its jobs go on"
+            )
+            _log.warning(text, self._pid(), self._silent_s)
+            self._is_heard = False
+            self._signal_agent(signal.SIGKILL)
 
     def stop(self) -> None:
         """Ask it to end in good order. May be repeated."""

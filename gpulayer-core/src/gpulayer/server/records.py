@@ -12,7 +12,7 @@ from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Worker
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
-from gpulayer.server.store import StoredEvent, StoredJob
+from gpulayer.server.store import AuditEntry, StoredEvent, StoredJob
 from gpulayer.server.tails import Tail
 from gpulayer.spec.job import JobKind, JobState
 from gpulayer.spec.opinion import Opinion
@@ -41,6 +41,7 @@ __all__ = [
     "job_record",
     "output_records",
     "presence",
+    "restored_hint",
     "suspended_reason",
     "waiting_reason",
     "worker_record",
@@ -215,6 +216,15 @@ def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -
             return {"code": str(ReasonCode.PLUGIN_REJECTED), "message": f"every worker that fits is refused: {refused}"}
         case VerdictKind.INELIGIBLE:
             return {"code": "no_worker_fits", "message": "no worker that is known now fits"}
+
+
+def restored_hint(told: AuditEntry) -> str:
+    """For whoever asks for a job that is not known here: it may be of the time that no backup has."""
+    made_wall_ms = json.loads(told.details).get("made_wall_ms")
+    return (
+        f"this control plane was restored on {iso_utc(told.wall_ms)} from a backup of {iso_utc(made_wall_ms)}:"
+        " what was submitted in between is unknown to it, and has to be submitted again"
+    )
 
 
 def suspended_reason(

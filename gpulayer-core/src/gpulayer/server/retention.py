@@ -1,8 +1,11 @@
-"""What does not stay for ever: logs and secrets of jobs that ended long ago (their records stay), and tokens that
-expired more than a day ago. A slow sweep removes them.
+"""What does not stay for ever: logs and secrets of jobs that ended long ago (their records stay), tokens that expired
+more than a day ago, idempotency keys after a week, and the log of events, with the facts of workers that only it names.
+A slow sweep removes them.
 
 It looks at what lies in the folder, some jobs at a time and in threads, so that the loop never waits for it and a
-sweep that was cut short is finished by the next. A job's time counts from its end, by the wall clock.
+sweep that was cut short is finished by the next. A job's time counts from its end, by the wall clock. What is deleted
+from the store is deleted a little at a time, between other commits: no heartbeat waits for it. The file does not become
+smaller by it; its free pages are used again.
 """
 
 import asyncio
@@ -11,17 +14,19 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.errors import GpulayerError
-from gpulayer.server.store import Side, reads
+from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Side, log, reads
 
 if TYPE_CHECKING:
     from gpulayer.server.plane import Plane
 
-__all__ = ["keep_sweeping", "sweep", "sweep_tokens"]
+__all__ = ["keep_sweeping", "sweep", "sweep_events", "sweep_tokens"]
 
 _FIRST_S: Final = 60.0
 _EVERY_S: Final = 3600.0
 _PAUSE_S: Final = 0.2
 _AT_A_TIME: Final = 200
+_EVENTS_AT_A_TIME: Final = 1_000
+_EVENTS_PAUSE_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,10 @@ async def keep_sweeping(plane: "Plane", *, first_s: float = _FIRST_S, every_s: f
             await sweep_tokens(plane)
         except GpulayerError as error:
             _log.warning("expired tokens were not removed: %s", error.message)
+        try:
+            await sweep_events(plane)
+        except GpulayerError as error:
+            _log.warning("old events were not removed: %s", error.message)
         wait_s = every_s
 
 
@@ -68,6 +77,40 @@ async def sweep_tokens(plane: "Plane") -> int:
             await plane.driver.submit(side=Side(forget_tokens=ended))
             plane.auth.forget_tokens(ended)
     return len(ended)
+
+
+async def sweep_events(plane: "Plane") -> int:
+    """Forget the events that are old enough, and what only they name; how many rows were looked at last. An event that
+    a sink has not been told is kept for as long again, and no longer: a sink may be gone for good. Raises
+    StorageUnavailable, DiskFull."""
+    await plane.driver.submit(side=Side(forget_idempotency_ms=plane.clock.wall_ms() - IDEMPOTENCY_KEPT_MS))
+    keep_ms = plane.settings.keep_events_ms
+    if not keep_ms:
+        return 0
+    upto = 0
+    while True:
+        now_ms = plane.clock.wall_ms()
+        cursors = (await plane.query(log.read_sink_cursors)).values()
+        old = await plane.query(log.oldest_until, before_wall_ms=now_ms - keep_ms, limit=_EVENTS_AT_A_TIME)
+        if old and cursors and min(cursors) < old:
+            very_old = await plane.query(log.oldest_until, before_wall_ms=now_ms - 2 * keep_ms, limit=_EVENTS_AT_A_TIME)
+            old = max(very_old, min(cursors))
+        if old <= upto:
+            break
+        upto = old
+        await plane.driver.submit(side=Side(forget_events=upto))
+        await asyncio.sleep(_EVENTS_PAUSE_S)
+    if upto:
+        await _sweep_facts(plane)
+    return upto
+
+
+async def _sweep_facts(plane: "Plane") -> None:
+    unnamed, seen = await plane.query(log.unnamed_facts)
+    for start in range(0, len(unnamed), _AT_A_TIME):
+        some = tuple(unnamed[start : start + _AT_A_TIME])
+        await plane.driver.submit(side=Side(forget_facts=some, facts_after=seen))
+        await asyncio.sleep(_EVENTS_PAUSE_S)
 
 
 async def _sweep_secrets(plane: "Plane") -> None:

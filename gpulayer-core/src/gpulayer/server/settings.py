@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpulayer.plugins.settings import PluginSettings
+from gpulayer.server.admission import AdmissionLimits
 
 __all__ = [
     "DEFAULT_IDLE_EXIT_S",
+    "DEFAULT_KEEP_EVENTS_MS",
     "DEFAULT_KEEP_LOGS_MS",
     "DEFAULT_PORT",
     "CertificateFiles",
@@ -20,6 +22,7 @@ __all__ = [
 DEFAULT_PORT: Final = 8470
 DEFAULT_IDLE_EXIT_S: Final = 600.0
 DEFAULT_KEEP_LOGS_MS: Final = 30 * 86_400_000
+DEFAULT_KEEP_EVENTS_MS: Final = 30 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,10 @@ class PlaneSettings:
     look_again_s: how often a request that is held looks whether its caller's token is still good.
     log_hold_s: how long a follower waits for an attempt that is still to come before it is told to ask again; well
     below the minute after which clients, and what stands between, take silence for a dead connection.
-    keep_logs_ms: after a job's end; 0 for ever. urls, public_urls, fingerprints: how other machines reach it; empty
+    keep_logs_ms: after a job's end; 0 for ever. keep_events_ms: of the event log, from when it happened; 0 for ever.
+    urls, public_urls, fingerprints: how other machines reach it; empty
     where they can't. plugins: see ``PluginSettings``. plugins_wait_s: how long a submission waits for them to be loaded
-    before it is told to come again.
+    before it is told to come again. admission: who is let in when more comes than can be done.
     allowed_hosts: names by which it may be addressed, beside ``localhost`` and any numeric address (see ``guard``).
     """
 
@@ -109,8 +113,10 @@ class PlaneSettings:
     join_token_life_s: int = 900
     allowed_hosts: tuple[str, ...] = ()
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
+    keep_events_ms: int = DEFAULT_KEEP_EVENTS_MS
     plugins: PluginSettings = field(default_factory=PluginSettings)
     plugins_wait_s: float = 20.0
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
 
     @property
     def layout(self) -> Layout:
@@ -153,5 +159,6 @@ class ServeSettings:
     graceful_s: float = 5.0
     lease_ttl_ms: int | None = None
     keep_logs_ms: int = DEFAULT_KEEP_LOGS_MS
+    keep_events_ms: int = DEFAULT_KEEP_EVENTS_MS
     plugins: PluginSettings = field(default_factory=PluginSettings)
     restart: Callable[[int], Sequence[str]] = lambda _: ()

@@ -17,8 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge, TooSlow
+from gpulayer.server.admission import Demand
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
+from gpulayer.server.onewrite import KNOWN
 from gpulayer.server.tokens import Grant, Role, TokenKind
 from gpulayer.spec.units import format_bytes
 from gpulayer.wire.errors import envelope
@@ -126,7 +128,8 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Route:
     """One operation. ``body``, ``reply``: wire schemas, None for bytes or nothing; ``access`` None: refused by
-    ``app``. ``raw``: the media type of a body that is no JSON. ``repeated``: the status where that was done before."""
+    ``app``. ``raw``: the media type of a body that is no JSON. ``repeated``: the status where that was done before.
+    ``demand``: whether it may be refused while there is too much to do."""
 
     method: str
     path: str
@@ -137,6 +140,7 @@ class Route:
     reply: type[Any] | None = None
     status: int = 200
     repeated: int | None = None
+    demand: Demand = Demand.AHEAD
     query: tuple[Query, ...] = ()
     raw: str = ""
     raw_reply: str = ""
@@ -156,6 +160,12 @@ class Call:
         if self.caller is None:
             raise AssertionError("an open route asked for its caller")
         return self.caller
+
+    def recognise(self, party: str, *, is_worker: bool) -> None:
+        """The connection has shown whose it is (see ``gate``), if whatever serves it counts connections."""
+        known = self.request.scope.get("state", {}).get(KNOWN)
+        if known is not None:
+            known(party, is_worker=is_worker)
 
     def path(self, name: str) -> str:
         return cast("str", self.request.path_params[name])
@@ -192,6 +202,14 @@ class Call:
         if text not in ("0", "1", "true", "false"):
             raise BadRequest(f"{name}: {text[:40]!r} must be 0 or 1")
         return text in ("1", "true")
+
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes of the body may be in memory, as far as its headers tell; a streamed one needs less."""
+        said, most = self.request.headers.get("content-length", ""), self.plane.settings.max_body_bytes
+        if said.isascii() and said.isdigit() and len(said) <= 18:
+            return min(int(said), most)
+        return most if "transfer-encoding" in self.request.headers else 0
 
     async def content(self, limit: int | None = None) -> bytes:
         """The whole body. Raises TooLarge that names the limit, and TooSlow."""
@@ -373,6 +391,7 @@ _STATUS: Final = {
     "job_refused": 422,
     "idempotency_mismatch": 422,
     "digest_mismatch": 422,
+    "overloaded": 503,
     "storage_unavailable": 503,
     "disk_full": 507,
 }
@@ -383,7 +402,7 @@ def error_response(error: GpulayerError, status: int | None = None) -> Response:
     status = status or _STATUS.get(error.code, 500)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 503:
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
     if status == 408:
         headers["Connection"] = "close"  # the rest of that body may never come
     return json_response(envelope(error), status, headers)

@@ -40,6 +40,7 @@ _END_PATIENCE_S: Final = 10.0  # a process that survives SIGKILL for so long sit
 _EXPIRY_LOOK_S: Final = 1.0
 _LEND_AFTER_S: Final = 0.05  # what ends sooner is not worth two packets
 _ENDED_FOR: Final = {"expired": "its time was not extended by the agent", "stopped": "its spawner was told to end"}
+_TOO_LATE: Final = "its time had passed before it could be started"
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 _RSS_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
@@ -166,6 +167,7 @@ class Jobs:
                 reactor=self._reactor,
                 emit=self._on_output,
             )
+            here("spawner.in_entry")
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
@@ -174,6 +176,10 @@ class Jobs:
                 output.close()
             return SpawnFailed(order.id, order.key, error.errno or 0, f"the worker's disk: {error}", None)
         here("spawner.after_entry")
+        if order.kill_by_ms is not None and order.kill_by_ms <= self._continuous_ms():
+            # Agent, spawner or machine stood still since it was ordered: another worker may have begun it by now.
+            self._holds.release(hold)
+            return self._not_started(order, entry, output, LaunchFailed(errno.ETIME, _TOO_LATE, None))
         job_ends = output.job_ends()
         try:
             with self._holds.inside(hold):
@@ -310,10 +316,10 @@ class Jobs:
         return failure
 
     def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int, hold: Hold) -> Spawned:
-        here("spawner.after_launch")
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
+            here("spawner.after_launch")
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass

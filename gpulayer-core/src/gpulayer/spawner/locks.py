@@ -15,11 +15,12 @@ import os
 import socket
 import stat
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.spawner import tree
 
-__all__ = ["DeviceInUse", "DeviceLocks"]
+__all__ = ["DeviceInUse", "DeviceLocks", "Holder", "holder_of"]
 
 _SAFE: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _TRIES: Final = 5
@@ -27,6 +28,38 @@ _TRIES: Final = 5
 
 class DeviceInUse(Exception):
     """Says which device, and who has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a device of this host: the spawner ``pid``, for its job ``key``; 0 and empty where nobody says.
+
+    left: processes of a tree whose spawner is dead; then nobody holds the lock.
+    """
+
+    pid: int = 0
+    key: str = ""
+    left: tuple[int, ...] = ()
+
+
+def holder_of(device: str, folders: Sequence[str]) -> Holder | None:
+    """As far as it can be seen without taking it. None: it is free, or nobody can tell."""
+    for path in _paths_of(device, folders):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            said = _read(fd)
+            is_locked = _is_listed(fd) or ("pid" in said and not _can_share(fd))
+        finally:
+            os.close(fd)
+        if is_locked:
+            pid, key = said.get("pid"), said.get("key")
+            return Holder(pid if type(pid) is int else 0, key if isinstance(key, str) else "")
+        if left := _leftovers(said):
+            return Holder(left=tuple(left))
+    return None
 
 
 class DeviceLocks:
@@ -89,10 +122,6 @@ class DeviceLocks:
             _say(fd, json.dumps({"pid": os.getpid(), "key": key, "marker": marker, "boot_id": tree.boot_id()}))
         self._holders[device] = key
 
-    def _paths(self, device: str) -> list[str]:
-        name = "".join(character if character in _SAFE else f"%{ord(character):x}" for character in device)
-        return [os.path.join(folder, f"{name}.lock") for folder in self._folders]
-
     def _shut(self, device: str) -> None:
         for fd in self._files.pop(device, {}).values():
             os.close(fd)
@@ -100,7 +129,7 @@ class DeviceLocks:
     def _open(self, device: str) -> dict[str, int]:
         found: dict[str, int] = {}
         reason = "no folder for locks was given"
-        for folder, path in zip(self._folders, self._paths(device), strict=True):
+        for folder, path in zip(self._folders, _paths_of(device, self._folders), strict=True):
             try:
                 _prepare(folder)
                 found[path] = _open(path)
@@ -164,15 +193,46 @@ def _lock(device: str, fd: int) -> None:
 
 
 def _look_for_leftovers(device: str, fd: int) -> None:
-    said = _read(fd)
-    marker = said.get("marker")
-    if type(marker) is not int or said.get("boot_id") != tree.boot_id():
-        return
-    left = sorted(tree.members(tree.processes(), roots=(), markers={marker}, spare=()))
+    left = _leftovers(_read(fd))
     if left:
         raise DeviceInUse(
             f"device {device} is still used by process {left[0]}, left by a worker of this host that died"
         )
+
+
+def _leftovers(said: dict[str, object]) -> list[int]:
+    """What is left of the tree that had the device last."""
+    marker = said.get("marker")
+    if type(marker) is not int or said.get("boot_id") != tree.boot_id():
+        return []
+    return sorted(tree.members(tree.processes(), roots=(), markers={marker}, spare=()))
+
+
+def _is_listed(fd: int) -> bool:
+    """Whether /proc/locks has a lock on it: ``1: FLOCK ADVISORY WRITE 4711 fe:01:131 0 EOF``, with the inode after the
+    last colon. It has none of another container's, and macOS has no such file."""
+    inode = str(os.fstat(fd).st_ino)
+    try:
+        lines = tree.read_all("/proc/locks").decode("ascii", "replace").splitlines()
+    except OSError:
+        return False
+    words = (line.split() for line in lines)
+    return any(len(one) > 5 and one[1] == "FLOCK" and one[5].rpartition(":")[2] == inode for one in words)
+
+
+def _can_share(fd: int) -> bool:
+    """Asked only where somebody has the device, or died with it: for a moment it keeps others out."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def _paths_of(device: str, folders: Sequence[str]) -> list[str]:
+    name = "".join(character if character in _SAFE else f"%{ord(character):x}" for character in device)
+    return [os.path.join(folder, f"{name}.lock") for folder in folders]
 
 
 def _read(fd: int) -> dict[str, object]:

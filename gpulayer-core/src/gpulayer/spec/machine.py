@@ -13,16 +13,20 @@ __all__ = ["Device", "DeviceState", "Framework", "Locality", "WorkerFacts"]
 
 
 class DeviceState(StrEnum):
-    """Only ``usable`` devices are lent; the others say why in ``Device.reason``."""
+    """Only ``usable`` devices are lent; the others say why in ``Device.reason``. What is ``busy`` will be free again,
+    so work that wants it waits; it counts among what a machine has."""
 
     USABLE = "usable"
-    BUSY = "busy"  # a process that GPUlayer does not own computes on it
+    BUSY = "busy"  # somebody whom this worker has not lent it to computes on it
     UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator of a worker. ``links``: (uuid of the peer, link name), strongest first."""
+    """One accelerator of a worker. ``links``: (uuid of the peer, link name), strongest first.
+
+    memory_taken_bytes: what programs that only draw have of it, a desktop for example: jobs get so much less.
+    """
 
     uuid: str
     index: int
@@ -34,6 +38,12 @@ class Device:
     state: DeviceState = DeviceState.USABLE
     reason: str = ""
     links: tuple[tuple[str, str], ...] = ()
+    memory_taken_bytes: int = 0
+
+    @property
+    def memory_for_jobs_bytes(self) -> int | None:
+        """None: not known."""
+        return None if self.memory_bytes is None else max(0, self.memory_bytes - self.memory_taken_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +91,5 @@ class WorkerFacts:
 
     def without_flowing_figures(self) -> "WorkerFacts":
         """What stays as it is while a machine only works: without free disk and free memory of devices."""
-        devices = tuple(replace(device, memory_free_bytes=None) for device in self.devices)
+        devices = tuple(replace(device, memory_free_bytes=None, memory_taken_bytes=0) for device in self.devices)
         return replace(self, disk_bytes=None, devices=devices)

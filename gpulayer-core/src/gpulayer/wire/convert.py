@@ -432,7 +432,7 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
 
 def device_to_wire(device: Device) -> DeviceFields:
     """None, for what is not known, stays None."""
-    return {
+    fields: DeviceFields = {
         "uuid": device.uuid,
         "index": device.index,
         "kind": str(device.kind),
@@ -444,6 +444,9 @@ def device_to_wire(device: Device) -> DeviceFields:
         "reason": device.reason,
         "links": dict(device.links),
     }
+    if device.memory_taken_bytes:
+        fields["memory_taken_bytes"] = device.memory_taken_bytes
+    return fields
 
 
 def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
@@ -460,6 +463,7 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
             state=_choice(DeviceState, device["state"], "facts.devices.state"),
             reason=device["reason"],
             links=tuple(device["links"].items()),
+            memory_taken_bytes=device.get("memory_taken_bytes", 0),
         )
         for device in fields["devices"]
     )

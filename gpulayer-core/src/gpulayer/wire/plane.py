@@ -6,6 +6,7 @@ from annotated_types import MaxLen
 from typing_extensions import TypedDict
 
 __all__ = [
+    "BackupBody",
     "CallerRecord",
     "EndpointFile",
     "FetchBody",
@@ -76,6 +77,13 @@ class ShutdownBody(TypedDict, total=False):
     """``keep_worker``: the plane's own worker goes on (used when another plane takes over the same state)."""
 
     keep_worker: bool
+
+
+class BackupBody(TypedDict, total=False):
+    """What goes into a backup beside store and keys; both are in it where nothing is said."""
+
+    blobs: bool
+    logs: bool
 
 
 class MissingBody(TypedDict):

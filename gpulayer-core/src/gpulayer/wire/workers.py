@@ -43,7 +43,8 @@ Status = Annotated[int, Ge(-(2**31)), Le(2**32 - 1)]
 
 
 class DeviceFields(TypedDict):
-    """See ``spec.machine.Device``. None: not known. ``links``: link name by the peer's uuid."""
+    """See ``spec.machine.Device``. None: not known. ``links``: link name by the peer's uuid. ``memory_taken_bytes``: 0
+    where it is left out."""
 
     uuid: Text
     index: Annotated[int, Ge(0), Le(100_000)]
@@ -55,6 +56,7 @@ class DeviceFields(TypedDict):
     state: Word
     reason: Text
     links: Annotated[dict[Text, Text], MaxLen(1024)]
+    memory_taken_bytes: NotRequired[Bytes]
 
 
 class FrameworkFields(TypedDict):

@@ -11,7 +11,8 @@ other faults of the worker itself end the agent. Then whoever looks after it sta
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar, assert_never
 
 from gpulayer.clock import Clock
@@ -32,6 +33,7 @@ from gpulayer.protocol.messages import (
     Action,
     Admit,
     AttemptsVoided,
+    CallOff,
     CollectOutputs,
     CommandsReceived,
     DiskFilled,
@@ -61,6 +63,7 @@ from gpulayer.protocol.messages import (
     SignalTree,
     Spawn,
     SpawnFailed,
+    SpawnPutOff,
     Stage,
     StopAllRequested,
     Ticked,
@@ -80,6 +83,7 @@ from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
 from gpulayer.worker.node_work import NodeWork
+from gpulayer.worker.occupancy import Lent
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.plugin_records import PluginRecords
 from gpulayer.worker.session import NotKnown, Plane, Superseded
@@ -146,6 +150,7 @@ class Agent:
             environments=self._environments,
             inputs=Inputs(host, patience, folders, environment=settings.environment),
         )
+        probing.lent = self._lent
         self._network = NetworkWatch()
         self._clock = clock
         self._boot = boot
@@ -160,6 +165,7 @@ class Agent:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
+        self._starts: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, AttemptLogs] = {}
         self._unwanted: list[NodeKey] = []
         self._report_tries = 0
@@ -296,7 +302,13 @@ class Agent:
                 if task is not None:
                     task.cancel()
             case Spawn(assignment, kill_by_ms):
-                self._start_for(assignment.key, self._work.spawn(assignment, kill_by_ms))
+                key = assignment.key
+                self._starts[key] = self._start_for(key, self._work.spawn(assignment, kill_by_ms))
+            case CallOff(key):
+                start = self._starts.get(key)
+                if start is not None and not start.done() and self._work.call_off(key):
+                    start.cancel()
+                    self._feed(SpawnPutOff(key))
             case Extend(key, kill_by_ms):
                 self._start_for(key, self._work.extend(key, kill_by_ms))
             case FollowLog(key):
@@ -380,7 +392,8 @@ class Agent:
             self._story.found(node.assignment, node.progress.phase)
             if node.progress.phase is not Phase.STAGING and node.progress.phase is not Phase.ENDED:
                 self._follow_log(node.assignment, is_resumed=True)
-        self._feed(Recovered(self._boot, tuple(nodes), self._folders.contact_ms()))
+        contact_ms, has_rebooted = self._folders.contact_ms(), self._folders.has_rebooted()
+        self._feed(Recovered(self._boot, tuple(nodes), contact_ms, has_rebooted))
 
     async def _clear(self, key: str, *, is_running: bool) -> None:
         try:
@@ -421,6 +434,9 @@ class Agent:
                     if held.key in self._logs:
                         self._send_logs(held.key)
                         self._logs[held.key].grown()
+                for text, row in rows.items():  # it heard late what was given up long ago
+                    if row.exit is None and _key_of(text) not in self._state.held:
+                        self._start(self._clear(text, is_running=True), f"clearing {text}")
             case Stalled():
                 self._stalled(event)
             case _:
@@ -439,7 +455,10 @@ class Agent:
         key = _key_of(record.key)
         here("agent.after_exit")
         if key in self._state.held:
-            self._feed(self._work.end_of(self._state.held[key].assignment, record))
+            assignment = self._state.held[key].assignment
+            self._feed(self._work.end_of(assignment, record))
+            if record.survivors and assignment.devices:
+                self._start(self._work.why_busy(assignment.devices), "looking at devices")
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 
@@ -459,7 +478,7 @@ class Agent:
                 # Of a lost connection the reports tell.
                 if tries == 1 and self.removed is None and not isinstance(error, _LOST):
                     _log.warning("no commands: %s", error.message)
-                await asyncio.sleep(self._plane.backoff_s(tries))
+                await asyncio.sleep(self._plane.backoff_s(tries, after=error))
             else:
                 tries = 0
                 is_heard = is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms())
@@ -482,7 +501,20 @@ class Agent:
                     self._checks.renew()
             retry_in_s = self._known.retry_in_s
             look = self._known.look_again if retry_in_s is None else self._known.retry
-            await asyncio.sleep(_LOOK_EVERY_S if retry_in_s is None else retry_in_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S if retry_in_s is None else retry_in_s):
+                    await self._known.until_left()
+                    look = self._known.look_again
+
+    def _lent(self) -> Mapping[str, Lent] | None:
+        if not self._state.boot:
+            return None
+        running = (held for held in self._state.held.values() if held.phase in (Phase.SPAWNING, Phase.RUNNING))
+        return {
+            device: Lent(str(held.key), is_running=held.phase is Phase.RUNNING)
+            for held in running
+            for device in held.assignment.devices
+        }
 
     async def _watch_frameworks(self) -> None:
         def tell() -> None:
@@ -572,6 +604,7 @@ class Agent:
         self._work.forget(key)
         self._logs.pop(key, None)
         self._stages.pop(key, None)
+        self._starts.pop(key, None)
         current = asyncio.current_task()
         for task in self._tasks.pop(key, ()):
             if task is not current:

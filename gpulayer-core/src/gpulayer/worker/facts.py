@@ -9,8 +9,9 @@ time all the same, and what it finds then follows as news.
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,7 +22,8 @@ from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, 
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
-from gpulayer.spec.machine import Device, Framework, Locality, WorkerFacts
+from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+from gpulayer.whole import write_whole
 from gpulayer.worker.findings import (
     MAX_ADDRESSES,
     MAX_DEVICES,
@@ -30,8 +32,8 @@ from gpulayer.worker.findings import (
     MAX_RESOURCES,
     checked_findings,
 )
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.kept import KeptFindings
+from gpulayer.worker.occupancy import Lent, Occupancy
 
 __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
 
@@ -40,6 +42,8 @@ _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall sha
 _MAX_CAPABILITIES: Final = 256
 _LATE_FOR_MS: Final = 3_600_000
 _MOMENT_S: Final = 2.0
+_WATCH_S: Final = 2.0
+_BEFORE_START_S: Final = PROBE_DEADLINE_S / 2
 _AGAIN_S: Final = (2.0, 10.0)  # by looks in a row that failed; then as often as any
 
 T = TypeVar("T")
@@ -48,6 +52,8 @@ T = TypeVar("T")
 class Probing:
     """The probes of this machine, and what each of them found last. ``aclose`` it in the end.
 
+    occupancy: of its devices; None: nobody looks who is on them. lent: which devices programs of this worker have, by
+    uuid; None: not known yet. Set by whoever runs them.
     moment_s: how long one is waited for at the start that was late at the last one.
     """
 
@@ -59,6 +65,7 @@ class Probing:
         version: str,
         labels: tuple[tuple[str, str], ...],
         clock: Clock,
+        occupancy: Occupancy | None = None,
         deadline_s: float = PROBE_DEADLINE_S,
         moment_s: float = _MOMENT_S,
     ) -> None:
@@ -76,6 +83,8 @@ class Probing:
         self._failures: dict[int, int] = {}  # in a row
         self._going_on: set[asyncio.Task[None]] = set()
         self._has_more_to_come = False
+        self._occupancy = occupancy
+        self.lent: Callable[[], Mapping[str, Lent] | None] = lambda: None
 
     async def start(self) -> WorkerFacts:
         """The first look, at the start of a worker; after ``catch_up`` it is whole."""
@@ -103,7 +112,7 @@ class Probing:
         self._has_more_to_come = bool(self._going_on)
         self._fall_back()
         await self._write()
-        return self._facts()
+        return await self._facts()
 
     async def catch_up(self) -> WorkerFacts | None:
         """What is known when all have answered that ``start`` did not wait for, or their time is over; None where it
@@ -113,7 +122,7 @@ class Probing:
         if self._going_on:
             await asyncio.wait(self._going_on)
         await self._write()
-        return self._facts()
+        return await self._facts()
 
     async def aclose(self) -> None:
         """Nobody waits any more."""
@@ -126,7 +135,7 @@ class Probing:
         probes = self._host.registry.probes
         await asyncio.gather(*(self._look(number, probe) for number, probe in enumerate(probes)))
         await self._write()
-        return self._facts()
+        return await self._facts()
 
     @property
     def retry_in_s(self) -> float | None:
@@ -140,7 +149,26 @@ class Probing:
         due = [number for number, failures in self._failures.items() if failures <= len(_AGAIN_S)]
         await asyncio.gather(*(self._look(number, probes[number]) for number in due))
         await self._write()
-        return self._facts()
+        return await self._facts()
+
+    async def look_at(self, devices: Collection[str]) -> WorkerFacts:
+        """Of the probes that know what runs on these devices, now. One that is slow is believed as of before."""
+        probes = self._host.registry.probes
+        asked = [
+            self._look(number, probes[number], deadline_s=_BEFORE_START_S)
+            for number, found in self._last.items()
+            if found.processes is not None and any(device.uuid in devices for device in found.devices)
+        ]
+        await asyncio.gather(*asked)
+        return await self._facts()
+
+    async def until_left(self) -> None:
+        """Until somebody who made a device busy has gone; see ``Occupancy``."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            there = self._occupancy
+            if there is not None and there.is_anybody_there and await asyncio.to_thread(there.has_changed):
+                return
 
     async def _write(self) -> None:
         await asyncio.to_thread(self._late.write)
@@ -155,10 +183,14 @@ class Probing:
                 self._last[number] = found
                 _log.info("plugin %s, %s: what it found before this start stands", probe.plugin, probe.key)
 
-    def _facts(self) -> WorkerFacts:
+    async def _facts(self) -> WorkerFacts:
         found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
         self._note_doubles(found)
         facts = combine(found, version=self._version, labels=self._labels)
+        if self._occupancy is not None and facts.devices:
+            processes = [process for finding in found for process in finding.processes or ()]
+            judge = partial(self._occupancy.judge, facts.devices, processes, lent=self.lent())
+            facts = replace(facts, devices=await asyncio.to_thread(judge))
         return replace(facts, capabilities=capabilities_of(self._host.registry))
 
     async def _first_look(self, number: int, probe: Registered[Probe], key: str) -> None:
@@ -167,10 +199,13 @@ class Probing:
         await self._look(number, probe)
         self._late.note(key, is_late=loop.time() - began_s >= self._deadline_s)
 
-    async def _look(self, number: int, probe: Registered[Probe]) -> None:
+    async def _look(self, number: int, probe: Registered[Probe], *, deadline_s: float | None = None) -> None:
         try:
             found = await self._host.acall(
-                probe, "Probe.look", lambda thing: checked_findings(thing.look(self._site)), deadline_s=self._deadline_s
+                probe,
+                "Probe.look",
+                lambda thing: checked_findings(thing.look(self._site)),
+                deadline_s=deadline_s or self._deadline_s,
             )
         except PluginFault as fault:
             _log.warning("%s", fault.message)
@@ -280,6 +315,23 @@ class KnownFacts:
         """As of ``Probing``."""
         return self._probing.retry_in_s
 
+    async def look_at(self, devices: Collection[str]) -> bool:
+        """As of ``Probing``; True where something has changed."""
+        return self._set_probed(await self._probing.look_at(devices))
+
+    def why_busy(self, devices: Collection[str]) -> str:
+        """Of the first of these that somebody else is on; empty where there is none."""
+        for device in self.facts.devices:
+            if device.uuid in devices and device.state is DeviceState.BUSY:
+                return f"device {device.index} ({device.uuid}) is busy: {device.reason}"
+        return ""
+
+    async def until_left(self) -> None:
+        """As of ``Probing``; never returns where there is no device."""
+        if not self.facts.devices:
+            await asyncio.Event().wait()
+        await self._probing.until_left()
+
     async def retry(self) -> bool:
         """As of ``Probing``; True where something has changed."""
         return self._set_probed(await self._probing.retry())
@@ -341,8 +393,10 @@ def _add(known: dict[str, T], found: Sequence[tuple[str, T]], *, at_most: int) -
 
 
 def devices_of(facts: WorkerFacts) -> tuple[tuple[str, ...], ...]:
-    """Which devices there are and whether they work, without what always changes about them."""
-    return tuple(sorted((device.uuid, device.kind, device.state) for device in facts.devices))
+    """Which devices there are and whether they work, without what always changes about them, and who is on them."""
+    return tuple(
+        sorted((device.uuid, device.kind, str(device.state is DeviceState.UNHEALTHY)) for device in facts.devices)
+    )
 
 
 def capabilities_of(registry: Registry) -> tuple[str, ...]:

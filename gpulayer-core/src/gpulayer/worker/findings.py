@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final, TypeVar
 
-from gpulayer.plugins.contracts.probe import Findings
+from gpulayer.plugins.contracts.probe import Findings, ProcessKind, ProcessOnDevice
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.capabilities import is_plain_name
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
@@ -34,6 +34,8 @@ _MAX_LINKS: Final = 1024
 _MAX_TEXT: Final = 4096
 _MAX_BYTES: Final = 2**60
 _MAX_COUNT: Final = 1_000_000
+_MAX_PROCESSES: Final = 4096
+_MAX_PID: Final = 2**31
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ def checked_findings(value: object) -> Findings:
         locality=None if found.locality is None else _locality(instance_of(Locality, found.locality)),
         addresses=tuple(str(ip_address(address)) for address in addresses),
         resources=_pairs("resources", found.resources, _resource, at_most=MAX_RESOURCES),
+        processes=None if found.processes is None else _processes(found.processes),
     )
 
 
@@ -87,6 +90,19 @@ def _device(device: Device) -> Device:
         state=instance_of(DeviceState, device.state),
         reason=checked_text("reason", device.reason),
         links=_pairs("links", device.links, _label, at_most=_MAX_LINKS),
+        memory_taken_bytes=_count("memory_taken_bytes", device.memory_taken_bytes),
+    )
+
+
+def _processes(found: object) -> tuple[ProcessOnDevice, ...]:
+    return tuple(
+        ProcessOnDevice(
+            device=checked_text("device", process.device),
+            pid=_count("pid", process.pid, least=1, most=_MAX_PID),
+            kind=instance_of(ProcessKind, process.kind),
+            memory_bytes=_known("memory_bytes", process.memory_bytes),
+        )
+        for process in list_of(ProcessOnDevice, found, at_most=_MAX_PROCESSES)
     )
 
 

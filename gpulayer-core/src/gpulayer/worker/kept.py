@@ -16,8 +16,8 @@ from gpulayer.clock import Clock
 from gpulayer.plugins.contracts.probe import Findings
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
+from gpulayer.whole import write_whole
 from gpulayer.worker.findings import checked_findings
-from gpulayer.worker.identity import write_whole
 
 __all__ = ["KeptFindings"]
 
@@ -54,7 +54,8 @@ class KeptFindings:
 
     def keep(self, key: str, found: Findings) -> None:
         """It has found this just now."""
-        self._known[key] = self._clock.wall_ms(), found
+        # Of processes nothing is kept: who was there then is no reason to lend, or not to lend, a device now.
+        self._known[key] = self._clock.wall_ms(), replace(found, processes=None)
 
     def write(self) -> None:
         """Where something has changed but free space, or what is there gets old."""
@@ -80,7 +81,9 @@ class KeptFindings:
 def _steady(found: Findings) -> Findings:
     """Without what always changes."""
     return replace(
-        found, disk_bytes=None, devices=tuple(replace(device, memory_free_bytes=None) for device in found.devices)
+        found,
+        disk_bytes=None,
+        devices=tuple(replace(device, memory_free_bytes=None, memory_taken_bytes=0) for device in found.devices),
     )
 
 

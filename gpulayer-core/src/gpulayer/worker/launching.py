@@ -105,7 +105,7 @@ async def launch(
     present = {device.uuid for device in machine.facts.devices}
     gone = [uuid for uuid in assignment.devices if uuid not in present]
     if gone:
-        return SpawnFailed(key, None, f"device {gone[0]} is not there any more")
+        return SpawnFailed(key, None, f"device {gone[0]} is not there any more", EndedBy.DRIFT)
     if planned.is_acting:
         bridge = _Bridge(starter, lambda plan: checked_plan(plan, assignment, site, machine), begun)
         result = await _act(host, patience, planned, bridge)

@@ -41,6 +41,7 @@ from gpulayer.worker.frameworks import FrameworkChecks
 from gpulayer.worker.http import HttpClient
 from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
+from gpulayer.worker.occupancy import Occupancy, is_whole_host
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.session import Endpoints, NotKnown, Plane, Superseded, is_passing
 from gpulayer.worker.settings import WorkerSettings
@@ -153,7 +154,10 @@ async def _plugins(settings: WorkerSettings) -> Host:
 
 def _probing(settings: WorkerSettings, host: Host) -> Probing:
     site = ProbeSite(settings.work_dir, MappingProxyType(dict(settings.environment)))
-    return Probing(host, site, version=settings.version, labels=settings.labels, clock=SystemClock())
+    occupancy = Occupancy(settings.work_dir / "spawner", settings.lock_folders, is_whole_host=is_whole_host())
+    return Probing(
+        host, site, version=settings.version, labels=settings.labels, clock=SystemClock(), occupancy=occupancy
+    )
 
 
 def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:

@@ -7,7 +7,7 @@ decided here, and nothing is remembered but what found no room on a full disk.
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -32,6 +32,7 @@ from gpulayer.protocol.messages import (
     AttemptsVoided,
     DiskFilled,
     ExtendFailed,
+    FactsChanged,
     Input,
     LogDrained,
     OutputsCollected,
@@ -73,6 +74,7 @@ from gpulayer.worker.usage import until_over
 __all__ = ["NodeWork"]
 
 _log: Final = logging.getLogger(__name__)
+_LEAVING_S: Final = 1.0
 _NO_SECRETS: Final = "its secrets are not to be had"
 _Answer = TypeVar("_Answer", bound=Input)
 
@@ -112,6 +114,7 @@ class NodeWork:
         self._vault = Vault(plane)
         self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
         self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
+        self._starters: dict[NodeKey, SpawnerStarter] = {}
 
     def site(self, assignment: Assignment) -> LaunchSite:
         """Its folders and files."""
@@ -159,7 +162,6 @@ class NodeWork:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(source, self._folders.site(key).work_dir)
-            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
 
         await self._guarded(key, stage, lambda error: self._failed_staging(key, error))
@@ -191,6 +193,8 @@ class NodeWork:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
+            if assignment.devices and (busy := await self._still_busy(assignment.devices)):
+                return SpawnFailed(key, None, busy, EndedBy.DRIFT)
             variables: Mapping[str, str] = {}
             if assignment.has_credentials:
                 try:
@@ -200,7 +204,7 @@ class NodeWork:
                     return SpawnFailed(key, None, "it is not lent to this worker any more")
                 except GpulayerError as error:
                     return SpawnFailed(key, None, f"{_NO_SECRETS}: {_told(error)}", EndedBy.STAGING)
-            starter = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
+            starter = self._starters[key] = SpawnerStarter(self._link, assignment, kill_by_ms, variables)
             try:
                 environment = await self._environment(assignment)
             except PluginResting:
@@ -225,6 +229,10 @@ class NodeWork:
             except PluginResting as resting:
                 self._put_off[key] = resting
                 return SpawnPutOff(key)
+            if failed is not None and starter.is_in_use:
+                if not await self.why_busy(assignment.devices):
+                    await asyncio.sleep(_LEAVING_S)  # whoever has it can't be seen: it must not be tried all the time
+                return replace(failed, ended_by=EndedBy.DRIFT)
             if failed is not None and starter.is_disk_full:
                 return SpawnFailed(key, None, f"{self._keeper.full_text()}\n{failed.evidence}", EndedBy.DISK_FULL)
             return failed
@@ -251,6 +259,19 @@ class NodeWork:
         if broken:
             raise broken[0]
 
+    async def why_busy(self, devices: Collection[str]) -> str:
+        """Look who is on them now, and tell the control plane where that is new. What the first that somebody is on is
+        busy with; empty where they are all free."""
+        if await self._known.look_at(devices):
+            self._feed(FactsChanged())
+        return self._known.why_busy(devices)
+
+    def call_off(self, key: NodeKey) -> bool:
+        """Of a start that goes on: True where the spawner has not been asked; then it is not asked any more, whatever
+        the launcher does."""
+        starter = self._starters.get(key)
+        return starter is None or starter.call_off()
+
     def masks_for(self, assignment: Assignment) -> Callable[[], Awaitable[Masks]] | None:
         """What the log of this node must not show; None where it holds no secret. To be asked before any of it is
         sent. Raises like ``Vault.of``."""
@@ -266,6 +287,7 @@ class NodeWork:
         """All that is remembered of it."""
         self.unwritten.pop(key, None)
         self._put_off.pop(key, None)
+        self._starters.pop(key, None)
         self._vault.forget(key)
         self._environments.forget(key)
         self._inputs.forget(key)
@@ -325,6 +347,13 @@ class NodeWork:
         except GpulayerError as error:
             _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
 
+    async def _still_busy(self, devices: Collection[str]) -> str:
+        """Whoever is leaving just now is given a moment."""
+        if busy := await self.why_busy(devices):
+            await asyncio.sleep(_LEAVING_S)
+            busy = await self.why_busy(devices)
+        return busy
+
     async def _environment(self, assignment: Assignment) -> Environment:
         return await self._environments.of(assignment, self.site(assignment).work_dir, self._known.facts)
 
@@ -356,6 +385,9 @@ class NodeWork:
         except StaleAttempt:
             result = AttemptsVoided((key.epoch,))
         except (GpulayerError, Unready) as error:
+            result = failed(error)
+        except OSError as error:  # the disk's; what it says is in the record, too
+            _log.warning("work for %s failed: %s", key, error)
             result = failed(error)
         except Exception as error:
             _log.exception("work for %s failed", key)

@@ -22,6 +22,7 @@ from gpulayer.errors import (
     GpulayerError,
     InternalError,
     NotFound,
+    Overloaded,
     ProtocolError,
     StorageUnavailable,
     TimedOut,
@@ -32,7 +33,7 @@ from gpulayer.errors import (
     VersionMismatch,
 )
 from gpulayer.net import Address, parse_url
-from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff, backoff_ms
+from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff, asked_ms, backoff_ms
 from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.errors import error_from_envelope
 from gpulayer.wire.workers import EnrolBody, EnrolReply, SessionBody, SessionReply, WorkerFactsFields
@@ -48,6 +49,7 @@ _PASSING: Final = (
     VersionMismatch,
     TimedOut,
     StorageUnavailable,
+    Overloaded,
     DiskFull,
     InternalError,
     ProtocolError,
@@ -59,6 +61,9 @@ _USER_AGENT: Final = f"gpulayer-worker/{__version__}"
 _MINT_S: Final = 10.0  # of all workers at once, perhaps, after a restart; then nobody's lease is short
 _SIGNATURES: Final = 5  # more are asked for only where somebody else signs with the same key
 _COUNTER_END: Final = 2**62  # of the wire's counters
+_AGAIN_MS: Final = "again_ms"  # where an answer's Retry-After is kept with its error
+_DIGITS: Final = 9
+_LONGEST_S: Final = 10  # of what is said: a worker is missed sooner than a client
 _Result = TypeVar("_Result")
 
 
@@ -249,7 +254,7 @@ class Plane:
         try:
             async with self._http.stream(address, method, path, headers=headers, body=content) as incoming:
                 if incoming.status >= 400:
-                    error = _error(incoming.status, await incoming.read())
+                    error = _error(incoming.status, await incoming.read(), incoming.headers)
                     if isinstance(error, Unauthenticated):
                         self._renew_at_ms = 0
                     raise error
@@ -270,11 +275,17 @@ class Plane:
                 tries += 1
                 if tries == 1 or tries % _SAY_EVERY == 0:
                     _log.warning("%s: %s; trying again", what, error.message)
-            await asyncio.sleep(self.backoff_s(tries))
+                wait_s = self.backoff_s(tries, after=error)
+            await asyncio.sleep(wait_s)
 
-    def backoff_s(self, tries: int) -> float:
-        """Seconds to wait after ``tries`` failures; drawn at random, so it differs each time."""
-        return backoff_ms(tries, random=self._random(), backoff=self._backoff) / 1000
+    def backoff_s(self, tries: int, *, after: GpulayerError | None = None) -> float:
+        """Seconds to wait after ``tries`` failures; drawn at random, so it differs each time. after: the last one; a
+        control plane that has too much to do says itself when to come again."""
+        random = self._random()
+        wait_ms = backoff_ms(tries, random=random, backoff=self._backoff)
+        if isinstance(after, Overloaded):
+            wait_ms = max(wait_ms, asked_ms(after.details[_AGAIN_MS], random=random))
+        return wait_ms / 1000
 
     async def _session(self) -> str:
         if not self._token or self._clock.monotonic_ms() >= self._renew_at_ms:
@@ -358,9 +369,10 @@ class Plane:
             self._endpoints.failed(address)
             raise
         if answer.status >= 400:
-            if answer.status == 503:
+            error = _error(answer.status, answer.body, answer.headers)
+            if answer.status == 503 and not isinstance(error, Overloaded):
                 self._endpoints.failed(address)  # a standby says so; the leader may be the next one
-            raise _error(answer.status, answer.body)
+            raise error
         try:
             return json.loads(answer.body or b"null")
         except ValueError:
@@ -372,12 +384,16 @@ def _token_id(token: str) -> str:
     return token.partition("_")[2].partition("_")[0]
 
 
-def _error(status: int, body: bytes) -> GpulayerError:
+def _error(status: int, body: bytes, headers: Mapping[str, str]) -> GpulayerError:
     try:
         error = error_from_envelope(json.loads(body))
     except ValueError:
         error = None
-    if error is not None:
-        return error
-    kinds: Mapping[int, type[GpulayerError]] = {401: Unauthenticated, 403: Forbidden, 503: StorageUnavailable}
-    return kinds.get(status, ProtocolError)(f"the control plane answered {status} without saying why")
+    if error is None:
+        kinds: Mapping[int, type[GpulayerError]] = {401: Unauthenticated, 403: Forbidden, 503: StorageUnavailable}
+        return kinds.get(status, ProtocolError)(f"the control plane answered {status} without saying why")
+    if isinstance(error, Overloaded):
+        said = headers.get("retry-after", "")
+        after_s = int(said) if said.isascii() and said.isdigit() and len(said) <= _DIGITS else 1
+        error.details[_AGAIN_MS] = min(after_s, _LONGEST_S) * 1000
+    return error

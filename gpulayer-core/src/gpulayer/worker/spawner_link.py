@@ -49,6 +49,7 @@ __all__ = [
 _MAX_REPLY_BYTES: Final = 64 << 20
 _START_DEADLINE_S: Final = 60.0  # longer than one that is stuck is waited for
 _REQUEST_DEADLINE_S: Final = 30.0
+_SPAWN_DEADLINE_S: Final = 60.0  # longer, too: what was given up by then must not be started by one that goes on
 _AGAIN_S: Final = (0.01, 0.5)
 _STARTS: Final = 2  # one that fails may have met what passes: a start is cheap, the loss of an agent is not
 
@@ -169,7 +170,7 @@ class SpawnerLink:
         devices: Sequence[str] = (),
         err_path: Path | None = None,
         limits: m.SpawnLimits | None = None,
-        deadline_s: float = _REQUEST_DEADLINE_S,
+        deadline_s: float = _SPAWN_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
         """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
         reply = await self._request(

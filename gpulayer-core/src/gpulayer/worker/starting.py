@@ -1,11 +1,14 @@
 """The spawner, as a launch uses it: what is started by it, why something was not, and how what it started has ended."""
 
 import errno
+import logging
 from collections.abc import Collection, Mapping
+from typing import Final
 
+from gpulayer.errors import TimedOut
 from gpulayer.plugins.contracts.launcher import Launched, LaunchPlan, NotLaunched
 from gpulayer.protocol.messages import ProcessExited, ProcessLost, SpawnFailed
-from gpulayer.spawner.messages import ExitRecord
+from gpulayer.spawner.messages import ExitRecord, Spawned
 from gpulayer.spawner.messages import SpawnFailed as NotSpawned
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.limits import Limits
@@ -16,11 +19,13 @@ from gpulayer.worker.spawner_link import SpawnerLink
 
 __all__ = ["SpawnerStarter", "end_of"]
 
+_log: Final = logging.getLogger(__name__)
+
 
 class SpawnerStarter:
     """Starts plans through the spawner link, for one launch.
 
-    ended: it had ended already. is_disk_full: that is why it was not started.
+    ended: it had ended already. is_disk_full, is_in_use (one of its devices): that is why it was not started.
     """
 
     def __init__(
@@ -31,31 +36,50 @@ class SpawnerStarter:
         self._link = link
         self._assignment = assignment
         self._kill_by_ms = kill_by_ms
+        self._has_asked = self._is_called_off = False
         self.ended: ExitRecord | None = None
-        self.is_disk_full = False
+        self.is_disk_full = self.is_in_use = False
+
+    def call_off(self) -> bool:
+        """Nothing is to be started any more; False where it is too late for that."""
+        self._is_called_off = not self._has_asked
+        return self._is_called_off
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
         """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
-        reply = await self._link.spawn(
-            key=plan.key,
-            argv=plan.argv,
-            cwd=plan.cwd,
-            env=with_secrets(plan, self._variables),
-            log_path=plan.log_path,
-            exit_path=plan.exit_path,
-            nice=self._assignment.limits.nice,
-            devices=self._assignment.devices,
-            kill_by_ms=self._kill_by_ms,
-            err_path=plan.err_path,
-            limits=spawn_limits(self._assignment, log_bytes=plan.log_bytes),
-        )
+        if self._is_called_off:
+            return NotLaunched(None, "nobody wants this start any more")
+        self._has_asked = True
+        reply = await self._ask(plan)
         if isinstance(reply, NotSpawned):
+            self.is_in_use = reply.exit_code is None and reply.errno == errno.EBUSY
             self.is_disk_full = reply.exit_code is None and reply.errno in (errno.ENOSPC, errno.EDQUOT)
             return NotLaunched(reply.exit_code, reply.message, self._hint(reply.exit_code, plan, reply.errno))
         if reply.exit is not None and reply.exit.reason == "spawn_failed":
             return NotLaunched(reply.exit.exit_code, reply.exit.message, self._hint(reply.exit.exit_code, plan))
         self.ended = reply.exit
         return Launched(reply.pid)
+
+    async def _ask(self, plan: LaunchPlan) -> Spawned | NotSpawned:
+        while True:
+            try:
+                return await self._link.spawn(
+                    key=plan.key,
+                    argv=plan.argv,
+                    cwd=plan.cwd,
+                    env=with_secrets(plan, self._variables),
+                    log_path=plan.log_path,
+                    exit_path=plan.exit_path,
+                    nice=self._assignment.limits.nice,
+                    devices=self._assignment.devices,
+                    kill_by_ms=self._kill_by_ms,
+                    err_path=plan.err_path,
+                    limits=spawn_limits(self._assignment, log_bytes=plan.log_bytes),
+                )
+            except TimedOut as error:
+                # It may have been heard, and nobody must say that nothing runs: one that is stuck is ended by the link,
+                # or goes on, and whichever answers then knows.
+                _log.warning("starting %s: %s", plan.key, error.message)
 
     def _hint(self, exit_code: int | None, plan: LaunchPlan, number: int = 0) -> str:
         """What to do; of a program that the launcher put in front, its user knows nothing."""

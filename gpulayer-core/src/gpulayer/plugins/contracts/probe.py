@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from gpulayer.spec.machine import Device, Framework, Locality
 
-__all__ = ["PROBE_DEADLINE_S", "Findings", "Probe", "ProbeSite"]
+__all__ = ["PROBE_DEADLINE_S", "Findings", "Probe", "ProbeSite", "ProcessKind", "ProcessOnDevice"]
 
 PROBE_DEADLINE_S: Final = 10.0
 
@@ -20,6 +21,26 @@ class ProbeSite:
     environment: Mapping[str, str] = field(repr=False)
 
 
+class ProcessKind(StrEnum):
+    """What a process does on a device: ``graphics`` only draws there, a desktop for example."""
+
+    COMPUTE = "compute"
+    GRAPHICS = "graphics"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOnDevice:
+    """One process that has a context on a device. One that both computes and draws computes.
+
+    device: uuid. pid: as the driver tells it. memory_bytes: what it has of the device; None: not known.
+    """
+
+    device: str
+    pid: int
+    kind: ProcessKind = ProcessKind.COMPUTE
+    memory_bytes: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """A part of the facts of a machine; what a probe does not know stays at its default.
@@ -28,6 +49,8 @@ class Findings:
     addresses: numeric, where other machines may reach this one, best first.
     resources: (name, how many) of what jobs take a share of by name: ``("matlab", 2)``. Jobs that ask for more than is
     free wait; GPUlayer counts, the probe only says how many there are in all, GPUlayer's own use included.
+    processes: all that are on these devices now, those of GPUlayer's own jobs too: the worker knows which those are,
+    and takes a device that any other one computes on for busy. None: this probe does not know.
     """
 
     platform: str = ""
@@ -40,13 +63,15 @@ class Findings:
     locality: Locality | None = None
     addresses: tuple[str, ...] = ()
     resources: tuple[tuple[str, int], ...] = ()
+    processes: tuple[ProcessOnDevice, ...] | None = None
 
 
 @runtime_checkable
 class Probe(Protocol):
     """Looks at one side of a machine.
 
-    ``look`` is called at the worker's start and every minute, and may block for ``PROBE_DEADLINE_S``; what can hang in
+    ``look`` is called at the worker's start and every minute; where it knows of processes, also right before a job
+    starts on a device, and soon after a stranger has left one. It may block for ``PROBE_DEADLINE_S``; what can hang in
     native code must run in a child process that the probe itself ends by then. It changes nothing. What is not there is
     no error: a machine without a device gives no findings. It raises only when it could not look; then the worker goes
     on with what this probe found last, after a restart with what it found in the hour before, and with nothing of it

@@ -7,6 +7,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gpulayer.errors import BadRequest, NotFound, Unauthenticated
 from gpulayer.ids import Digest, is_digest
+from gpulayer.server.admission import Demand
 from gpulayer.server.rights import check_reads_blobs
 from gpulayer.server.web import READ_OR_WORKER, SUBMIT_OR_WORKER, Call, Route, json_response
 from gpulayer.spec.units import format_bytes
@@ -14,7 +15,7 @@ from gpulayer.staging.blobs import BlobFolder
 from gpulayer.wire.packs import FRAME_HEADER, MAX_PACKED_BLOB, frame, read_frames
 from gpulayer.wire.plane import FetchBody, MissingBody, MissingReply, PackReply
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "while_good"]
 
 _WRITE_PIECE: Final = 2**20
 
@@ -53,7 +54,7 @@ async def get_blob(call: Call) -> Response:
     size = await call.plane.in_thread(blobs.size, digest)
     # The last piece comes only if the content has its digest: a damaged blob ends short of its length.
     return StreamingResponse(
-        _while_good(call, blobs.chunks(digest)),
+        while_good(call, blobs.chunks(digest)),
         headers={"Content-Length": str(size), "X-Content-Type-Options": "nosniff"},
         media_type="application/octet-stream",
     )
@@ -73,13 +74,13 @@ async def fetch(call: Call) -> Response:
     await check_reads_blobs(call.plane, call.client, digests)
     total = await call.plane.in_thread(_check_packable, call.plane.blobs, digests)
     return StreamingResponse(
-        _while_good(call, _frames(call.plane.blobs, digests)),
+        while_good(call, _frames(call.plane.blobs, digests)),
         headers={"Content-Length": str(total)},
         media_type="application/octet-stream",
     )
 
 
-def _while_good(call: Call, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def while_good(call: Call, pieces: Iterator[bytes]) -> Iterator[bytes]:
     """What is left is not sent once the caller's token is no good any more: short of its length, it is no blob."""
     for piece in pieces:
         try:
@@ -126,6 +127,7 @@ ROUTES: Final = (
         "Which of these blobs are not here",
         body=MissingBody,
         reply=MissingReply,
+        demand=Demand.UPLOAD,
     ),
     Route(
         "PUT",
@@ -136,6 +138,7 @@ ROUTES: Final = (
         reply=PackReply,
         raw="application/octet-stream",
         status=201,
+        demand=Demand.UPLOAD,
     ),
     Route(
         "GET",
@@ -154,6 +157,7 @@ ROUTES: Final = (
         reply=PackReply,
         raw="application/octet-stream",
         status=201,
+        demand=Demand.UPLOAD,
     ),
     Route(
         "POST",

@@ -12,7 +12,8 @@ from gpulayer.engine.events import CancelRequested, NodePhase
 from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
-from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.ids import ID_LENGTH, Digest, Epoch, JobId
+from gpulayer.server.admission import Demand
 from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
@@ -22,6 +23,7 @@ from gpulayer.server.records import (
     explain_reply,
     job_record,
     output_records,
+    restored_hint,
     suspended_reason,
     waiting_reason,
 )
@@ -101,7 +103,11 @@ async def show(call: Call) -> Response:
     """With ``wait_s`` it holds until the job is final or the time is over, and answers with what it is then."""
     wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
     if not wait_s and call.client.kind is TokenKind.CLIENT:  # it sees every job: one query does
-        return json_response(await _record(call.plane, await call.plane.query(reads.find_job, call.path("ref"))))
+        try:
+            found = await call.plane.query(reads.find_job, call.path("ref"))
+        except NotFound as error:
+            raise _not_known(call, error) from None
+        return json_response(await _record(call.plane, found))
     job_id = await find_job(call)
     if wait_s:
         await _await_final(call, job_id, wait_s)
@@ -191,11 +197,19 @@ async def find_job(call: Call) -> JobId:
     if not call.plane.driver.look(lambda state: job_id in state.jobs):
         try:
             job_id = await call.plane.query(reads.resolve_job, call.path("ref"))
-        except NotFound:
+        except NotFound as error:
             await check_sees(call.plane, call.client, None)
-            raise
+            raise _not_known(call, error) from None
     await check_sees(call.plane, call.client, job_id)
     return job_id
+
+
+def _not_known(call: Call, error: NotFound) -> NotFound:
+    """As ``error`` says; of a whole id, in a store that was restored, with what has become of it."""
+    ref, restored = call.path("ref"), call.plane.restored
+    if restored is None or len(ref) != ID_LENGTH:
+        return error
+    return NotFound(error.message, hint=restored_hint(restored))
 
 
 async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
@@ -426,6 +440,7 @@ ROUTES: Final = (
         reply=JobRecord,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "POST",
@@ -437,6 +452,7 @@ ROUTES: Final = (
         reply=BatchReply,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "GET",
@@ -445,6 +461,7 @@ ROUTES: Final = (
         READ,
         "A page of jobs, newest first",
         reply=JobPage,
+        demand=Demand.LOOK,
         query=(
             Query("state", "only jobs in these states, joined by commas", "string"),
             Query("name", "only jobs of this name", "string"),
@@ -480,6 +497,7 @@ ROUTES: Final = (
         reply=JobRecord,
         status=201,
         repeated=200,
+        demand=Demand.SUBMIT,
     ),
     Route(
         "GET",
@@ -504,5 +522,6 @@ ROUTES: Final = (
         "Every worker's verdict on a request; nothing is submitted",
         body=ExplainBody,
         reply=ExplainReply,
+        demand=Demand.LOOK,
     ),
 )

@@ -3,20 +3,26 @@
 import logging
 import os
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from starlette.responses import Response
+import anyio
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gpulayer import __version__
 from gpulayer.clock import iso_utc
 from gpulayer.errors import StorageUnavailable
 from gpulayer.server.audit import entry
+from gpulayer.server.backup import open_backup
 from gpulayer.server.openapi import describe
+from gpulayer.server.plane import Plane
 from gpulayer.server.records import presence
+from gpulayer.server.routes.blobs import while_good
 from gpulayer.server.store import Side, reads
 from gpulayer.server.web import ADMIN, OPEN, READ, READ_OR_WORKER, Call, Route, json_response
-from gpulayer.wire.plane import PlaneRecord, ShutdownBody
+from gpulayer.wire.plane import BackupBody, PlaneRecord, ShutdownBody
 
 __all__ = ["ROUTES"]
 
@@ -87,6 +93,51 @@ async def shutdown(call: Call) -> Response:
     return json_response({})
 
 
+async def backup(call: Call) -> Response:
+    """All of this control plane as one file (``server.archive``), its keys too. What happens meanwhile is not in it."""
+    plane, body = call.plane, await call.json(BackupBody, optional=True)
+    making = open_backup(
+        plane.settings.layout,
+        made_wall_ms=plane.clock.wall_ms(),
+        incarnation=plane.incarnation,
+        blobs=body.get("blobs", True),
+        logs=body.get("logs", True),
+    )
+    made = await plane.in_thread(making.__enter__)
+    try:
+        told = entry(plane.clock.wall_ms(), call.client, "plane.backup", size_bytes=made.size)
+        await plane.driver.submit(side=Side(audit=(told,)))
+    except BaseException:
+        await plane.in_thread(making.__exit__, None, None, None)
+        raise
+    answer = StreamingResponse(
+        while_good(call, made.pieces()),
+        headers={"Content-Length": str(made.size)},
+        media_type="application/octet-stream",
+    )
+    return _LeavingAfter(answer, plane, making)
+
+
+class _LeavingAfter(Response):
+    """An answer, and what is to be left when it is sent, or when nobody takes it any more."""
+
+    def __init__(self, answer: Response, plane: Plane, making: AbstractContextManager[object]) -> None:
+        self._answer = answer
+        self._plane = plane
+        self._making = making
+        self.status_code = answer.status_code
+        self.background = None
+        self.body = b""
+        self.raw_headers = answer.raw_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._plane.in_thread(self._making.__exit__, None, None, None)
+
+
 async def openapi(call: Call) -> Response:
     """Made anew for every caller."""
     from gpulayer.server.routes import ROUTES as ALL  # noqa: PLC0415 - the list that holds this very route
@@ -99,5 +150,14 @@ ROUTES: Final = (
     Route("GET", "/readyz", readyz, OPEN, "Does it accept work; 503 while it can't"),
     Route("GET", "/openapi.json", openapi, READ_OR_WORKER, "This description"),
     Route("GET", "/v1/plane", show, READ, "The control plane's own record", reply=PlaneRecord),
+    Route(
+        "POST",
+        "/v1/plane:backup",
+        backup,
+        ADMIN,
+        "All of the control plane as one file, its keys too, while it goes on",
+        body=BackupBody,
+        raw_reply="application/octet-stream",
+    ),
     Route("POST", "/v1/plane:shutdown", shutdown, ADMIN, "End the control plane in good order", body=ShutdownBody),
 )

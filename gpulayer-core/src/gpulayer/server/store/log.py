@@ -3,16 +3,20 @@
 Functions of a connection, as in ``reads``.
 """
 
+import re
 from collections.abc import Collection
+from typing import Final
 
 from sqlalchemy import Connection, case, func, select
 
-from gpulayer.ids import WorkerId
+from gpulayer.ids import Digest, WorkerId
 from gpulayer.server.store.reads import read_jobs
 from gpulayer.server.store.rows import LogPage, LogRow
-from gpulayer.server.store.tables import counters, events, sink_cursors, workers
+from gpulayer.server.store.tables import counters, events, facts, sink_cursors, workers
 
-__all__ = ["last_seq", "read_log", "read_sink_cursors", "read_store_id"]
+__all__ = ["last_seq", "oldest_until", "read_log", "read_sink_cursors", "read_store_id", "unnamed_facts"]
+
+_DIGEST: Final = re.compile(r'"facts":"([0-9a-f]{64})"')
 
 
 def read_log(connection: Connection, *, after: int, limit: int, kinds: Collection[str], leaving: str) -> LogPage:
@@ -35,6 +39,34 @@ def read_log(connection: Connection, *, after: int, limit: int, kinds: Collectio
         read_jobs(connection, {row.job_id for row in told if row.job_id is not None}),
         _worker_names(connection, {row.worker for row in told if row.worker is not None}),
     )
+
+
+def oldest_until(connection: Connection, *, before_wall_ms: int, limit: int) -> int:
+    """Number of the last of at most ``limit`` rows at the beginning of the log that are all older; 0 for none. Rows are
+    in the order in which they were written: one that a clock has put too far ahead keeps those after it until it goes.
+    The newest row is never among them: the numbers of those to come go on from it.
+    """
+    newest = select(func.max(events.c.seq)).scalar_subquery()
+    query = select(events.c.seq, events.c.wall_ms).where(events.c.seq < newest).order_by(events.c.seq).limit(limit)
+    rows = connection.execute(query)
+    found = 0
+    for seq, wall_ms in rows:
+        if wall_ms >= before_wall_ms:
+            break
+        found = seq
+    return found
+
+
+def unnamed_facts(connection: Connection) -> tuple[list[Digest], int]:
+    """Digests of facts that no worker has and no row of the log names; and the number of the newest row that was looked
+    at."""
+    until = last_seq(connection)
+    said = connection.execute(
+        select(events.c.body).where(events.c.kind.in_(["worker_joined", "worker_reported"]), events.c.seq <= until)
+    ).scalars()
+    named = {digest for body in said for digest in _DIGEST.findall(body)}
+    named.update(connection.execute(select(workers.c.facts_digest)).scalars())
+    return [Digest(each) for each in connection.execute(select(facts.c.digest)).scalars() if each not in named], until
 
 
 def last_seq(connection: Connection) -> int:

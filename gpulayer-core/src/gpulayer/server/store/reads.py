@@ -28,12 +28,14 @@ from gpulayer.spec.job import JobState
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = [
+    "RESTORED",
     "attempts_of",
     "count_jobs",
     "ended_before",
     "find_idempotency",
     "find_job",
     "job_events",
+    "last_restore",
     "maker_of",
     "output_trees",
     "page_of_jobs",
@@ -47,6 +49,9 @@ __all__ = [
     "resolve_job",
     "secrets_ended_before",
 ]
+
+RESTORED: Final = "plane.restore"
+"""The action in the audit trail."""
 
 _COLUMNS: Final = (
     jobs.c.id,
@@ -283,6 +288,13 @@ def read_audit(connection: Connection, *, after: int, limit: int) -> list[AuditR
         AuditRow(row.seq, AuditEntry(row.wall_ms, row.actor, row.action, row.subject, row.details), row.hash)
         for row in rows
     ]
+
+
+def last_restore(connection: Connection) -> AuditEntry | None:
+    """What the audit trail says of the last time that this store was restored from a backup; None: never."""
+    query = select(audit).where(audit.c.action == RESTORED).order_by(audit.c.seq.desc()).limit(1)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else AuditEntry(row.wall_ms, row.actor, row.action, row.subject, row.details)
 
 
 def read_secrets(connection: Connection, job_id: JobId) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, Record, TaskImage, WorkerImage
-from gpulayer.ids import JobId, WorkerId
+from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.wire.jobs import JobSubmission
 
@@ -148,7 +148,9 @@ class Side:
     """Rows that must be as durable as the events they come with; replaced by key. audit: appended, never replaced.
 
     counters, starts: of workers' identities; they only rise, and where there is no identity (any more) they make none.
-    sink_cursors: how far in the event log each sink has been told.
+    sink_cursors: how far in the event log each sink has been told. forget_events: up to this number; 0: none.
+    forget_facts: unless a worker has them, or an event after number ``facts_after`` names them.
+    forget_idempotency_ms: keys that are older.
     """
 
     jobs: tuple[JobRow, ...] = ()
@@ -163,6 +165,10 @@ class Side:
     forget_secrets: tuple[JobId, ...] = ()
     audit: tuple[AuditEntry, ...] = ()
     sink_cursors: tuple[tuple[str, int], ...] = ()
+    forget_events: int = 0
+    forget_facts: tuple[Digest, ...] = ()
+    facts_after: int = 0
+    forget_idempotency_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

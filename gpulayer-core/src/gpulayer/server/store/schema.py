@@ -13,7 +13,7 @@ from gpulayer.server.store.tables import SCHEMA_VERSION, counters, metadata, ver
 if TYPE_CHECKING:
     from alembic.config import Config
 
-__all__ = ["alembic_config", "ensure_schema"]
+__all__ = ["alembic_config", "ensure_schema", "expected"]
 
 
 def ensure_schema(engine: Engine) -> None:
@@ -36,6 +36,11 @@ def ensure_schema(engine: Engine) -> None:
                 hint="a newer version wrote it: upgrade gpulayer, or use another --state folder",
             )
         _migrate(connection)
+
+
+def expected() -> dict[str, frozenset[str]]:
+    """The tables of this version and their columns."""
+    return {table.name: frozenset(column.name for column in table.columns) for table in metadata.sorted_tables}
 
 
 def _version(connection: Connection) -> str | None:

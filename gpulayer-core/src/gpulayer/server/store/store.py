@@ -6,9 +6,10 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 """
 
 import json
-import os
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
@@ -25,10 +26,11 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-from gpulayer.errors import InternalError, StorageUnavailable
-from gpulayer.faults import here
+from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
+from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
+from gpulayer.server.store.carried import carried
 from gpulayer.server.store.codec import (
     EntryReader,
     ScheduleWriter,
@@ -41,10 +43,13 @@ from gpulayer.server.store.codec import (
     outcome_to_text,
     submission_to_text,
 )
+from gpulayer.server.store.disk import StoreDisk, sync_error
+from gpulayer.server.store.health import check_contents, damaged, is_damage
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
     Batch,
+    EventRow,
     IdempotencyRow,
     IdentityRow,
     JobRow,
@@ -53,7 +58,8 @@ from gpulayer.server.store.rows import (
     StartRow,
     TokenRow,
 )
-from gpulayer.server.store.schema import ensure_schema
+from gpulayer.server.store.schema import ensure_schema, expected
+from gpulayer.server.store.tables import SCHEMA_VERSION
 from gpulayer.server.store.trail import chained
 from gpulayer.spec.job import JobState
 from gpulayer.spec.outcome import EndedBy
@@ -64,8 +70,12 @@ __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
 IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
 _BUSY_TIMEOUT_MS: Final = 5_000
+_SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
+_LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
+_LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
 
 _STATES: Final = {str(state): state for state in JobState}  # a quarter of the time of JobState(text)
+_NOT_NOW: Final = "nothing was written; free space or repair the disk, then try again"
 _READ_ONLY: Final = {"gpulayer_read": True}
 
 Row = tuple[Any, ...]  # Any: whatever the columns hold
@@ -99,21 +109,55 @@ _JOB_SPEC: Final = (
 
 
 class Store:
-    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600). Raises Conflict for a newer schema."""
+    """Opens or makes the store at ``path`` (a file on a local disk, mode 0600).
 
-    def __init__(self, path: str) -> None:
-        _make_private(path)
-        self._engine = _engine(path)
+    Raises Conflict for a newer schema, StorageUnavailable for a file that is damaged or can't be used, which is left as
+    it is; a store of an older schema is copied before it is brought up to date (``health``).
+
+    ``was_left_open``: nobody closed it; its last owner died. After a sync of SQLite's that failed ``disk.failed`` is
+    told, and where that returns, StorageUnavailable is raised: what was acknowledged before is durable, and nobody
+    may go on with this store but by opening it anew.
+    """
+
+    def __init__(self, path: str, *, disk: StoreDisk | None = None) -> None:
+        self._path = path
+        self._disk = disk or StoreDisk()
+        if not self._disk.check(path):
+            self._make()
+        self.was_left_open = self._disk.prepare(path)
+        if self.was_left_open:
+            self._disk.save_log(path)
+        found = self._disk.check_start(path)
+        if found < SCHEMA_VERSION:
+            self._disk.copy_before_migration(path, schema=found)
+        self._engine = _engine(path, self._disk.vfs)
         try:
-            with _mapped():
+            with self._mapped():
                 ensure_schema(self._engine)
+            self._disk.sync_names(path)
+            with closing(self._disk.read_only(Path(path))) as connection:
+                check_contents(connection, path, tables=expected())
             self._audited = self._last_audit()
+            self._disk.mark_open(path)
         except BaseException:
             self._engine.dispose()
             raise
 
+    def _make(self) -> None:
+        """An empty store, under its name only when it is whole, so that an empty file of that name is always damage."""
+        making = f"{self._path}.new"
+        self._disk.begin(making)
+        engine = _engine(making, self._disk.vfs)
+        try:
+            with self._mapped():
+                ensure_schema(engine)
+        finally:
+            engine.dispose()  # which brings all of it into the one file, synced
+        self._disk.give_name(making, self._path)
+
     def close(self) -> None:
         """Gives the connections back; what was committed stays."""
+        self._disk.unmark(self._path)
         self._engine.dispose()
 
     def commit(self, batch: Batch) -> None:
@@ -121,30 +165,63 @@ class Store:
         rows = _split(batch)
         seq, after = self._audited
         audit = chained(rows.audit, seq=seq, after=after)
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
             if audit:
                 connection.exec_driver_sql(_INSERT_AUDIT, [_audit_columns(row) for row in audit])
             here("plane.in_transaction")
+            here_each("commit.in_", lambda: carried(batch))
+        with self._mapped():
+            self._disk.reach_sync(self._path)
         if audit:
             self._audited = (audit[-1].seq, audit[-1].hash)
 
+    def begin_generation(self, *, first: int, marker: EventRow) -> None:
+        """Of a store that was restored: every number that it gives out from now on is ``first`` at least, since what it
+        gave out after the backup is not known. ``marker``: the row of the log that says so, and from whose number the
+        log goes on. No worker is this machine's own any more. To be followed by a commit of what else follows.
+        """
+        row = (first, marker.at_ms, marker.wall_ms, __version__, marker.job_id, marker.worker, marker.kind, marker.body)
+        with self._mapped(), self._engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE counters SET next_epoch = ?, next_seq = ?", (first, first))
+            # A signature over a counter of the lost time opens no session; its worker signs anew above this one.
+            connection.exec_driver_sql("UPDATE identities SET counter = ?, is_local = 0", (first,))
+            connection.exec_driver_sql(_insert(tables.events, ("seq", *_EVENT)), row)
+
+    def highest(self) -> int:
+        """Of all numbers that this store has given out."""
+        with self.reading() as connection:
+            found = connection.exec_driver_sql(
+                "SELECT max(next_epoch, next_seq, COALESCE((SELECT max(seq) FROM events), 0),"
+                " COALESCE((SELECT max(counter) FROM identities), 0)) FROM counters"
+            ).scalar_one()
+        return int(found)
+
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
+            here("plane.in_probe")
 
     def forget_idempotency(self, before_wall_ms: int) -> None:
         """Drop the keys that are older than ``before_wall_ms``."""
         table = tables.idempotency
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
+            here("plane.in_key_sweep")
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
-        that failed nobody knows whether it is there after all."""
+        that failed nobody knows whether it is there after all. Raises StorageUnavailable, also for rows that can't be
+        what was written."""
+        try:
+            return self._load_live()
+        except (LookupError, ValueError, TypeError, AttributeError, BadRequest) as error:
+            raise damaged(self._path, f"a row can't be read: {type(error).__name__}: {error}") from error
+
+    def _load_live(self) -> Live:
         self._audited = self._last_audit()
         reader = EntryReader()
         jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
@@ -221,9 +298,37 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable."""
-        with _mapped(), self._engine.connect() as connection:
-            yield connection.execution_options(**_READ_ONLY)
+        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row whose
+        JSON is none: what is in the store was written here."""
+        try:
+            with self._mapped(), self._engine.connect() as connection:
+                yield connection.execution_options(**_READ_ONLY)
+        except json.JSONDecodeError as error:
+            raise damaged(self._path, f"a row can't be read: {error}") from error
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
+        try:
+            yield
+        except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
+            raise InternalError(f"the store refused what was to be written: {error.orig}") from error
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            lost = sync_error(cause)
+            if lost is not None:
+                self._disk.failed(self._path, lost)
+            if is_damage(cause):
+                raise StorageUnavailable(
+                    f"the control plane's store is damaged: {cause}",
+                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore"
+                    " FILE brings a backup back",
+                ) from error
+            raise StorageUnavailable(f"the control plane's store can't be used now: {cause}", hint=_NOT_NOW) from error
+        except OSError as error:
+            raise StorageUnavailable(
+                f"the control plane's store can't be used now: {error.strerror}", hint=_NOT_NOW
+            ) from error
 
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
@@ -262,8 +367,8 @@ def _image_columns(image: JobImage) -> Row:
 
 
 def _is_untouched(task: TaskImage) -> bool:
-    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. No task gets back to
-    that: its attempts are counted."""
+    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. A task gets back to
+    that when its first attempt is given back; then it has a row."""
     return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
 
 
@@ -277,7 +382,9 @@ class _Split:
         self.attempts: dict[int, AttemptImage] = {}
         self.workers: dict[WorkerId, WorkerImage] = {}
         self.facts: dict[Digest, FactsImage] = {}
-        self.forgotten_facts: dict[Digest, None] = {}
+        self.forgotten_facts: list[Row] = []
+        self.forgotten_events = 0
+        self.forgotten_keys_ms = 0
         self.counters: CounterImage | None = None
         self.events: list[Row] = []
         self.idempotency: list[IdempotencyRow] = []
@@ -311,7 +418,7 @@ class _Split:
                     *(task.failures, dump(task.avoid), task.program_failures),
                 )
                 for task in self.tasks.values()
-                if not _is_untouched(task)
+                if task.job_id not in self.new_jobs or not _is_untouched(task)
             ],
         )
         yield (
@@ -337,15 +444,16 @@ class _Split:
                 for worker in self.workers.values()
             ],
         )
-        # Only now: a worker may have got them again, and the row of a removed one still names them.
-        yield _FORGET_FACTS, [(digest, digest) for digest in self.forgotten_facts]
         if self.counters is not None:
             yield _UPDATE_COUNTERS, [(self.counters.next_epoch, self.counters.next_seq, self.counters.now_ms, 1)]
         yield _INSERT_EVENT, self.events
+        yield _FORGET_EVENTS, [(self.forgotten_events,)] if self.forgotten_events else []
+        yield _FORGET_FACTS, self.forgotten_facts  # only now: a worker, or an event, may have got them again
         yield (
             _UPSERT_IDEMPOTENCY,
             [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
         )
+        yield _FORGET_KEYS, [(self.forgotten_keys_ms,)] if self.forgotten_keys_ms else []
         yield (
             _UPSERT_TOKEN,
             [
@@ -427,7 +535,7 @@ def _split(batch: Batch) -> _Split:
             case FactsImage():
                 split.facts[record.digest] = record
             case FactsForgotten():
-                split.forgotten_facts[record.digest] = None
+                pass  # events name them: they go when the last of these does (``retention``)
             case CounterImage():
                 split.counters = record
     for side in batch.sides:
@@ -443,6 +551,9 @@ def _split(batch: Batch) -> _Split:
         split.forgotten_secrets.extend(side.forget_secrets)
         split.audit.extend(side.audit)
         split.sink_cursors.extend(side.sink_cursors)
+        split.forgotten_events = max(split.forgotten_events, side.forget_events)
+        split.forgotten_keys_ms = max(split.forgotten_keys_ms, side.forget_idempotency_ms)
+        split.forgotten_facts.extend((digest, digest, side.facts_after, f"%{digest}%") for digest in side.forget_facts)
     split.events = [
         (row.at_ms, row.wall_ms, __version__, row.job_id, row.worker, row.kind, row.body) for row in batch.events
     ]
@@ -497,37 +608,35 @@ _UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
 _FORGET_FACTS: Final = (
     "DELETE FROM facts WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM workers WHERE facts_digest = ?)"
+    " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
+_FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
+_FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 
 
-def _make_private(path: str) -> None:
-    """SQLite gives the files beside it the store's own mode, when it makes them."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            if os.path.exists(each) and os.stat(each).st_mode & 0o077:
-                os.chmod(each, 0o600)
-    except OSError as error:
-        raise StorageUnavailable(
-            f"the control plane's store can't be used now: {error.strerror}", hint=f"see the mode and owner of {path}"
-        ) from None
-
-
-def _engine(path: str) -> Engine:
-    engine = create_engine(f"sqlite+pysqlite:///{path}", connect_args={"check_same_thread": False}, pool_size=8)
+def _engine(path: str, vfs: str) -> Engine:
+    url = f"sqlite+pysqlite:///file:{path}?vfs={vfs}&uri=true" if vfs else f"sqlite+pysqlite:///{path}"
+    engine = create_engine(url, connect_args={"check_same_thread": False}, pool_size=8)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection
         connection.isolation_level = None  # transactions begin and end where this module says
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode != "wal":  # the file system shares no memory between those who map a file
+            raise StorageUnavailable(
+                f"{path} lies where SQLite can't keep its log (journal mode {mode} instead of wal)",
+                hint="use a --state folder on a local disk",
+            )
         for pragma in (
-            f"busy_timeout={_BUSY_TIMEOUT_MS}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
+            f"synchronous={_SYNCHRONOUS}",
             "foreign_keys=ON",
+            f"wal_autocheckpoint={_LOG_PAGES}",
+            f"journal_size_limit={_LOG_KEPT_BYTES}",
         ):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -538,17 +647,3 @@ def _engine(path: str) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_read else "BEGIN IMMEDIATE")
 
     return engine
-
-
-@contextmanager
-def _mapped() -> Iterator[None]:
-    """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
-    try:
-        yield
-    except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
-        raise InternalError(f"the store refused what was to be written: {error.orig}") from error
-    except DBAPIError as error:
-        raise StorageUnavailable(
-            f"the control plane's store can't be used now: {error.orig}",
-            hint="nothing was written; free space or repair the disk, then try again",
-        ) from error

@@ -69,6 +69,12 @@ class ProbeContract(SharedContract):
         for device in devices:
             assert device.kind in DEVICE_KINDS, f"{device.kind} is no kind of a device"
 
+    def test_processes_are_on_devices_that_it_finds(self, ask: Ask) -> None:
+        found = self._found(ask)
+        uuids = {device.uuid for device in found.devices}
+        for process in found.processes or ():
+            assert process.device in uuids, f"process {process.pid} is on device {process.device}, which is not found"
+
     def test_resources_are_counted_by_plain_names(self, ask: Ask) -> None:
         resources = within(self.deadline_s, ask).resources
         names = [name for name, _ in resources]
@@ -99,5 +105,5 @@ class ProbeContract(SharedContract):
 
 
 def _lasting(found: Findings) -> Findings:
-    devices = tuple(replace(device, memory_free_bytes=None) for device in found.devices)
-    return replace(found, disk_bytes=None, devices=devices)
+    devices = tuple(replace(device, memory_free_bytes=None, memory_taken_bytes=0) for device in found.devices)
+    return replace(found, disk_bytes=None, devices=devices, processes=None)

@@ -1,400 +1,374 @@
-"""A simulated machine: its disk, its spawner's process table, and the real agent between them and the network.
+"""A simulated machine: its clock and disk, its agent and spawner, and all that can happen to it.
 
-It carries out the actions of ``protocol.agent`` and feeds back what happened; the agent may die and come back, the
-spawner may die and take the processes along, both may stop and go on later (SIGSTOP, a debugger, a machine that
-swaps), the whole machine may lose power.
+Parts of it may die and come back or be stopped for a while (SIGSTOP, a debugger, a machine that swaps); all of it may
+sleep (its clock goes on), lose power (its clock begins anew, and of what it wrote last some is gone), or be taken away.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING, Final
 
-from gpulayer.engine.effects import Effect, Void
-from gpulayer.engine.events import NodePhase, NodeReport, WorkerReported
 from gpulayer.ids import Digest, JobId, WorkerId
-from gpulayer.protocol import agent as agent_protocol
 from gpulayer.protocol import messages as m
-from gpulayer.protocol.retry import backoff_ms
-from gpulayer.server.mailbox import Order, RevokeOrder, StopOrder
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.job import JobEntry
-from gpulayer.spec.machine import WorkerFacts
-from gpulayer.testing.sim.clockwork import Clockwork
+from gpulayer.spec.machine import Device, WorkerFacts
+from gpulayer.spec.request import Accelerator
+from gpulayer.testing.sim.agent import SimAgent
+from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.network import Network
-from gpulayer.testing.sim.plane import Commands, SimPlane
+from gpulayer.testing.sim.parts import EVERYTHING, Part
+from gpulayer.testing.sim.plane import SimPlane
+from gpulayer.testing.sim.scenario import HostPlan, Trouble
+from gpulayer.testing.sim.spawner import SimSpawner
 
-__all__ = ["Process", "SimHost"]
+if TYPE_CHECKING:
+    from gpulayer.testing.sim.guard import Guard
 
-HEARTBEAT_MS = 10_000
-ANSWER_MS = 15_000  # how long a request waits for its answer
-HOLD_MS = 25_000
-WATCHDOG_MS = 2_250  # it sees that the spawner does not do what it should have done (``spawner.lifeline.Patience``)
-STUCK_MS = 40_000  # an agent that comes finds that the spawner does not answer (``worker.spawner_pulse``)
+__all__ = ["HostDisk", "SimHost", "facts_of"]
+
+STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
+WRITEBACK_MS: Final = 30_000  # what is older than that has reached the disk by itself
+START_AGAIN_MS: Final = 5_000
+
+
+def facts_of(plan: HostPlan, name: str) -> WorkerFacts:
+    """What its probes say when they tell the truth."""
+    return WorkerFacts(
+        platform="linux-x86_64",
+        version="0.1.0",
+        cpus=plan.cpus,
+        memory_bytes=plan.memory_bytes,
+        resources=(("licence", plan.licences),) if plan.licences else (),
+        devices=tuple(
+            Device(f"GPU-{name}-{index}", index, Accelerator.CUDA, "NVIDIA A100", 40 * 10**9)
+            for index in range(plan.gpus)
+        ),
+    )
 
 
 @dataclass(slots=True)
-class Process:
-    """A program's tree as the spawner knows it. ``end`` is set once it is over."""
+class HostDisk:
+    """Folders of attempts with all that was ever noted of their progress, and the last contact. ``is_full``: nothing
+    can be written."""
 
-    assignment: Assignment
-    is_alive: bool = True
-    end: m.ProcessExited | m.ProcessLost | None = None
-    terms: int = 0
-    kill_by_ms: int | None = None
+    clock: Clockwork
+    is_full: bool = False
+    folders: dict[NodeKey, tuple[Assignment, list[tuple[int, m.Progress]]]] = field(default_factory=dict)
+    contact_ms: int | None = None
+    has_rebooted: bool = False  # and no contact was saved since
+
+    def admit(self, assignment: Assignment) -> bool:
+        """Whether it could."""
+        if not self.is_full:
+            self.folders[assignment.key] = (assignment, [(self.clock.now_ms, m.Progress(m.Phase.STAGING))])
+        return not self.is_full
+
+    def write(self, key: NodeKey, progress: m.Progress) -> bool:
+        """Whether it could; what was never admitted is not written either, and that is all right."""
+        if key in self.folders and not self.is_full:
+            self.folders[key][1].append((self.clock.now_ms, progress))
+        return not self.is_full
+
+    def save_contact(self, contact_ms: int) -> None:
+        if not self.is_full:
+            self.contact_ms, self.has_rebooted = contact_ms, False
+
+    def forget(self, key: NodeKey) -> None:
+        self.folders.pop(key, None)
+
+    def nodes(self) -> dict[NodeKey, tuple[Assignment, m.Progress]]:
+        """As a new agent reads them."""
+        return {key: (assignment, lines[-1][1]) for key, (assignment, lines) in self.folders.items()}
+
+    def lose_power(self, rng: Random) -> bool:
+        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new. Whether any
+        folder is gone."""
+        self.has_rebooted = self.has_rebooted or self.contact_ms is not None
+        self.contact_ms = None  # it is of this boot alone
+        is_any_gone = False
+        for key, (_, lines) in list(self.folders.items()):
+            while lines and lines[-1][0] > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5:
+                lines.pop()
+            if not lines:
+                del self.folders[key]
+                is_any_gone = True
+        return is_any_gone
 
 
 @dataclass(slots=True)
 class SimHost:
-    """``staging_failure``: probability that a source does not come. ``agent`` is None while it is down."""
+    """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
+    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which each part last
+    did. is_dark: without power. is_gone: for ever."""
 
     id: WorkerId
-    facts: WorkerFacts
-    facts_digest: Digest
+    plan: HostPlan
     clock: Clockwork
     network: Network
     plane: SimPlane
     programs: Callable[[Assignment], tuple[int, int, int]]  # run time, exit code, time it needs after SIGTERM
-    started: Callable[["SimHost", Assignment], None]
-    has_source: Callable[[JobId], bool] = lambda _job: True
-    staging_failure: float = 0.03
-    faults: int = 0
-    # Disk: survives everything.
+    guard: "Guard"
+    has_source: Callable[[JobId], bool]
+    piece: Timepiece = field(init=False)
+    disk: HostDisk = field(init=False)
+    spawner: SimSpawner = field(init=False)
+    facts: WorkerFacts = field(init=False)
+    facts_digest: Digest = field(init=False)
+    numbers: Random = field(init=False)
+    agent: SimAgent | None = None
     boots: int = 0
     disks: int = 0
-    folders: dict[NodeKey, tuple[Assignment, m.Progress]] = field(default_factory=dict)
-    contact_ms: int | None = None
-    # Spawner: survives the agent.
-    processes: dict[NodeKey, Process] = field(default_factory=dict)
-    is_spawner_stuck: bool = False
-    # Agent.
-    agent: agent_protocol.AgentState | None = None
-    _cursor: str = ""
-    _is_polling: bool = False
-    _late: list[Callable[[], None]] | None = None  # what the agent will find when it goes on; None: it runs
+    most_cpus: int = 0
+    contact_ms: int = 0
+    went_on_ms: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, -(10**9)))
+    staging_failure: float = 0.0
+    is_enrolled: bool = False
+    is_gone: bool = False
+    is_dark: bool = False
+    _stops: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
+    _late: dict[Part, list[Callable[[], None]]] = field(default_factory=lambda: {part: [] for part in Part})
+    _since_ms: int = 0  # since when its programs are stopped
+    _starts: int = 0  # of agents, also of those that come to nothing
+
+    def __post_init__(self) -> None:
+        self.piece = Timepiece(self.clock, self.plan.rate, self.plan.wall_ms)
+        self.disk, self.spawner = HostDisk(self.clock), SimSpawner(self)
+        self.numbers = self.clock.numbers("host's", self.id)
+        self.staging_failure = self.plan.staging_failure
+        self._claim(facts_of(self.plan, self.id))
+
+    # Its parts ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The agent starts (again): it reads its folders and the spawner's table."""
-        if self.agent is not None:
+        """The agent starts (again), and a spawner where there is none."""
+        if self.agent is not None or self.is_gone or self.is_dark or not self.is_enrolled:
             return
-        if self.is_spawner_stuck:
-            self.clock.after(STUCK_MS, self.crash_spawner)
-            self.clock.after(STUCK_MS, self.start)
+        if self.disk.is_full:
+            self._start_in(START_AGAIN_MS)  # it can't even keep the number of its start
             return
         self.boots += 1
-        self.agent = agent_protocol.AgentState(
-            cpus=self.facts.cpus, memory_bytes=self.facts.memory_bytes, resources=self.facts.resources
-        )
-        self._cursor, self._is_polling = "", False
-        self.clock.say(f"{self.id}: agent starts, boot {self.boots}")
-        nodes = []
-        for key, (assignment, progress) in sorted(self.folders.items()):
-            process = self.processes.get(key)
-            nodes.append(
-                m.RecoveredNode(
-                    assignment,
-                    progress,
-                    is_running=process is not None and process.is_alive,
-                    process=process.end if process is not None else None,
-                )
-            )
-        for key in [key for key in self.processes if key not in self.folders]:
-            self._end(key, m.ProcessLost(key, "a leftover without a folder"))
-            del self.processes[key]
-        self.feed(m.SessionOpened(HEARTBEAT_MS, 30_000))
-        self.feed(m.Recovered(self.boots, tuple(nodes), self.contact_ms))
+        self.agent = agent = SimAgent(self)
+        self.clock.say(f"start {self.boots} of the agent of {self.id}")
+        boot = self.boots
 
-    def crash_agent(self) -> None:
-        """Processes and disk stay; it starts again within some seconds."""
+        def begin() -> None:
+            if self.agent is agent and not agent.is_begun:
+                agent.begin(boot)
+
+        if self.spawner.is_up:
+            self.run(Part.SPAWNER, begin)
+            self._end_stuck(agent)
+        else:
+            self.need_spawner(begin)
+
+    def need_spawner(self, then: Callable[[], None]) -> None:
+        """The agent starts one; ``then`` is after it has done with what the last one left."""
         if self.agent is not None:
-            self.clock.say(f"{self.id}: agent dies")
-            self.faults += 1
-            self.agent = self._late = None
-            self.clock.after(self.clock.spread_ms(5_000), self.start)
+            self.spawner.start(then)
 
-    def stop(self) -> None:
-        """The agent stops, and in half of the cases the spawner with it. Programs go on; so does the watchdog."""
-        if self.agent is None or self._late is not None:
+    def spawner_lost(self) -> None:
+        """The agent's link is broken, and it starts another one."""
+        agent = self.agent
+        if agent is None:
             return
-        self.faults += 1
-        self._late = []
-        self.is_spawner_stuck = self.is_spawner_stuck or self.clock.chance(0.5)
-        self.clock.say(f"{self.id}: agent stops{', spawner too' if self.is_spawner_stuck else ''}")
-        self.clock.after(self.clock.spread_ms(40_000), self.go_on)
+        if agent.is_begun:
+            self.run(Part.AGENT, lambda: self.need_spawner(agent.attached))
+        else:
+            boot = self.boots
 
-    def go_on(self) -> None:
-        """Whatever was stopped goes on, with all that has come meanwhile."""
-        self.is_spawner_stuck = False
-        late, self._late = self._late, None
-        if late is not None:
-            self.clock.say(f"{self.id}: agent goes on")
-        for what in late or ():
+            def begin() -> None:
+                if self.agent is agent and not agent.is_begun:
+                    agent.begin(boot)
+
+            self.run(Part.AGENT, lambda: self.need_spawner(begin))
+
+    def tell_agent(self, event: m.Input) -> None:
+        """Over the link, if somebody is there."""
+        agent = self.agent
+        if agent is not None and agent.is_begun:
+            self.piece.after(1, lambda: agent.feed(event))
+
+    def hear(self, what: Callable[[], None]) -> None:
+        """A message has come; a machine that sleeps or is off does not."""
+        if not self.is_dark and not self.is_gone:
             what()
 
-    def crash_spawner(self) -> None:
-        """The watchdog ends every tree at once."""
-        self.faults += 1
-        self.is_spawner_stuck = False
-        self.clock.say(f"{self.id}: spawner dies")
-        for key, process in list(self.processes.items()):
-            if process.is_alive:
-                self._end(key, m.ProcessLost(key, "the spawner died"))
+    def is_stopped(self, part: Part) -> bool:
+        return self._stops[part] > 0
 
-    def lose_power(self) -> None:
-        """All processes die; in some runs the disk is lost as well."""
-        self.faults += 1
-        self.clock.say(f"{self.id}: power is lost")
-        self.agent = self._late = None
-        self.is_spawner_stuck = False
-        for key, process in list(self.processes.items()):
-            if process.is_alive:
-                process.is_alive, process.end = False, m.ProcessLost(key, "the machine lost power")
-        self.processes.clear()
-        if self.clock.chance(0.3):
-            self.clock.say(f"{self.id}: and comes back with an empty disk")
-            self.folders.clear()
-            self.contact_ms = None
+    def run(self, part: Part, what: Callable[[], None]) -> None:
+        """Now, or when that part goes on. Lost where it has died by then and whoever asked does not care."""
+        if self._stops[part]:
+            self._late[part].append(what)
+        else:
+            what()
+
+    def drop_late(self, part: Part) -> None:
+        """What waited for that part died with it, and what comes next is not stopped."""
+        self._late[part].clear()
+        self._stops[part] = 0
+
+    # Troubles -----------------------------------------------------------------------------------------------------
+
+    def crash_agent(self, restart_ms: int) -> None:
+        """Processes and disk stay."""
+        if self.agent is None:
+            return
+        self._trouble(Trouble.AGENT_DIES, restart_ms)
+        self._lose_agent()
+        self._start_in(restart_ms)
+
+    def crash_spawner(self, *, with_watchdog: bool) -> None:
+        """Where the agent lives it starts another one; else the next agent does."""
+        if not self.spawner.is_up:
+            return
+        self._trouble(Trouble.WATCHDOG_AND_SPAWNER_DIE if with_watchdog else Trouble.SPAWNER_DIES, 5_000)
+        self.spawner.die(with_watchdog=with_watchdog)
+
+    def stop(self, cause: Trouble, parts: tuple[Part, ...], lasts_ms: int) -> None:
+        """These parts do nothing for so long of true time, then find all that has come meanwhile."""
+        if self.is_dark or self.is_gone:
+            return
+        self._trouble(cause, lasts_ms)
+        agent = self.agent
+        for part in parts:
+            if part is Part.PROGRAMS and not self._stops[part]:
+                self._since_ms = self.clock.now_ms
+            self._stops[part] += 1
+        self.clock.after(lasts_ms, lambda: self._go_on(parts))
+        if Part.SPAWNER in parts and agent is not None:
+            self._end_stuck(agent)
+
+    def lose_power(self, cause: Trouble, off_ms: int) -> None:
+        """All processes die; of what was written last some is gone, or all of it (``LOSES_DISK``)."""
+        if self.is_dark or self.is_gone:
+            return
+        self._trouble(cause, off_ms)
+        self._go_dark(cause)
+        if not self.is_gone:
+            self.clock.after(off_ms, self._power_on)
+
+    def take_away(self) -> None:
+        """Its provider was asked to."""
+        if not self.is_gone:
+            self._go_dark(Trouble.SPOT_LOST)
+
+    def _go_dark(self, cause: Trouble) -> None:
+        self._lose_agent()
+        for part in EVERYTHING:
+            self.drop_late(part)
+        self.spawner.lose_power()
+        if cause is Trouble.LOSES_DISK:
+            self.disk.folders.clear()
+            self.disk.contact_ms = None
+            self.spawner.processes.clear()
             self.disks += 1
-        self.clock.after(self.clock.spread_ms(40_000), self.start)
+        if self.disk.lose_power(self.clock.numbers("power", self.id)):
+            self.disks += 1
+        self.is_dark = True
+        self.is_gone = cause is Trouble.SPOT_LOST
 
-    def feed(self, event: m.Input) -> None:
-        """One input to the agent, and its actions carried out. Lost while the agent is down."""
-        if self.agent is None:
-            return
-        if self._late is not None:
-            self._late.append(lambda: self.feed(event))
-            return
-        actions = agent_protocol.step(self.agent, event, now_ms=self.clock.now_ms)
-        for action in actions:
-            self.clock.say(f"{self.id}: {action}")
-            self._act(action)
-        self._wake()
-        self._poll()
+    def fill_disk(self, lasts_ms: int) -> None:
+        """Nothing can be written for so long."""
+        self._trouble(Trouble.DISK_FULL, lasts_ms)
+        self.disk.is_full = True
+        self.clock.after(lasts_ms, self.make_room)
 
-    def _act(self, action: m.Action) -> None:
-        match action:
-            case m.Admit():
-                self.folders[action.assignment.key] = (action.assignment, m.Progress(m.Phase.STAGING))
-            case m.Journal():
-                if action.key in self.folders:
-                    self.folders[action.key] = (self.folders[action.key][0], action.progress)
-            case m.Stage():
-                key = action.assignment.key
-                assert action.assignment.source is not None, f"{key} brings nothing that could be staged"
-                failed = self.clock.chance(self.staging_failure)
-                outcome: m.Input = m.StagingFailed(key, "a blob was damaged") if failed else m.Staged(key)
-                self._later(self.clock.spread_ms(50), outcome)
-            case m.Hold():
-                self._later(self.clock.spread_ms(50), m.Staged(action.assignment.key))
-            case m.Spawn():
-                self._spawn(action.assignment, action.kill_by_ms)
-            case m.Extend():
-                self._arm(action.key, action.kill_by_ms)
-            case m.SignalTree():
-                self._signal(action.key)
-            case m.KillTree():
-                self._end(action.key, m.ProcessExited(action.key, signal=9))
-            case m.DrainLog():
-                self._drain(action.key, tries=1)
-            case m.CollectOutputs():
-                self._later(self.clock.spread_ms(20), m.OutputsCollected(action.key, None))
-            case m.SendReport():
-                self._send(action.plan)
-            case m.SaveContact():
-                self.contact_ms = action.contact_ms
-            case m.Forget():
-                self._end(action.key, m.ProcessExited(action.key, signal=9))
-                self.processes.pop(action.key, None)
-                self.folders.pop(action.key, None)
-            case m.AbandonStage() | m.FollowLog():
-                pass
-            case m.Finish():
-                self.agent = None
+    def make_room(self) -> None:
+        """It can be written again."""
+        self.disk.is_full = False
 
-    def _later(self, delay_ms: int, event: m.Input) -> None:
-        """An answer to the agent that asked; its successor asks again."""
-        asked = self.agent
-        self.clock.after(delay_ms, lambda: self.feed(event) if self.agent is asked else None)
+    def jump(self, ms: int) -> None:
+        """Its wall clock does."""
+        self._trouble(Trouble.WALL_JUMPS, 0)
+        self.piece.wall_ms += ms
 
-    def _wake(self) -> None:
-        if self.agent is None:
-            return
-        at_ms = agent_protocol.next_wake_ms(self.agent)
-        if at_ms is not None:
-            self._later(max(at_ms - self.clock.now_ms, 1), m.Ticked())
-
-    # Processes ---------------------------------------------------------------------------------------------------
-
-    def _arm(self, key: NodeKey, kill_by_ms: int) -> None:
-        """The spawner ends the tree at this time, whether or not the agent is there, or its watchdog does."""
-        process = self.processes.get(key)
-        if process is None:
-            return
-        process.kill_by_ms = kill_by_ms
-
-        def end_late() -> None:
-            if not process.is_alive or process.kill_by_ms is None or process.kill_by_ms > self.clock.now_ms:
-                return
-            if not self.is_spawner_stuck:
-                self._end(key, m.ProcessLost(key, "the agent did not extend its time", is_expired=True))
-            elif self.clock.now_ms < process.kill_by_ms + WATCHDOG_MS:
-                self.clock.after(WATCHDOG_MS, end_late)
-            else:
-                self.crash_spawner()
-
-        self.clock.after(kill_by_ms - self.clock.now_ms, end_late)
-
-    def _spawn(self, assignment: Assignment, kill_by_ms: int) -> None:
-        key = assignment.key
-        known = self.processes.get(key)
-        if known is None:
-            self.processes[key] = Process(assignment)
-            self._arm(key, kill_by_ms)
-            self.started(self, assignment)
-            run_ms, exit_code, _ = self.programs(assignment)
-            self.clock.after(run_ms, lambda: self._end(key, m.ProcessExited(key, exit_code=exit_code)))
-        self._later(2, m.Spawned(key))
-        if known is not None and known.end is not None:
-            self._later(3, known.end)
-
-    def _signal(self, key: NodeKey) -> None:
-        process = self.processes.get(key)
-        if process is not None and process.is_alive:
-            process.terms += 1
-            _, exit_code, after_term_ms = self.programs(process.assignment)
-            self.clock.after(after_term_ms, lambda: self._end(key, m.ProcessExited(key, exit_code=exit_code)))
-        self._later(1, m.TreeSignalled(key))
-
-    def _end(self, key: NodeKey, end: m.ProcessExited | m.ProcessLost) -> None:
-        process = self.processes.get(key)
-        if process is None or not process.is_alive:
-            return
-        process.is_alive, process.end = False, end
-        self._later(1, end)
-
-    # The control plane -------------------------------------------------------------------------------------------
-
-    def _send(self, plan: m.ReportPlan) -> None:
-        asked, answered = self.agent, False
-
-        def answer(effects: tuple[Effect, ...] | None) -> None:
-            nonlocal answered
-            if self.agent is not asked or answered:
-                return
-            answered = True
-            if effects is None:
-                self.feed(m.ReportFailed(plan.seq, backoff_ms(1, random=self.clock.rng.random())))
-                return
-            void = tuple(
-                epoch
-                for effect in effects
-                if isinstance(effect, Void) and effect.worker == self.id
-                for epoch in effect.epochs
-            )
-            self.feed(m.ReportAnswered(plan.seq, void))
-
-        def arrive() -> None:
-            self.plane.handle(
-                lambda at: WorkerReported(
-                    at,
-                    self.id,
-                    plan.boot,
-                    plan.seq,
-                    plan.holding,
-                    plan.recovered,
-                    tuple(
-                        NodeReport(
-                            item.key.epoch,
-                            item.key.node,
-                            NodePhase(item.state),
-                            item.outcome,
-                            item.outputs,
-                            item.started_ago_ms,
-                        )
-                        for item in plan.items
-                    ),
-                    facts=self.facts if plan.has_facts else None,
-                    unstarted=plan.unstarted,
-                    facts_digest=self.facts_digest if plan.has_facts else None,
-                    stopping=plan.stopping,
-                    leaving=plan.leaving,
-                ),
-                lambda effects: self.network.deliver(self.id, lambda: answer(effects)),
-            )
-
-        self.network.deliver(self.id, arrive)
-        self.clock.after(ANSWER_MS, lambda: answer(None))
-
-    def _drain(self, key: NodeKey, *, tries: int) -> None:
-        """Send the log's end until the control plane has it, or says that the attempt is not ours any more."""
-        asked, answered = self.agent, False
-
-        def answer(is_lent: bool | None) -> None:
-            nonlocal answered
-            if self.agent is not asked or answered:
-                return
-            answered = True
-            if is_lent is None:
-                wait_ms = backoff_ms(tries, random=self.clock.rng.random())
-                self.clock.after(wait_ms, lambda: self._drain(key, tries=tries + 1) if self.agent is asked else None)
-            elif is_lent:
-                self.feed(m.LogDrained(key))
-            else:
-                self.feed(m.AttemptsVoided((key.epoch,)))
-
-        def arrive() -> None:
-            if self.plane.state is not None:
-                is_lent = self.plane.is_lent(self.id, key.epoch)
-                self.network.deliver(self.id, lambda: answer(is_lent))
-
-        self.network.deliver(self.id, arrive)
-        self.clock.after(ANSWER_MS, lambda: answer(None))
-
-    def _poll(self) -> None:
-        """One held GET at a time, from the first answered report on."""
-        if self.agent is None or self._is_polling or not self.agent.is_settled:
-            return
-        self._is_polling = True
-        asked, answered, asked_ms = self.agent, False, self.clock.now_ms
-
-        def answer(found: Commands | None) -> None:
-            nonlocal answered
-            if self.agent is not asked or answered:
-                return
-            if self._late is not None:
-                self._late.append(lambda: answer(found))
-                return
-            answered, self._is_polling = True, False
-            if found is None:
-                self._poll()
-                return
-            cursor, commands = found
-            if agent_protocol.is_current(self.agent, asked_ms, now_ms=self.clock.now_ms):
-                self._cursor = cursor
-            self.feed(m.CommandsReceived(asked_ms, tuple(self._command(command) for command in commands)))
-
-        def arrive() -> None:
-            self.plane.poll(self.id, self._cursor, lambda found: self.network.deliver(self.id, lambda: answer(found)))
-
-        self.network.deliver(self.id, arrive)
-        self.clock.after(HOLD_MS + ANSWER_MS, lambda: answer(None))
-
-    def _command(self, order: Order) -> Assignment | m.Stop | m.Revoke:
-        if isinstance(order, StopOrder):
-            return m.Stop(order.epoch, order.ended_by, order.grace_ms, order.node)
-        if isinstance(order, RevokeOrder):
-            return m.Revoke(order.epoch)
-        entry: JobEntry = self.plane.disk.entries[order.job_id]
-        return Assignment(
-            key=NodeKey(order.epoch, order.node),
-            job_id=order.job_id,
-            attempt=order.attempt,
-            command=("program",),
-            source=Digest("s" * 64) if self.has_source(order.job_id) else None,
-            devices=order.devices,
-            cpus=order.cpus,
-            memory_bytes=order.memory_bytes,
-            resources=order.resources,
-            timeout_ms=entry.timeout_ms,
-            grace_ms=entry.grace_ms,
-            keep_for_ms=entry.keep_for_ms,
-            exclusive=entry.exclusive,
+    def lie(self, kind: int, lasts_ms: int) -> None:
+        """Its probe says what is not so, and then the truth again."""
+        self._trouble(Trouble.PROBE_LIES, lasts_ms)
+        truth = facts_of(self.plan, self.id)
+        lies = (
+            replace(truth, devices=truth.devices[:-1]),
+            replace(truth, cpus=self.clock.numbers("lies", self.id).choice([1, 2, 4])),
+            replace(truth, devices=truth.devices[1:]),
+            replace(truth, devices=()),
         )
+        turns = 9 if kind == 2 else 1
+        for turn in range(turns):
+            at_ms = lasts_ms * turn // turns
+            is_lie = turn % 2 == 0
+            self.clock.after(
+                at_ms,
+                lambda is_lie=is_lie: self._claim(lies[kind]) if is_lie else self.be_honest(),  # type: ignore[misc]
+            )
+        self.clock.after(lasts_ms, self.be_honest)
+
+    def be_honest(self) -> None:
+        """Its probe says what is so."""
+        self._claim(facts_of(self.plan, self.id))
+
+    def rest(self) -> None:
+        """Nothing goes wrong here any more."""
+        self.staging_failure = 0.0
+        self.make_room()
+        self.be_honest()
+        while any(self._stops.values()):
+            self._go_on(tuple(part for part in EVERYTHING if self._stops[part]))
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _trouble(self, kind: Trouble, lasts_ms: int) -> None:
+        self.clock.fault(kind, self.id, lasts_ms=lasts_ms)
+
+    def _go_on(self, parts: tuple[Part, ...]) -> None:
+        if not any(self._stops[part] for part in parts):
+            return
+        self.clock.say(f"of {self.id} go on again: {', '.join(parts)}")
+        for part in parts:
+            if self._stops[part]:
+                self._stops[part] -= 1
+                self.went_on_ms[part] = self.clock.now_ms
+                if part is Part.PROGRAMS and not self._stops[part]:
+                    self.spawner.gone_on(self.clock.now_ms - self._since_ms)
+        # Who goes on first is chance; here whoever ends things does, and programs last.
+        for part in (Part.WATCHDOG, Part.SPAWNER, Part.AGENT):
+            if not self._stops[part]:
+                late, self._late[part] = self._late[part], []
+                for what in late:
+                    self.run(part, what)
+
+    def _lose_agent(self) -> None:
+        self.agent = None
+        self.drop_late(Part.AGENT)
+
+    def _start_in(self, delay_ms: int) -> None:
+        self._starts += 1
+        number = self._starts
+        self.clock.after(delay_ms, lambda: self.start() if number == self._starts else None)
+
+    def _power_on(self) -> None:
+        self.is_dark = False
+        self.piece.restart()
+        self.contact_ms = 0
+        self.start()
+
+    def _end_stuck(self, agent: SimAgent) -> None:
+        """The agent has heard nothing of the spawner for so long: it ends it."""
+
+        def look() -> None:
+            if self.agent is agent and self.is_stopped(Part.SPAWNER):
+                self.clock.say(f"the agent of {self.id} ends a spawner that is stuck")
+                self.spawner.die()
+
+        self.piece.after(STUCK_MS, lambda: self.run(Part.AGENT, look))
+
+    def _claim(self, facts: WorkerFacts) -> None:
+        self.most_cpus = max(self.most_cpus, facts.cpus)
+        if getattr(self, "facts", None) == facts:
+            return
+        self.facts, self.facts_digest = facts, Digest(sha256(repr(facts).encode()).hexdigest())
+        agent = self.agent
+        if agent is not None and agent.is_begun:
+            agent.feed(m.FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))

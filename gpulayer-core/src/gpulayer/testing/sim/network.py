@@ -1,49 +1,84 @@
-"""Requests and answers between hosts: lost, doubled, delayed, reordered, cut."""
+"""Requests and answers between hosts: lost, doubled, delayed, reordered, cut in one direction or both, half open."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from gpulayer.testing.sim.clockwork import Clockwork
+from gpulayer.testing.sim.scenario import Noise
 
-__all__ = ["Network"]
+__all__ = ["IN", "OUT", "Network"]
 
-Answer = Callable[[object], None]
+OUT: Final = "out"  # from a host to the control plane
+IN: Final = "in"
+LONGEST_STALL_MS: Final = 30_000
+
+
+@dataclass(slots=True)
+class _Line:
+    """A host's. cuts: how many there are of each way. is_dead: its connections are, and it does not know."""
+
+    cuts: dict[str, int] = field(default_factory=lambda: {OUT: 0, IN: 0})
+    is_dead: bool = False
 
 
 @dataclass(slots=True)
 class Network:
-    """Messages between the control plane and named hosts.
-
-    Every way is independent: a request may arrive and its answer be lost. ``cut`` hosts reach nobody.
-    """
+    """Messages between the control plane and named hosts. Every way is independent: a request may arrive and its answer
+    be lost."""
 
     clock: Clockwork
-    loss: float = 0.05
-    doubling: float = 0.05
-    mean_ms: float = 5.0
-    stall: float = 0.02  # chance that a message takes up to half a minute
-    cut: set[str] = field(default_factory=set)
-    faults: int = 0
+    noise: Noise
+    _lines: dict[str, _Line] = field(default_factory=dict)
 
-    def deliver(self, host: str, what: Callable[[], None]) -> None:
-        """Carry one message over the way between ``host`` and the control plane, in either direction."""
-        if host in self.cut:
+    def deliver(self, host: str, way: str, what: Callable[[], None]) -> None:
+        """Carry one message over the way between ``host`` and the control plane, in this direction."""
+        line = self._line(host)
+        if line.is_dead or line.cuts[way]:
             return
-        copies = 1
-        if self.clock.chance(self.loss):
-            self.faults += 1
-            copies = 0
-        elif self.clock.chance(self.doubling):
-            self.faults += 1
+        dice, noise, copies = self.clock.dice(f"{way} {host}"), self.noise, 1
+        kind = dice.random()
+        if kind < noise.loss:
+            self.clock.fault("message_lost", host)
+            return
+        if kind < noise.loss + noise.doubling:
+            self.clock.fault("message_doubled", host)
             copies = 2
         for _ in range(copies):
-            delay_ms = self.clock.spread_ms(self.mean_ms)
-            if self.clock.chance(self.stall):
-                self.faults += 1
-                delay_ms += self.clock.rng.randrange(30_000)
-            self.clock.after(delay_ms, lambda: None if host in self.cut else what())
+            delay_ms = dice.spread_ms(noise.mean_ms)
+            if dice.random() < noise.stall:
+                stalled_ms = int(dice.random() * LONGEST_STALL_MS)
+                self.clock.fault("message_stalled", host, lasts_ms=stalled_ms)
+                delay_ms += stalled_ms
+            self.clock.after(delay_ms, lambda: None if line.is_dead or line.cuts[way] else what())
+
+    def cut(self, host: str, ways: tuple[str, ...], lasts_ms: int) -> None:
+        """For so long nothing gets through there, and what is under way is lost."""
+        line = self._line(host)
+        for way in ways:
+            line.cuts[way] += 1
+            self.clock.after(lasts_ms, lambda way=way: self._mend(line, way))  # type: ignore[misc]
+
+    def half_open(self, host: str) -> None:
+        """All its connections are dead, which shows only by an answer that does not come (``renew``)."""
+        self._line(host).is_dead = True
+
+    def renew(self, host: str) -> None:
+        """Nobody there waits any longer on a connection from before."""
+        self._line(host).is_dead = False
 
     def heal(self) -> None:
         """From now on every message arrives once and soon."""
-        self.loss = self.doubling = self.stall = 0.0
-        self.cut.clear()
+        self.noise = Noise(loss=0.0, doubling=0.0, stall=0.0, mean_ms=self.noise.mean_ms, commit_failure=0.0)
+        for line in self._lines.values():
+            line.cuts[OUT] = line.cuts[IN] = 0
+            line.is_dead = False
+
+    def _mend(self, line: _Line, way: str) -> None:
+        line.cuts[way] = max(0, line.cuts[way] - 1)
+
+    def _line(self, host: str) -> _Line:
+        line = self._lines.get(host)
+        if line is None:
+            line = self._lines[host] = _Line()
+        return line

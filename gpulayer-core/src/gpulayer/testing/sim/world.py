@@ -1,334 +1,376 @@
-"""One seeded run: a fleet, a workload, faults, then peace in which everything must finish."""
+"""One scenario, played: a fleet, a workload, faults, then peace in which everything must finish.
 
-from dataclasses import dataclass, field
-from random import Random
-from typing import Final
+Two things are asked of it. *Safety*, all the time: no rule is ever broken (``rules``, ``guard``, the engine's own
+invariants). *Liveness*, once nothing goes wrong any more: everything comes to its end within bounded virtual time, or
+``Stuck`` is raised. What is raised says in its notes which of the two, and when.
+"""
 
-from gpulayer.engine.events import CancelRequested, WorkerJoined
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from gpulayer.engine.events import WorkerJoined
 from gpulayer.errors import Blame
-from gpulayer.ids import Digest, Epoch, JobId, WorkerId
-from gpulayer.protocol.retry import Failure, FailureKind, Repeatable, next_try_ms
-from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.ids import Epoch, JobId, WorkerId
+from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
-from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.request import Accelerator, Request
-from gpulayer.testing.sim.clockwork import Clockwork
+from gpulayer.testing.sim.client import SimClients
+from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
+from gpulayer.testing.sim.fleet import MACHINE, Fleet, SimProvider
+from gpulayer.testing.sim.guard import Guard
 from gpulayer.testing.sim.host import SimHost
-from gpulayer.testing.sim.network import Network
-from gpulayer.testing.sim.plane import SimPlane
-from gpulayer.testing.sim.rules import Violation
+from gpulayer.testing.sim.network import IN, OUT, Network
+from gpulayer.testing.sim.parts import EVERYTHING, Part
+from gpulayer.testing.sim.plane import PLANE, SimPlane
+from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
+from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
+from gpulayer.testing.sim.scorers import SimScorers
+from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
+from gpulayer.testing.sim.story import Story
 
-__all__ = ["Report", "Shape", "Violation", "run"]
+__all__ = ["Report", "Shape", "Stuck", "Violation", "play", "run"]
 
 SETTLED_MS: Final = 120_000  # so long after the faults every worker has been told what is not its own any more
 PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish within this much virtual time
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How large a run is. ``trouble_ms``: how long faults go on. Of the jobs some may come all at once, most of them
-    tiny."""
-
-    workers: int = 3
-    jobs: int = 40
-    trouble_ms: int = 600_000
+SWEEP_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run was; ``states`` counts the jobs' final states, ``given_back`` the attempts that were revoked in time,
-    of those that were lent ahead, ``refusals`` what scorers refused."""
+    """What a run was; ``faults`` counts what went wrong in it, ``kinds`` by its kind. ``states`` counts the jobs' final
+    states, ``given_back`` the attempts that were revoked in time, of those that were lent ahead, ``refusals`` what
+    scorers refused, ``fenced`` what workers wrote for attempts that were not theirs any more."""
 
     seed: int
     steps: int
     faults: int
+    kinds: dict[str, int]
     virtual_ms: int
     states: dict[str, int]
     attempts: int
     lent_ahead: int = 0
     given_back: int = 0
     refusals: int = 0
+    fenced: int = 0
     trace: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _World:
+    scenario: Scenario
     clock: Clockwork
     network: Network
     plane: SimPlane
-    shape: Shape
-    hosts: list[SimHost] = field(default_factory=list)
-    programs: dict[JobId, tuple[int, int, int]] = field(default_factory=dict)
-    entries: dict[JobId, JobEntry] = field(default_factory=dict)
-    acknowledged: dict[str, JobId] = field(default_factory=dict)
-    sourced: set[JobId] = field(default_factory=set)
-    started: dict[NodeKey, tuple[SimHost, int]] = field(default_factory=dict)  # where, and which of its disks
-    licences: Random | None = None  # of its own, and in few worlds: the stories of the other seeds stay as they are
+    clients: SimClients
+    guard: Guard
+    present: dict[int, SimHost] = field(default_factory=dict)  # by the number of its plan
+    plans: dict[JobId, JobPlan] = field(default_factory=dict)
+    made: dict[str, SimHost] = field(default_factory=dict)  # by a provider
+    fleet: Fleet = field(init=False)
+    is_peace: bool = False
+
+    def __post_init__(self) -> None:
+        self.fleet = Fleet(self.clock, SimProvider(self._begin_machine, self._end_machine))
+
+    def _begin_machine(self, request_id: str) -> None:
+        plan = replace(MACHINE, number=1000 + len(self.made), rate=self.scenario.rate, joins_ms=2_000)
+        self.made[request_id] = _add_host(self, plan, WorkerId(request_id))
+
+    def _end_machine(self, request_id: str) -> None:
+        self.made[request_id].take_away()
 
 
 def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report:
-    """Run one world. Deterministic in (seed, shape). A broken rule raises with the seed in its notes."""
-    clock = Clockwork(seed, is_tracing=trace)
-    network = Network(clock, mean_ms=clock.rng.choice([1.0, 5.0, 50.0]))
-    world = _World(clock, network, SimPlane(clock), shape or Shape(), licences=_licences(seed))
+    """Play the scenario of a seed."""
+    return play(Scenario.of_seed(seed, shape), trace=trace)
+
+
+def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None) -> Report:
+    """Deterministic. A broken rule raises Violation (Stuck, where it is liveness) or the engine's InvariantViolated,
+    with the seed and the time in its notes. story: it is told there, as far as it goes; trace: in the report."""
+    if story is None and trace:
+        story = Story()
+    clock = Clockwork(scenario.seed, story=story)
+    network = Network(clock, scenario.noise)
+    guard = Guard(clock)
+    plane = SimPlane(
+        clock,
+        Timepiece(clock, scenario.rate),
+        SimScorers(clock, scenario.scorers),
+        _store(scenario),
+        Ledger(),
+        cancelled=lambda job_id: guard.cancelled(plane, job_id),
+        commit_failure=scenario.noise.commit_failure,
+    )
+    world = _World(scenario, clock, network, plane, SimClients(clock, network, plane), guard)
     try:
         _play(world)
+        plane.store.close()
     except AssertionError as error:
-        error.add_note(f"seed {seed}, virtual time {clock.now_ms / 1000:.3f} s")
-        if trace:
-            error.add_note("\n".join(clock.trace[-200:]))
+        asked = "liveness" if isinstance(error, Stuck) else "safety"
+        error.add_note(f"seed {scenario.seed}, virtual time {clock.now_ms / 1000:.3f} s, {asked}")
         raise
+    finally:
+        plane.store.abandon()
+    return _report(world)
+
+
+def _store(scenario: Scenario) -> SimStore:
+    rng = numbers(scenario.seed, "store")
+    return SqliteStore(rng) if scenario.store == "sqlite" else MemoryStore(rng)
+
+
+def _report(world: _World) -> Report:
+    clock, disk = world.clock, world.plane.disk
     states: dict[str, int] = {}
-    for image in world.plane.disk.jobs.values():
+    for image in disk.jobs.values():
         states[image.state] = states.get(image.state, 0) + 1
     return Report(
-        seed=seed,
+        seed=world.scenario.seed,
         steps=clock.steps,
-        faults=network.faults + world.plane.all_faults + sum(host.faults for host in world.hosts),
+        faults=clock.faults.total(),
+        kinds={str(kind): count for kind, count in sorted(clock.faults.items())},
         virtual_ms=clock.now_ms,
         states=states,
-        attempts=len(world.plane.disk.attempts),
-        lent_ahead=len(world.plane.disk.lent_ahead),
-        given_back=sum(
-            image.outcome is not None and not image.is_shown for image in world.plane.disk.attempts.values()
-        ),
+        attempts=len(disk.attempts),
+        lent_ahead=len(disk.lent_ahead),
+        given_back=sum(image.outcome is not None and not image.is_shown for image in disk.attempts.values()),
         refusals=world.plane.scorers.refusals,
-        trace=tuple(clock.trace),
+        fenced=world.plane.ledger.refused.total(),
+        trace=tuple(clock.story.told(in_full=True)) if clock.story is not None else (),
     )
 
 
-def _licences(seed: int) -> Random | None:
-    numbers = Random(f"licences {seed}")  # noqa: S311 - reproducible, not secret
-    return numbers if numbers.random() < 0.2 else None
-
-
 def _play(world: _World) -> None:
-    clock, shape = world.clock, world.shape
+    clock, scenario = world.clock, world.scenario
     world.plane.start()
-    for number in range(shape.workers):
-        _add_host(world, number)
-    burst_ms = clock.rng.randrange(shape.trouble_ms)
-    in_burst = clock.rng.choice([0, shape.jobs * 2 // 3, shape.jobs * 2 // 3])
-    for number in range(shape.jobs - in_burst):
-        clock.after(clock.rng.randrange(shape.trouble_ms), lambda number=number: _submit(world, number))  # type: ignore[misc]
-    for number in range(shape.jobs - in_burst, shape.jobs):
-        at_ms = burst_ms + clock.rng.randrange(300)
-        clock.after(at_ms, lambda number=number: _submit(world, number, is_tiny=True))  # type: ignore[misc]
-    _plan_faults(world)
-    clock.after(shape.trouble_ms, lambda: _make_peace(world))
-    clock.after(shape.trouble_ms + SETTLED_MS, lambda: _check_fenced(world))
-    deadline = shape.trouble_ms + PEACE_MS
+    for plan in scenario.hosts:
+        world.present[plan.number] = _add_host(world, plan, WorkerId(f"w{plan.number}"))
+    for job in scenario.jobs:
+        clock.after(job.at_ms, lambda job=job: _submit(world, job))  # type: ignore[misc]
+    for fault in scenario.faults:
+        clock.after(fault.at_ms, lambda fault=fault: _strike(world, fault))  # type: ignore[misc]
+    _sweep(world)
+    clock.after(scenario.trouble_ms, lambda: _make_peace(world))
+    clock.after(scenario.trouble_ms + SETTLED_MS, lambda: world.guard.check_fenced(world.plane))
+    deadline = scenario.trouble_ms + PEACE_MS
     while clock.now_ms < deadline and clock.run_next():
-        if clock.now_ms > shape.trouble_ms and _is_all_over(world):
+        if world.is_peace and clock.now_ms > scenario.trouble_ms and _is_all_over(world):
             break
     _check_end(world)
 
 
-def _add_host(world: _World, number: int) -> None:
-    clock = world.clock
-    gpus = clock.rng.choice([0, 1, 2])
-    facts = WorkerFacts(
-        platform="linux-x86_64",
-        version="0.1.0",
-        cpus=clock.rng.choice([1, 2, 4]),
-        memory_bytes=8 * 10**9,
-        resources=(("licence", world.licences.choice([1, 2])),) if world.licences else (),
-        devices=tuple(
-            Device(f"GPU-{number}-{index}", index, Accelerator.CUDA, "NVIDIA A100", 40 * 10**9) for index in range(gpus)
-        ),
-    )
-    worker, digest = WorkerId(f"w{number}"), Digest(f"{number:064x}")
+def _add_host(world: _World, plan: HostPlan, worker: WorkerId) -> SimHost:
+    clock, plane = world.clock, world.plane
     host = SimHost(
         worker,
-        facts,
-        digest,
+        plan,
         clock,
         world.network,
-        world.plane,
-        programs=lambda assignment: world.programs[assignment.job_id],
-        started=lambda host, assignment: _check_started(world, host, assignment),
-        has_source=world.sourced.__contains__,
+        plane,
+        programs=lambda assignment: _program(world.plans[assignment.job_id]),
+        guard=world.guard,
+        has_source=lambda job_id: world.plans[job_id].has_source,
     )
-    world.hosts.append(host)
+    world.guard.hosts.append(host)
+
+    def answered(effects: object) -> None:
+        if effects is not None and not host.is_enrolled:
+            host.is_enrolled = True
+            host.start()
 
     def enrol() -> None:
-        if world.plane.state is None:
-            clock.after(1000, enrol)
+        if host.is_enrolled or host.is_gone:
             return
-        world.plane.handle(
-            lambda at: WorkerJoined(at, worker, worker, facts, digest),
-            lambda effects: host.start() if effects is not None else clock.after(1000, enrol),
+        plane.arrive(
+            lambda: plane.handle(lambda at: WorkerJoined(at, worker, worker, host.facts, host.facts_digest), answered)
         )
-        # The answer may be lost with the control plane: enrolling again is harmless.
-        clock.after(60_000, lambda: enrol() if host.boots == 0 else None)
+        clock.after(10_000, enrol)  # the answer may be lost with the control plane: enrolling again is harmless
 
-    clock.after(clock.spread_ms(2000), enrol)
+    clock.after(plan.joins_ms, enrol)
+    return host
 
 
-def _submit(world: _World, number: int, *, is_tiny: bool = False) -> None:
-    """A client submits with an idempotency key and repeats it, as the retry policy says, until it is answered."""
-    clock, rng = world.clock, world.clock.rng
-    job_id, key = JobId(f"{number:016x}"), f"key-{number}"
-    needs_device = rng.random() < (0.05 if is_tiny else 0.3) and any(host.facts.devices for host in world.hosts)
+def _program(plan: JobPlan) -> tuple[int, int, int]:
+    return plan.run_ms, plan.exit_code, plan.after_term_ms
+
+
+def _submit(world: _World, plan: JobPlan) -> None:
+    clock = world.clock
+    job_id = JobId(f"{plan.number:016x}")
     spec = JobSpec(
         command=("program",),
-        request=_request(world, needs_device=needs_device),
-        priority=rng.choice([0, 0, 0, 5]),
-        retries=rng.choice([0, 2, 2, 2, 5] if is_tiny else [0, 1, 2, 5]),
-        retry_on=rng.choice([RetryOn.INFRASTRUCTURE, RetryOn.INFRASTRUCTURE, RetryOn.ANY]),
-        exclusive=rng.random() < (0.05 if is_tiny else 0.25),
-        timeout_ms=rng.choice([None, None, 60_000]),
-        grace_ms=rng.choice([1_000, 5_000, 30_000]),
-        keep_for_ms=rng.choice([40_000, 120_000, 3_600_000]),
-        wait=rng.random() < 0.9,
+        request=_request(world.scenario, plan),
+        priority=plan.priority,
+        retries=plan.retries,
+        retry_on=RetryOn.ANY if plan.retry_any else RetryOn.INFRASTRUCTURE,
+        exclusive=plan.exclusive,
+        timeout_ms=plan.timeout_ms,
+        grace_ms=plan.grace_ms,
+        keep_for_ms=plan.keep_for_ms,
+        wait=plan.wait,
     )
-    entry = world.entries[job_id] = JobEntry.of(job_id, "me", spec)
-    run_ms = rng.choice([10] * 14 + [20_000] if is_tiny else [10, 500, 20_000, 90_000, 600_000])
-    if rng.random() < 0.5:
-        world.sourced.add(job_id)
-    world.programs[job_id] = (
-        1 + int(run_ms * rng.random()),
-        rng.choice([0, 0, 0, 1, 255]),
-        rng.choice([1, 500, 60_000]),
-    )
-    tries = 0
+    world.plans[job_id] = plan
+    entry = world.guard.entries[job_id] = JobEntry.of(job_id, "me", spec)
 
-    def attempt() -> None:
-        nonlocal tries
-        tries += 1
-        answered = False
+    def then() -> None:
+        if plan.cancel_after_ms is not None:
+            clock.after(plan.cancel_after_ms, lambda: world.clients.cancel(job_id))
 
-        def answer(found: JobId | None) -> None:
-            nonlocal answered
-            if answered or key in world.acknowledged:
-                if found is not None and world.acknowledged.get(key, found) != found:
-                    raise Violation(f"{key} gave {found} and {world.acknowledged[key]}")
-                return
-            answered = True
-            if found is not None:
-                world.acknowledged[key] = found
-                if rng.random() < 0.2:
-                    clock.after(clock.spread_ms(20_000), lambda: _cancel(world, found))
-                return
-            wait_ms = next_try_ms(
-                Failure(FailureKind.NO_ANSWER), repeatable=Repeatable.IDEMPOTENT, tries=tries, random=rng.random()
-            )
-            if wait_ms is not None:
-                clock.after(wait_ms, attempt)
-
-        world.network.deliver(
-            "client",
-            lambda: world.plane.submit(
-                key, entry, lambda found: world.network.deliver("client", lambda: answer(found))
-            ),
-        )
-        clock.after(10_000, lambda: answer(None))
-
-    attempt()
+    world.clients.submit(f"key-{plan.number}", entry, then=then)
 
 
-def _request(world: _World, *, needs_device: bool) -> Request:
-    if needs_device:
+def _request(scenario: Scenario, plan: JobPlan) -> Request:
+    """Of what some host has: else nobody could ever run it, and it waited for ever."""
+    if plan.needs_device and any(host.gpus for host in scenario.hosts):
         return Request(accelerators=(Accelerator.CUDA,), devices=1)
-    if world.licences is None or world.licences.random() < 0.5:
-        return Request()
-    most = max(dict(host.facts.resources)["licence"] for host in world.hosts)
-    return Request(resources=(("licence", world.licences.randint(1, most)),))
+    licences = min(plan.licences, max((host.licences for host in scenario.hosts), default=0))
+    return Request(resources=(("licence", licences),)) if licences else Request()
 
 
-def _cancel(world: _World, job_id: JobId) -> None:
-    world.clock.say(f"client cancels {job_id}")
-    world.network.deliver("client", lambda: world.plane.handle(lambda at: CancelRequested(at, job_id), lambda _: None))
+def _strike(world: _World, fault: Fault) -> None:
+    """Let it happen; to a host that is not there it does not."""
+    host = world.present.get(fault.host) if fault.host is not None else None
+    if fault.host is not None and (host is None or not host.is_enrolled or host.is_gone):
+        return
+    if world.clock.story is not None:
+        world.clock.story.struck(world.clock.now_ms, fault, host.id if host is not None else "")
+    if host is None:
+        _strike_plane(world, fault)
+    else:
+        _strike_host(world, host, fault)
 
 
-def _plan_faults(world: _World) -> None:
-    clock, rng, horizon = world.clock, world.clock.rng, world.shape.trouble_ms
+def _strike_plane(world: _World, fault: Fault) -> None:
+    plane, lasts_ms = world.plane, fault.lasts_ms
+    match fault.kind:
+        case Trouble.PLANE_DIES | Trouble.PLANE_LOSES_POWER:
+            plane.crash(fault.kind, lasts_ms)
+        case Trouble.PLANE_STOPS:
+            plane.stop(lasts_ms)
+        case Trouble.PLANE_DISK_FULL:
+            world.clock.fault(fault.kind, PLANE, lasts_ms=lasts_ms)
+            plane.store.fail_writes()
+            world.clock.after(lasts_ms, plane.store.heal)
+        case Trouble.PLANE_WALL_JUMPS:
+            world.clock.fault(fault.kind, PLANE)
+            plane.piece.wall_ms += fault.amount
+        case Trouble.PROVIDER_ERRS | Trouble.PROVIDER_HANGS:
+            name = f"made-{fault.at_ms}"
+            world.fleet.want(name, kind=fault.kind, silent=max(fault.amount, 1), lasts_ms=lasts_ms)
+        case _:
+            plane.armed[fault.kind] = lasts_ms
 
-    def crash_plane() -> None:
-        if world.plane.state is not None:
-            world.plane.crash()
-            clock.after(clock.spread_ms(8_000), world.plane.start)
 
-    def cut(host: SimHost) -> None:
-        world.network.faults += 1
-        world.network.cut.add(host.id)
-        clock.say(f"{host.id}: network is cut")
-        clock.after(clock.spread_ms(40_000), lambda: world.network.cut.discard(host.id))
+def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
+    lasts_ms = fault.lasts_ms
+    match fault.kind:
+        case Trouble.AGENT_DIES:
+            host.crash_agent(lasts_ms)
+        case Trouble.SPAWNER_DIES:
+            host.crash_spawner(with_watchdog=False)
+        case Trouble.WATCHDOG_AND_SPAWNER_DIE:
+            host.crash_spawner(with_watchdog=True)
+        case Trouble.AGENT_STOPS:
+            host.stop(fault.kind, (Part.AGENT,), lasts_ms)
+        case Trouble.SPAWNER_STOPS:
+            host.stop(fault.kind, (Part.SPAWNER,), lasts_ms)
+        case Trouble.AGENT_AND_SPAWNER_STOP:
+            host.stop(fault.kind, (Part.AGENT, Part.SPAWNER), lasts_ms)
+        case Trouble.ALL_STOP | Trouble.SLEEPS:
+            host.stop(fault.kind, EVERYTHING, lasts_ms)
+            if fault.kind is Trouble.SLEEPS:
+                world.network.half_open(host.id)  # its peers have given up, or what they sent is lost
+        case Trouble.LOSES_POWER | Trouble.LOSES_DISK:
+            host.lose_power(fault.kind, lasts_ms)
+        case Trouble.SPOT_LOST:
+            host.lose_power(fault.kind, 0)
+            assert fault.host is not None
+            number = len(world.guard.hosts)
+            plan = replace(host.plan, joins_ms=lasts_ms)
+            world.present[fault.host] = _add_host(world, plan, WorkerId(f"w{fault.host}x{number}"))
+        case Trouble.DISK_FULL:
+            host.fill_disk(lasts_ms)
+        case Trouble.WALL_JUMPS:
+            host.jump(fault.amount)
+        case Trouble.PROBE_LIES:
+            host.lie(fault.amount, lasts_ms)
+        case Trouble.CUT | Trouble.CUT_OUT | Trouble.CUT_IN:
+            ways = {Trouble.CUT: (OUT, IN), Trouble.CUT_OUT: (OUT,), Trouble.CUT_IN: (IN,)}[fault.kind]
+            _count(world, host, fault)
+            world.network.cut(host.id, ways, lasts_ms)
+        case Trouble.HALF_OPEN:
+            _count(world, host, fault)
+            world.network.half_open(host.id)
+        case (
+            Trouble.PLANE_DIES
+            | Trouble.PLANE_DIES_BEFORE_STEP
+            | Trouble.PLANE_DIES_STEPPED
+            | Trouble.PLANE_DIES_IN_COMMIT
+            | Trouble.PLANE_DIES_COMMITTED
+            | Trouble.PLANE_DIES_ANSWERED
+            | Trouble.PLANE_LOSES_POWER
+            | Trouble.PLANE_STOPS
+            | Trouble.PLANE_DISK_FULL
+            | Trouble.PLANE_FSYNC_FAILS
+            | Trouble.PLANE_WALL_JUMPS
+            | Trouble.PROVIDER_ERRS
+            | Trouble.PROVIDER_HANGS
+        ):
+            raise ValueError(f"{fault.kind} happens to no host")
+        case _:
+            assert_never(fault.kind)
 
-    for _ in range(rng.randrange(4)):
-        clock.after(rng.randrange(horizon), crash_plane)
-    for host in world.hosts:
-        for what, mean in ((host.crash_agent, 3), (host.crash_spawner, 1), (host.lose_power, 1), (host.stop, 2)):
-            for _ in range(rng.randrange(mean + 1)):
-                clock.after(rng.randrange(horizon), what)
-        for _ in range(rng.randrange(3)):
-            clock.after(rng.randrange(horizon), lambda host=host: cut(host))  # type: ignore[misc]
+
+def _count(world: _World, host: SimHost, fault: Fault) -> None:
+    world.clock.fault(fault.kind, host.id, lasts_ms=fault.lasts_ms)
 
 
 def _make_peace(world: _World) -> None:
-    world.clock.say("peace")
+    world.clock.say("from now on nothing goes wrong any more")
     world.network.heal()
-    world.plane.commit_failure = 0.0
-    world.plane.scorers.is_honest = True
-    for host in world.hosts:
-        host.staging_failure = 0.0
-        host.go_on()
-    if world.plane.state is None:
-        world.plane.start()
+    plane = world.plane
+    plane.commit_failure = 0.0
+    plane.store.heal()
+    plane.armed.clear()
+    plane.scorers.is_honest = True
+    plane.go_on()
+    for host in world.guard.hosts:
+        host.rest()
+    world.fleet.provider.silent.clear()
+    plane.start()
+    world.is_peace = True
+
+
+def _sweep(world: _World) -> None:
+    world.guard.sweep()
+    world.clock.after(SWEEP_MS, lambda: _sweep(world))
 
 
 def _is_all_over(world: _World) -> bool:
     plane = world.plane
     return (
         plane.state is not None
-        and len(world.acknowledged) == world.shape.jobs
-        and not plane.is_busy
         and not plane.state.jobs
-        and not any(host.folders for host in world.hosts)
+        and not plane.is_busy
+        and len(world.clients.acknowledged) == len(world.scenario.jobs)
+        and not any(host.disk.folders for host in world.guard.hosts if not host.is_gone)
+        and not world.fleet.provider.list(owner="the control plane")
     )
-
-
-def _check_started(world: _World, host: SimHost, assignment: Assignment) -> None:
-    """One live process tree per device; an exclusive job on one worker at a time; no more than a machine has cores, or
-    of what it counts by name."""
-    alive = [process.assignment.cpus for process in host.processes.values() if process.is_alive]
-    if sum(alive) > host.facts.cpus:
-        raise Violation(f"{assignment.key} starts on {host.id}, where {alive} cores are in use of {host.facts.cpus}")
-    for name, count in host.facts.resources:
-        shares = [process.assignment.resources for process in host.processes.values() if process.is_alive]
-        if sum(dict(share).get(name, 0) for share in shares) > count:
-            raise Violation(f"{assignment.key} starts on {host.id}, where there is no {name} left: {shares}")
-    world.started[assignment.key] = (host, host.disks)
-    for other in world.hosts:
-        for process in other.processes.values():
-            if process.assignment.key == assignment.key or not process.is_alive:
-                continue
-            if set(process.assignment.devices) & set(assignment.devices):
-                raise Violation(f"{assignment.key} starts on a device that {process.assignment.key} still uses")
-            if assignment.exclusive and process.assignment.job_id == assignment.job_id:
-                raise Violation(f"exclusive job {assignment.job_id} starts on {host.id} while it runs on {other.id}")
-
-
-def _check_fenced(world: _World) -> None:
-    """No tree lives on without a lease once its worker has been in contact."""
-    for host in world.hosts:
-        for key, process in host.processes.items():
-            if process.is_alive and not world.plane.is_lent(host.id, key.epoch):
-                raise Violation(f"{key} still runs on {host.id}, which has been in contact and does not hold its lease")
 
 
 def _check_end(world: _World) -> None:
     """Everything acknowledged is there, everything is final, nothing runs, no retry beyond what was allowed."""
-    disk = world.plane.disk
-    for key, job_id in world.acknowledged.items():
+    disk, acknowledged, jobs = world.plane.disk, world.clients.acknowledged, world.scenario.jobs
+    for key, job_id in acknowledged.items():
         if disk.keys.get(key) != job_id or job_id not in disk.jobs:
             raise Violation(f"{job_id} was acknowledged under {key} and is lost")
-    if len(world.acknowledged) < world.shape.jobs:
-        raise Violation(f"only {len(world.acknowledged)} of {world.shape.jobs} submissions were ever answered")
+    if len(acknowledged) < len(jobs):
+        raise Stuck(f"only {len(acknowledged)} of {len(jobs)} submissions were ever answered")
     for job_id, image in disk.jobs.items():
         if not image.state.is_final:
-            raise Violation(f"job {job_id} never finished: {image}")
-        entry = world.entries[job_id]
+            raise Stuck(f"job {job_id} never finished, and is {image.state}: {image}")
+        entry = world.guard.entries[job_id]
         tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
         retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
         own = sum(outcome is not None and outcome.blame is Blame.USER for outcome in retried)
@@ -338,11 +380,10 @@ def _check_end(world: _World) -> None:
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
     for epoch, attempt in disk.attempts.items():
-        host, number = world.started.get(NodeKey(Epoch(epoch), 0), (None, 0))
+        host, number = world.guard.where.get(NodeKey(Epoch(epoch), 0), (None, 0))
         # A host that lost its disk does not know what it had started.
         if attempt.outcome is not None and not attempt.is_shown and host is not None and host.disks == number:
             raise Violation(f"attempt {epoch} counts as given back, and was started on {host.id}")
-    for host in world.hosts:
-        alive = [str(key) for key, process in host.processes.items() if process.is_alive]
-        if alive or host.folders:
-            raise Violation(f"{host.id} still has {alive or list(host.folders)} when all is over")
+    world.plane.compare_with_disk()
+    world.guard.check_empty()
+    world.fleet.check()

@@ -1,0 +1,122 @@
+"""``gpulayer backup``: all of a control plane in one file, whether it runs or not."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gpulayer.cli.console import print_line, say
+from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
+from gpulayer.cli.progress import transfer_progress
+from gpulayer.client import calls
+from gpulayer.client.embedded import find_plane
+from gpulayer.client.location import Local
+from gpulayer.client.transport import StreamBroken, Transport
+from gpulayer.client.upload import Transfer
+from gpulayer.errors import Conflict, Unreachable, UsageError
+from gpulayer.server.archive import check
+from gpulayer.server.folder import locked
+from gpulayer.server.settings import Layout
+from gpulayer.spec.units import format_bytes
+from gpulayer.staging.blobs import storage_error
+from gpulayer.syncing import Syncs
+
+if TYPE_CHECKING:
+    from gpulayer.client.connect import Settings
+    from gpulayer.client.location import Location
+
+app = command_app()
+
+_WHAT: Final = "backup"
+
+
+@app.command()
+def backup(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A new file. It holds keys.")],
+    *,
+    no_blobs: Annotated[
+        bool, typer.Option("--no-blobs", help="Without sources and outputs: jobs that wait for theirs will fail.")
+    ] = False,
+    no_logs: Annotated[bool, typer.Option("--no-logs", help="Without the jobs' output.")] = False,
+    target: TargetOption = "",
+    state: StateOption = "",
+) -> None:
+    """Keep all of a control plane in one file, while it runs or when it does not. gpulayer restore FILE brings it back.
+
+    FILE holds what is secret: whoever reads it can be this control plane.
+    """
+    path = Path(file)
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is there already", hint="give a new name: an older backup may be the good one")
+    settings = settings_for(target, state=state)
+    size = _write(path, lambda progress: _pieces(settings, progress, blobs=not no_blobs, logs=not no_logs))
+    print_line(f"{path}: {format_bytes(size)}")
+    say(f"keep it where nobody else can read it; gpulayer restore {path} --state DIR makes a control plane of it again")
+
+
+def _pieces(settings: "Settings", progress: Callable[[Transfer], None], *, blobs: bool, logs: bool) -> Iterator[bytes]:
+    """From whoever serves it now, else from the folder. Nothing is started for it."""
+    if not isinstance(settings.where, Local):
+        yield from _from_plane(settings.where.location, settings, progress, blobs=blobs, logs=logs)
+        return
+    folder = settings.where.state_dir
+    endpoint = find_plane(folder)
+    if endpoint is not None:
+        yield from _from_plane(endpoint.location, settings, progress, blobs=blobs, logs=logs)
+        return
+    if not folder.is_dir():
+        raise Conflict(f"{folder} holds no control plane", hint="--state DIR or --target names another")
+    from gpulayer.server.backup import open_backup  # noqa: PLC0415 - SQLAlchemy; only where no control plane runs
+
+    layout = Layout(folder)
+    made_wall_ms = time.time_ns() // 1_000_000
+    with locked(layout), open_backup(layout, made_wall_ms=made_wall_ms, blobs=blobs, logs=logs) as made:
+        done = 0
+        for piece in made.pieces():
+            done += len(piece)
+            progress(Transfer(_WHAT, done, made.size))
+            yield piece
+
+
+def _from_plane(
+    location: "Location", settings: "Settings", progress: Callable[[Transfer], None], *, blobs: bool, logs: bool
+) -> Iterator[bytes]:
+    with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+        try:
+            with transport.stream(calls.make_backup(blobs=blobs, logs=logs)) as body:
+                done = 0
+                for piece in body.chunks:
+                    done += len(piece)
+                    progress(Transfer(_WHAT, done, body.size or done))
+                    yield piece
+        except StreamBroken as broken:
+            raise Unreachable(f"the backup did not come whole: {broken}", hint="try again; nothing was kept") from None
+
+
+def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[bytes]]) -> int:
+    """The whole file, synced and read again, or nothing. Returns its size."""
+    making = path.with_name(f"{path.name}.part")
+    try:
+        descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w+b") as file, transfer_progress(is_quiet=False) as progress:
+            os.fchmod(descriptor, 0o600)
+            for piece in pieces(progress):
+                file.write(piece)
+            file.flush()
+            Syncs().file(descriptor, making)
+            size = file.tell()
+            file.seek(0)
+            check(file, what=str(path))
+        os.link(making, path)  # unlike a rename it takes nobody's place
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", hint="give a new name") from None
+    except OSError as error:
+        raise storage_error(error, making) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(making)
+    return size

@@ -1,0 +1,47 @@
+"""``gpulayer restore``: a control plane of a backup, in an empty folder. It starts nothing."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from gpulayer.cli.console import print_line, say
+from gpulayer.cli.nouns import command_app
+from gpulayer.clock import SystemClock
+from gpulayer.sdk.settings import state_folder
+
+app = command_app()
+
+_KNOW: Final = (
+    "tokens and workers that were revoked, rotated or removed since then are good again: gpulayer token list and",
+    "worker list, once it runs; gpulayer token revoke ID. Jobs submitted since then are unknown and have to be",
+    "submitted again, and jobs that waited in the backup run, also where they have run since. End the former control",
+    "plane, if it runs, before you start this one: gpulayer up",
+)
+
+
+@app.command()
+def restore(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What gpulayer backup made.")],
+    *,
+    state: Annotated[
+        str, typer.Option("--state", metavar="DIR", help="An empty folder; this user's own where none is given.")
+    ] = "",
+) -> None:
+    """Make the control plane of a backup, in an empty folder. Nothing is started; gpulayer up does that.
+
+    Its workers come back by themselves. What they run is ended, and runs again if it may: no lease of before is good.
+    """
+    from gpulayer.server.restoring import restore as restore_  # noqa: PLC0415 - SQLAlchemy and the engine
+
+    folder = state_folder(os.environ, state_dir=state)
+    made = restore_(Path(file), folder, clock=SystemClock())
+    at = datetime.fromtimestamp(made.head.made_wall_ms / 1000, UTC)
+    print_line(f"restored to {folder}: the control plane as of {at:%Y-%m-%d %H:%M:%S} UTC")
+    lost = f"; {made.lost} attempt{'s' if made.lost != 1 else ''} of then ended as lost" if made.lost else ""
+    left = " and ".join(each for each in ("blobs", "logs") if each not in made.head.holds)
+    say(f"{made.workers} workers, {made.queued} jobs that have not ended{lost}" + (f"; without {left}" if left else ""))
+    for line in _KNOW:
+        say(line)

@@ -1,0 +1,143 @@
+"""Who is let in when more comes than can be done: refused early, with the time to come again, instead of late.
+
+A control plane that is behind takes no *new* work until it has caught up: what was accepted goes ahead. Reports and
+commands of workers, cancels, and whatever asks of one job are never refused here, so a flood of submissions makes
+nobody's lease run out. What is refused has cost a head and a look at a token; nothing of its body was read.
+
+``Admission`` counts what is under way and remembers how many were turned away; ``decide`` is pure. What it looks at:
+how much the driver has before it and how old its oldest is (a slow disk shows there), how many requests of one kind are
+under way, and how many bytes their bodies may hold in memory together.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from gpulayer.errors import Overloaded
+
+__all__ = ["Admission", "AdmissionLimits", "Backlog", "Demand", "Load", "decide"]
+
+_MOST_S: Final = 10
+_LATELY_MS: Final = 1_000
+
+
+class Demand(StrEnum):
+    """What a request asks for; a route says which. ``AHEAD``: never refused."""
+
+    AHEAD = "ahead"
+    SUBMIT = "submit"  # new jobs
+    UPLOAD = "upload"  # of sources
+    LOOK = "look"  # over all jobs or workers
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """queued_events, queued_ms: of the driver; past either one nothing new is taken in. submits, uploads, looks:
+    requests under way at once. body_bytes: what the bodies of submits may hold in memory together, and those of
+    uploads; one is let in however large it is. refusals_a_second: what is turned away for the price of a few
+    submissions; where there are more, all are told to stay away for longer."""
+
+    queued_events: int = 40_000
+    queued_ms: int = 5_000
+    submits: int = 256
+    uploads: int = 64
+    looks: int = 128
+    body_bytes: int = 256 * 2**20
+    refusals_a_second: int = 200
+
+    def at_once(self, demand: Demand) -> int:
+        """How many requests of this kind may be under way."""
+        match demand:
+            case Demand.SUBMIT:
+                return self.submits
+            case Demand.UPLOAD:
+                return self.uploads
+            case _:
+                return self.looks
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits for the driver. oldest_ms: how long its head has waited; 0 where nothing does."""
+
+    events: int = 0
+    oldest_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What ``decide`` looks at. under_way, body_bytes: of the kind that asks. refused: within the last second."""
+
+    backlog: Backlog = field(default_factory=Backlog)
+    under_way: int = 0
+    body_bytes: int = 0
+    refused: int = 0
+
+
+def decide(demand: Demand, size: int, load: Load, limits: AdmissionLimits) -> int | None:
+    """None: come in. Else: after how many seconds to come again, 1 to 10. size: of the body, as far as it is known."""
+    if demand is Demand.AHEAD or not _is_too_much(demand, size, load, limits):
+        return None
+    behind_s = load.backlog.oldest_ms // 1000 if demand is Demand.SUBMIT else 0
+    return min(_MOST_S, 1 + max(behind_s, load.refused // limits.refusals_a_second))
+
+
+def _is_too_much(demand: Demand, size: int, load: Load, limits: AdmissionLimits) -> bool:
+    if load.under_way >= limits.at_once(demand):
+        return True
+    if demand is Demand.LOOK:
+        return False
+    if load.under_way and load.body_bytes + size > limits.body_bytes:
+        return True
+    backlog = load.backlog
+    is_behind = backlog.events >= limits.queued_events or backlog.oldest_ms >= limits.queued_ms
+    return demand is Demand.SUBMIT and is_behind
+
+
+class Admission:
+    """Of one control plane, in its event loop. backlog: of its driver, now."""
+
+    def __init__(
+        self, limits: AdmissionLimits, *, backlog: Callable[[], Backlog], monotonic_ms: Callable[[], int]
+    ) -> None:
+        self.limits = limits
+        self._backlog = backlog
+        self._monotonic_ms = monotonic_ms
+        self._under_way = dict.fromkeys(Demand, 0)
+        self._bytes = dict.fromkeys(Demand, 0)
+        self._second, self._refused, self._refused_before = 0, 0, 0
+        self.refusals = 0
+
+    @contextmanager
+    def admitted(self, demand: Demand, size: int) -> Iterator[None]:
+        """Inside, the request counts. Raises Overloaded. size: what its body may hold in memory at most."""
+        if demand is Demand.AHEAD:
+            yield
+            return
+        again_s = decide(demand, size, self.load(demand), self.limits)
+        if again_s is not None:
+            self._refused += 1
+            self.refusals += 1
+            raise Overloaded(
+                "the control plane is busy",
+                hint="nothing was accepted; the same request may come again after Retry-After",
+                details={"retry_after_s": again_s},
+            )
+        self._under_way[demand] += 1
+        self._bytes[demand] += size
+        try:
+            yield
+        finally:
+            self._under_way[demand] -= 1
+            self._bytes[demand] -= size
+
+    def load(self, demand: Demand) -> Load:
+        """As a request of this kind meets it now."""
+        second = self._monotonic_ms() // _LATELY_MS
+        if second != self._second:
+            self._refused_before = self._refused if second == self._second + 1 else 0
+            self._second, self._refused = second, 0
+        refused = max(self._refused, self._refused_before)
+        return Load(self._backlog(), self._under_way[demand], self._bytes[demand], refused)

@@ -1,0 +1,31 @@
+"""Planted faults in what is decided when somebody was away: a control plane that was stopped, a worker out of
+contact."""
+
+from typing import Any, Final
+
+from gpulayer import engine
+from gpulayer.protocol import leases
+from gpulayer.testing.sim.mutant import Mutant
+
+__all__ = ["AWAY"]
+
+
+def _deaf_once_away(_: Any) -> Any:
+    """A control plane that was away takes everybody for silent."""
+    return lambda state, now_ms: None
+
+
+def _gives_up_soon(keep_for: Any) -> Any:
+    """A worker that has lost contact ends its work after half of the time."""
+
+    def broken(state: Any, assignment: Any) -> Any:
+        keep_for_ms, grace_ms = keep_for(state, assignment)
+        return keep_for_ms // 2, grace_ms
+
+    return broken
+
+
+AWAY: Final[dict[str, Mutant]] = {
+    "deaf_once_away": Mutant(11, engine, "hear_anew", _deaf_once_away),
+    "gives_up_soon": Mutant(6, leases, "keep_for", _gives_up_soon),
+}
