@@ -23,7 +23,7 @@ from gpulayer.engine.events import (
     WorkerWentSilent,
 )
 from gpulayer.engine.invariants import InvariantViolated
-from gpulayer.engine.records import Record
+from gpulayer.engine.records import AttemptImage, Record
 from gpulayer.errors import StorageUnavailable
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.history import History, is_logged
