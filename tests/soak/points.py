@@ -70,11 +70,6 @@ def _round(tally: Tally, points: Sequence[str], rng: random.Random, seed: int, n
     tally.faults += len(points)
 
 
-def _in_order(points: Sequence[str]) -> list[str]:
-    """A key, or a first enrolment, is there once and for all: what is reached on the way to it comes first."""
-    return sorted(points, key=lambda point: not point.endswith("_key") or not point.startswith("plane."))
-
-
 _APART = len(chains.setup_points()) + len(chains.sweep_points())
 
 PROOFS = [
