@@ -28,7 +28,12 @@ def prove(runs: int, *, seed: int, say: Say) -> Tally:
         for start in range(0, len(points), _AT_A_TIME):
             if tally.runs < runs:
                 _round(
-                    tally, _in_order(points[start : start + _AT_A_TIME][: runs - tally.runs]), rng, seed, number, say
+                    tally,
+                    chains.in_order(points[start : start + _AT_A_TIME][: runs - tally.runs]),
+                    rng,
+                    seed,
+                    number,
+                    say,
                 )
         number += 1
     return tally
