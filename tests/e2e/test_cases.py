@@ -6,13 +6,15 @@ import os
 import signal
 import socket
 import socketserver
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+
+from gpulayer.spawner.state import StateDir
+from tests.together import kill_together
 
 
 def write(path, text, mode=0o644):
@@ -160,11 +162,7 @@ def test_a_spawner_killed_in_mid_job_costs_an_attempt_and_the_job_runs_again(sto
     script = f"echo x >> {marker}; [ $(wc -l < {marker}) -gt 1 ] || sleep 600"
     process = story.start("submit", "--", "sh", "-c", script)
     story.until(marker.exists, "the job has started")
-    pids = subprocess.run(
-        ["pgrep", "-f", str(story.state / "worker" / "spawner")], capture_output=True, text=True, check=True
-    ).stdout.split()
-    for pid in pids:
-        os.kill(int(pid), signal.SIGKILL)
+    kill_together(StateDir(str(story.state / "worker" / "spawner")).read_pids().values())
     ended = story.end(process)
     assert ended.code == 0, ended.err
     (job,) = story.run("job", "list", "--json").json["jobs"]

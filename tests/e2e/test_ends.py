@@ -15,6 +15,7 @@ import pytest
 from gpulayer import Client
 from gpulayer.client import calls
 from gpulayer.spawner import tree
+from tests.together import kill_together
 
 
 def start_job(story, *argv):
@@ -366,13 +367,7 @@ def _power_off(story, worker):
     seen = tree.processes()
     victims = [worker.pid, pids["watchdog"], pids["spawner"]]
     victims += tree.members(seen, roots=[pids["spawner"]], markers=[], spare=[])
-    for pid in victims:  # stopped first, so that none sees another's end
-        os.kill(pid, signal.SIGSTOP)
-    for pid in victims:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    kill_together(victims)
     worker.wait(60)
     story.until(lambda: not any((one := tree.process(pid)) and not one.is_dead for pid in victims), "all are gone")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Noise, Scenario, Trouble
 
 MINUTE_MS = 60_000
-LONGEST_MS = 5 * MINUTE_MS
+LONGEST_MS = 3 * MINUTE_MS
 
 # Around the lease of 30 s, and up to three times as long.
 _lasting = st.one_of(st.integers(1, 90_000), st.integers(25_000, 40_000))

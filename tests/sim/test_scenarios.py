@@ -48,6 +48,10 @@ def test_a_job_without_retries_is_lost_with_its_host():
     assert story(Fault(Trouble.SPOT_LOST, 30_000, 0, 1_000), retries=0, keep_for_ms=40_000).states == {"lost": 1}
 
 
+def test_every_kind_of_fault_is_drawn():
+    assert {fault.kind for seed in range(60) for fault in Scenario.of_seed(seed).faults} == set(Trouble)
+
+
 def test_a_scenario_is_written_as_it_is_made():
     drawn = Scenario.of_seed(5)
     assert eval(repr(drawn), {**NAMES, "Trouble": Trouble}) == drawn

@@ -31,7 +31,24 @@ def test_the_same_seed_is_the_same_story():
     assert run(11, trace=True) == run(11, trace=True)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+# Those that are noticed soon, one of each kind; the soak tries them all (``make soak ONLY=14``).
+QUICK = (
+    "reused_epoch",
+    "late_counters",
+    "short_lease",
+    "wall_clock_decides",
+    "told_is_taken",
+    "endless_retries",
+    "one_retry_more",
+    "forgets_failures",
+    "gives_up",
+    "endless_work",
+    "exclusive_unminded",
+    "keeps_nothing",
+)
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_a_planted_fault_is_found(name):
     def breaks(seed):
         with planted(name):
@@ -41,8 +58,20 @@ def test_a_planted_fault_is_found(name):
                 return True
         return False
 
-    assert any(breaks(seed) for seed in range(1_000)), f"1,000 seeds did not notice {name}"
-    run(0)  # and taken out again, all is well
+    assert any(breaks(seed) for seed in range(40)), f"40 seeds did not notice {name}"
+
+
+def test_every_planted_fault_is_in_place_only_while_it_is_wanted_and_says_what_it_is():
+    for name, mutant in MUTANTS.items():
+        sound = getattr(mutant.owner, mutant.attribute)
+        with planted(name):
+            assert getattr(mutant.owner, mutant.attribute) is not sound
+        assert getattr(mutant.owner, mutant.attribute) is sound
+        assert mutant.owner.__name__.startswith("gpulayer") or isinstance(mutant.owner, type)
+        assert not getattr(mutant.owner, "__module__", mutant.owner.__name__).startswith("gpulayer.testing"), name
+        assert mutant.text.endswith(".")
+        assert len(mutant.text) < 130, name
+    assert run(0) == run(0)
 
 
 def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
@@ -78,7 +107,7 @@ def test_a_scenario_is_read_from_a_file_too(tmp_path, capsys):
     file = tmp_path / "scenario.json"
     file.write_text(written(Scenario.of_seed(1, Shape(jobs=2))))
     assert main(["--replay", str(file)]) == 0
-    assert capsys.readouterr().out.startswith("1 runs, ")
+    assert "\n1 runs, " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["--replay", '{"weather": "fine"}'])
 

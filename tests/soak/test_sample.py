@@ -123,7 +123,7 @@ def test_only_takes_promises_by_number(capsys):
 def test_it_is_a_program():
     argv = [sys.executable, "-m", "tests.soak", "--list", "--scale", "0.01"]
     listed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert " 2  simulated fleets, rules after every step: 100" in listed
+    assert " 1  simulated fleets, rules after every step: 100" in listed
 
 
 def test_the_other_long_runs_are_read_as_they_end():

@@ -50,6 +50,8 @@ POINTS: Final[Mapping[str, str]] = {
     "plane.after_endpoint": "it can be found; it answers nobody yet",
     "plane.after_enrol": "a worker's enrolment is durable; the worker has not heard its id",
     "plane.in_transaction": "the rows of a batch are written, and not committed",
+    "plane.in_store_sync": "a batch is handed to the disk, which is to say now that it is synced",
+    "plane.in_sync": "a key, a blob, a log or a folder of it is written; it is to be synced now",
     "plane.before_commit": "a batch is stepped in memory; nothing of it is on disk",
     "plane.after_commit": "a batch is durable; no mailbox has a command of it, nobody is answered",
     "plane.before_reply": "a batch is durable and in the mailboxes; nobody is answered",

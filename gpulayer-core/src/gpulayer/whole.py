@@ -6,19 +6,25 @@ milliseconds, and some of these files stand on the way to somebody's first comma
 
 import os
 from pathlib import Path
+from typing import Final
 
 from gpulayer.faults import around
+from gpulayer.syncing import Syncs
 
-__all__ = ["sync_folder", "write_whole"]
+__all__ = ["write_whole"]
+
+_UNTOLD: Final = Syncs()
 
 
-def write_whole(path: Path, content: bytes, *, point: str = "", is_synced: bool = False) -> None:
+def write_whole(
+    path: Path, content: bytes, *, point: str = "", is_synced: bool = False, syncs: Syncs = _UNTOLD
+) -> None:
     """Replace a file (mode 0600) so that a reader, or a crash, meets the old or the new content. Raises OSError, and
     then the old one is there and nothing beside it, unless what failed is the last sync. One writer at a time.
 
     point: its fault points, ``plane.port`` for ``plane.before_port``, ``plane.in_port`` and ``plane.after_port``; none
     for what is a comfort alone.
-    is_synced: it also survives a loss of power.
+    is_synced: it also survives a loss of power. syncs: who is told where that fails.
     """
     temporary = path.with_name(path.name + ".part")
     try:
@@ -28,7 +34,7 @@ def write_whole(path: Path, content: bytes, *, point: str = "", is_synced: bool 
             file.write(content)
             if is_synced:
                 file.flush()
-                os.fsync(descriptor)
+                syncs.file(descriptor, temporary)
         around("in", point)
         os.replace(temporary, path)
     except OSError:
@@ -36,13 +42,4 @@ def write_whole(path: Path, content: bytes, *, point: str = "", is_synced: bool 
         raise
     around("after", point)
     if is_synced:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Returns when the names in it would survive a loss of power. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        syncs.path(path.parent)

@@ -28,6 +28,7 @@ from gpulayer.client.location import Configured
 from gpulayer.errors import GpulayerError
 from gpulayer.sdk.client import Client
 from gpulayer.spawner.state import StateDir
+from tests.together import kill_together
 
 Result = TypeVar("Result")
 DEADLINE_S = 90.0
@@ -157,12 +158,21 @@ class KeptWorker(Kept):
         self.folder = folder
         self.spawner = StateDir(str(folder / "spawner"))
 
-    def kill_floor(self, *, spawner: bool = False, watchdog: bool = False) -> None:
-        """What of the two small processes is named, found by their lock file."""
+    def floor(self, *names: str) -> list[int]:
+        """Of spawner and watchdog those that are named, found by their lock file."""
         pids = self.spawner.read_pids()
-        for name in [name for name, is_meant in (("watchdog", watchdog), ("spawner", spawner)) if is_meant]:
-            if is_command(pids.get(name, 0), self.spawner.path):
-                os.kill(pids[name], signal.SIGKILL)
+        return [pids[name] for name in names if is_command(pids.get(name, 0), self.spawner.path)]
+
+    def kill_floor(self, *, spawner: bool = False, watchdog: bool = False) -> None:
+        """With -9, both at one moment."""
+        kill_together(
+            self.floor(*(name for name, is_meant in (("watchdog", watchdog), ("spawner", spawner)) if is_meant))
+        )
+
+    def is_running_jobs(self) -> bool:
+        """All three processes live, and it holds attempts."""
+        is_up = self.process is not None and self.process.poll() is None
+        return is_up and len(self.floor("watchdog", "spawner")) == 2 and any((self.folder / "attempts").glob("*"))
 
     @property
     def fired_below(self) -> list[str]:
@@ -176,7 +186,7 @@ class KeptWorker(Kept):
 
     def known(self) -> list[str]:
         """Nodes that it still knows of, in its own journal or in its spawner's table."""
-        return [path.name for where in ("attempts", "spawner/jobs") for path in (self.folder / where).glob("*")]
+        return [path.name for path in (self.folder / "attempts").glob("*")] + [job.key for job in self.spawner.load()]
 
 
 @dataclass
@@ -217,8 +227,8 @@ class Scene:
 
     # The world outside ------------------------------------------------------------------------------------------------
 
-    def add_worker(self, name: str, *lives: str, disk: Path | None = None) -> KeptWorker:
-        """disk: where its folder lies, if not in the scene's."""
+    def add_worker(self, name: str, *lives: str, disk: Path | None = None, starts: bool = True) -> KeptWorker:
+        """disk: where its folder lies, if not in the scene's. starts: at once."""
         folder = (disk or self.folder) / name
         folder.mkdir()
         (folder / "token").write_text(self.ask(lambda client: client.transport.send(calls.create_token()))["token"])
@@ -227,7 +237,8 @@ class Scene:
         argv += ["--name", name, "--token-file", str(folder / "token")]
         log = None if disk is None else self.folder / f"{name}.log"  # what is written of a full disk is not on it
         worker = KeptWorker(name, folder, log=log, argv=argv, environment=self.environment, lives=lives)
-        worker.start()
+        if starts:
+            worker.start()
         self.workers.append(worker)
         return worker
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpulayer.faults import POINTS
+from tests.together import kill_together
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,10 +98,11 @@ def mischief(scene, chance, *, kills):
 
 
 def kill(scene, worker, victims):
-    worker.kill_floor(spawner="spawner" in victims, watchdog="watchdog" in victims)
+    pids = worker.floor(*(name for name in ("watchdog", "spawner") if name in victims))
     for kept, name in ((worker, "agent"), (scene.plane, "plane")):
         if name in victims and kept.process is not None and kept.process.poll() is None:
-            kept.kill()
+            pids.append(kept.process.pid)
+    kill_together(pids)
 
 
 # Silence --------------------------------------------------------------------------------------------------------------

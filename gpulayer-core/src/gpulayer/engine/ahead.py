@@ -176,6 +176,9 @@ def lend(turn: Turn) -> None:
             continue
         queue.pop(known)
         _lend(turn, chosen, known, job, task)
+        if task.full and known.is_blocked:  # it kept away from a full disk; what comes after it may go there at once
+            known.is_blocked = False
+            schedule.run(turn)
         room[chosen.id] = min(room[chosen.id] - 1, _window(state, chosen, known.request) - len(state.ahead[chosen.id]))
         if room[chosen.id] <= 0:
             del room[chosen.id]

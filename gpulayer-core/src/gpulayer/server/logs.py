@@ -24,6 +24,7 @@ from gpulayer.ids import Epoch, JobId
 from gpulayer.server.logtimes import LogTimes, offset_since
 from gpulayer.spec.logs import LogStream, gap_line
 from gpulayer.staging.blobs import storage_error
+from gpulayer.syncing import Syncs
 
 __all__ = ["READ_PIECE", "LogFolder", "LogKey", "LogReader"]
 
@@ -49,8 +50,9 @@ class LogKey(NamedTuple):
 class LogFolder:
     """The logs below ``root``. Safe for several threads."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, syncs: Syncs | None = None) -> None:
         self._root = root
+        self._syncs = syncs or Syncs()
         self._guard = threading.Lock()
         self._writing: dict[Path, tuple[threading.Lock, int]] = {}
         self._latest: OrderedDict[LogKey, tuple[int, bytes]] = OrderedDict()
@@ -87,7 +89,8 @@ class LogFolder:
                 self._note(path, before, wall_ms)
             if is_final:
                 here("plane.before_log_end")
-                os.fsync(descriptor)
+                self._syncs.file(descriptor, path)
+                self._sync_names(path)
                 here("plane.after_log_end")
             if piece and size == offset + len(piece):
                 self._keep(key, offset, piece, is_wanted=is_followed or len(piece) <= _SMALL_PIECE)
@@ -107,8 +110,13 @@ class LogFolder:
                 here("plane.before_log_mark")
                 _append(descriptor, size, size, gap_line(None, after=end))
                 self._note(path, size, wall_ms)
-                os.fsync(descriptor)
+                self._syncs.file(descriptor, path)
+                self._sync_names(path)
                 here("plane.after_log_mark")
+
+    def _sync_names(self, log: Path) -> None:
+        self._syncs.path(log.parent)
+        self._syncs.path(self._root)
 
     def settle(self, key: LogKey) -> None:
         """Wait for the piece that is being written, if any: once a log is not open any more, it is all there then."""

@@ -76,11 +76,10 @@ def _play_all(scenarios: list[Scenario], arguments: argparse.Namespace) -> int:
             print("\n".join(story.told(in_full=in_full)))
             print("all is over: " + ", ".join(f"{count} {state}" for state, count in sorted(report.states.items())))
     seconds = time.process_time() - began
-    print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
-    done = (
-        f"{len(scenarios)} runs, {steps} steps, {kinds.total()} faults, {len(failed)} failed in {seconds:.1f} s of CPU"
-    )
-    print(done, *failed[:20])
+    if kinds:
+        print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
+    done = f"{len(scenarios)} runs, {steps} steps, {kinds.total()} faults, {len(failed)} failed"
+    print(f"{done} in {seconds:.1f} s of CPU", *failed[:20])
     return 1 if failed else 0
 
 

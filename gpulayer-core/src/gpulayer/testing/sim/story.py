@@ -65,7 +65,7 @@ class Story:
 
     def say(self, at_ms: int, text: str, *, is_detail: bool = False) -> None:
         """A sentence of the caller's own."""
-        self.lines.append(Line(at_ms, text, is_detail))
+        self.lines.append(Line(at_ms, text.replace("\n", "; "), is_detail))
 
     def told(self, *, in_full: bool = False) -> list[str]:
         """What is worth telling; in full: everything."""
@@ -139,7 +139,8 @@ class Story:
         if image.outcome is not None and image.epoch not in self._ended:
             self._ended.add(image.epoch)
             if image.is_shown:
-                self.say(at_ms, f"{self._named(image.epoch)} counts as ended: {_outcome(image.outcome)}")
+                text = f"{self._named(image.epoch)} counts as ended: {_outcome(image.outcome)}"
+                self.say(at_ms, text, is_detail=image.epoch in self._told)
 
     def _effect(self, at_ms: int, effect: Effect) -> None:
         match effect:
@@ -230,9 +231,9 @@ class Story:
 
     # Faults -------------------------------------------------------------------------------------------------------
 
-    def struck(self, at_ms: int, fault: Fault) -> None:
-        """Something goes wrong, as planned."""
-        self.say(at_ms, fault_text(fault))
+    def struck(self, at_ms: int, fault: Fault, host: str = "") -> None:
+        """Something goes wrong, as planned; with that host."""
+        self.say(at_ms, fault_text(fault, host))
 
     # Names --------------------------------------------------------------------------------------------------------
 
@@ -271,9 +272,9 @@ def lasting(ms: int) -> str:
     return f"{round(ms / (60 * _MINUTE_MS), 1):g} h"
 
 
-def fault_text(fault: Fault) -> str:
-    """What goes wrong, in one sentence."""
-    host = f"w{fault.host}" if fault.host is not None else "the control plane"
+def fault_text(fault: Fault, host: str = "") -> str:
+    """What goes wrong, in one sentence. host: the name of the one that it happens to, where that is not its first."""
+    host = host or f"w{fault.host}"
     lasts = lasting(fault.lasts_ms)
     text = _FAULTS[fault.kind].format(host=host, lasts=lasts, times=fault.amount)
     if fault.kind in (Trouble.WALL_JUMPS, Trouble.PLANE_WALL_JUMPS):

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from gpulayer.engine.events import WorkerJoined
+from gpulayer.engine.records import JobImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
+from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
 from gpulayer.testing.sim.client import SimClients
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
@@ -23,8 +25,9 @@ from gpulayer.testing.sim.network import IN, OUT, Network
 from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import PLANE, SimPlane
 from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
-from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble
+from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
 from gpulayer.testing.sim.scorers import SimScorers
+from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
 from gpulayer.testing.sim.story import Story
 
 __all__ = ["Report", "Shape", "Stuck", "Violation", "play", "run"]
@@ -96,6 +99,7 @@ def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None)
         clock,
         Timepiece(clock, scenario.rate),
         SimScorers(clock, scenario.scorers),
+        _store(scenario),
         Ledger(),
         cancelled=lambda job_id: guard.cancelled(plane, job_id),
         commit_failure=scenario.noise.commit_failure,
@@ -103,11 +107,19 @@ def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None)
     world = _World(scenario, clock, network, plane, SimClients(clock, network, plane), guard)
     try:
         _play(world)
+        plane.store.close()
     except AssertionError as error:
         asked = "liveness" if isinstance(error, Stuck) else "safety"
         error.add_note(f"seed {scenario.seed}, virtual time {clock.now_ms / 1000:.3f} s, {asked}")
         raise
+    finally:
+        plane.store.abandon()
     return _report(world)
+
+
+def _store(scenario: Scenario) -> SimStore:
+    rng = numbers(scenario.seed, "store")
+    return SqliteStore(rng) if scenario.store == "sqlite" else MemoryStore(rng)
 
 
 def _report(world: _World) -> Report:
@@ -224,7 +236,7 @@ def _strike(world: _World, fault: Fault) -> None:
     if fault.host is not None and (host is None or not host.is_enrolled or host.is_gone):
         return
     if world.clock.story is not None:
-        world.clock.story.struck(world.clock.now_ms, fault)
+        world.clock.story.struck(world.clock.now_ms, fault, host.id if host is not None else "")
     if host is None:
         _strike_plane(world, fault)
     else:
@@ -240,8 +252,8 @@ def _strike_plane(world: _World, fault: Fault) -> None:
             plane.stop(lasts_ms)
         case Trouble.PLANE_DISK_FULL:
             world.clock.fault(fault.kind, PLANE, lasts_ms=lasts_ms)
-            plane.is_full = True
-            world.clock.after(lasts_ms, lambda: setattr(plane, "is_full", False))
+            plane.store.fail_writes()
+            world.clock.after(lasts_ms, plane.store.heal)
         case Trouble.PLANE_WALL_JUMPS:
             world.clock.fault(fault.kind, PLANE)
             plane.piece.wall_ms += fault.amount
@@ -320,7 +332,8 @@ def _make_peace(world: _World) -> None:
     world.clock.say("from now on nothing goes wrong any more")
     world.network.heal()
     plane = world.plane
-    plane.commit_failure, plane.is_full = 0.0, False
+    plane.commit_failure = 0.0
+    plane.store.heal()
     plane.armed.clear()
     plane.scorers.is_honest = True
     plane.go_on()
@@ -348,6 +361,22 @@ def _is_all_over(world: _World) -> bool:
     )
 
 
+def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[Outcome]) -> None:
+    """A job that nobody stopped has had all its retries of the kind that ended it."""
+    last = image.outcome
+    if last is None or image.stop is not None:
+        return
+    if last.ended_by is EndedBy.WORKER_LOST:
+        others = (EndedBy.WORKER_STOPPED, EndedBy.DRIFT, EndedBy.PREEMPTED)
+        spent = sum(end.blame is not Blame.USER and end.ended_by not in others for end in ends)
+    elif last.ended_by is EndedBy.PROGRAM and not last.is_success and entry.retry_on is RetryOn.ANY:
+        spent = sum(end.blame is Blame.USER for end in ends)
+    else:
+        return
+    if spent <= entry.retries:
+        raise Violation(f"job {job_id} was given up with {spent} failures of {entry.retries} retries")
+
+
 def _check_end(world: _World) -> None:
     """Everything acknowledged is there, everything is final, nothing runs, no retry beyond what was allowed."""
     disk, acknowledged, jobs = world.plane.disk, world.clients.acknowledged, world.scenario.jobs
@@ -358,7 +387,7 @@ def _check_end(world: _World) -> None:
         raise Stuck(f"only {len(acknowledged)} of {len(jobs)} submissions were ever answered")
     for job_id, image in disk.jobs.items():
         if not image.state.is_final:
-            raise Stuck(f"job {job_id} never finished: {image}")
+            raise Stuck(f"job {job_id} never finished, and is {image.state}: {image}")
         entry = world.guard.entries[job_id]
         tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
         retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
@@ -366,6 +395,7 @@ def _check_end(world: _World) -> None:
         allowed = entry.retries if entry.retry_on is RetryOn.ANY else 0
         if own > allowed or len(retried) - own > entry.retries:
             raise Violation(f"job {job_id} had {len(tries)} attempts with {entry.retries} retries")
+        _check_given_up(job_id, image, entry, [attempt.outcome for attempt in tries if attempt.outcome is not None])
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
     for epoch, attempt in disk.attempts.items():
