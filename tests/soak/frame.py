@@ -191,7 +191,8 @@ def _share(mutants: tuple[int, int]) -> str:
 def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5940 else f"{seconds / 3600:.1f} h"
+    hours = seconds / 3600
+    return f"{seconds / 60:.0f} min" if seconds < 5940 else f"{hours:.1f} h" if hours < 100 else f"{hours:.0f} h"
 
 
 def _indented(text: str) -> list[str]:
