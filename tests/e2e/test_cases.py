@@ -91,6 +91,15 @@ def test_c2_a_key_is_remembered_over_the_death_of_the_control_plane(story):
     assert story.run(*keyed).out == first.out != b""
 
 
+def test_c2_a_key_that_comes_again_leaves_its_job_as_it_has_become(story):
+    keyed = ("submit", "--detach", "--idempotency-key", "once", "--", "sh", "-c", "exit 3")
+    first = story.run(*keyed).out
+    assert story.run("job", "wait", first.decode().strip()).code == 3
+    before = story.job(first.decode().strip())
+    assert story.run(*keyed).out == first
+    assert story.job(first.decode().strip()) == before
+
+
 def test_c2_a_submit_whose_answer_was_lost_is_not_made_twice(story):
     """A proxy hands the first submission on, and drops the answer."""
     assert story.run("submit", "--", "true").code == 0

@@ -1,4 +1,4 @@
-"""C4: a job fills the disk of its worker: it ends for that reason, and the worker goes on. Then the control plane's."""
+"""C4: a job fills the disk of its worker, ends for that reason, and the worker goes on; then the control plane's."""
 
 import json
 import os

@@ -28,7 +28,12 @@ def prove(runs: int, *, seed: int, say: Say) -> Tally:
         for start in range(0, len(points), _AT_A_TIME):
             if tally.runs < runs:
                 _round(
-                    tally, _in_order(points[start : start + _AT_A_TIME][: runs - tally.runs]), rng, seed, number, say
+                    tally,
+                    chains.in_order(points[start : start + _AT_A_TIME][: runs - tally.runs]),
+                    rng,
+                    seed,
+                    number,
+                    say,
                 )
         number += 1
     return tally
@@ -68,11 +73,6 @@ def _round(tally: Tally, points: Sequence[str], rng: random.Random, seed: int, n
         tally.violations.append(f"round {number} of --seed {seed}: {error}")
     tally.runs += len(points)
     tally.faults += len(points)
-
-
-def _in_order(points: Sequence[str]) -> list[str]:
-    """A key, or a first enrolment, is there once and for all: what is reached on the way to it comes first."""
-    return sorted(points, key=lambda point: not point.endswith("_key") or not point.startswith("plane."))
 
 
 _APART = len(chains.setup_points()) + len(chains.sweep_points())

@@ -50,7 +50,22 @@ def traffic_points() -> list[str]:
 
 
 def life_of(point: str, count: int = 1) -> str:
-    return f"{_BEFORE.get(point, '')}{point}:{count}"
+    return f"{_BEFORE.get(point, '')}{point}:{1 if is_once(point) else count}"
+
+
+def is_once(point: str) -> bool:
+    """In one life it is reached once: a key is made until it is there, one failed commit is probed for once, and what
+    a former life left is forgotten at the start."""
+    thing = thing_of(point)
+    return thing == "forgetting" or (point.startswith("plane.") and thing in ("key", "probe"))
+
+
+def in_order(points: Sequence[str]) -> list[str]:
+    """What is reached on the way to something that happens once and for all comes first, in the table's order; what
+    needs a life before it comes last."""
+    once = [point for point in traffic_points() if point in points and is_once(point)]
+    first = [point for point in once if thing_of(point) != "forgetting"]
+    return [*first, *(point for point in points if point not in once), *(one for one in once if one not in first)]
 
 
 def die_at_each(

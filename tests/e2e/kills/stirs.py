@@ -63,7 +63,7 @@ class Traffic:
             record = scene.ended(sent)
             assert (record["state"], record["exit_code"], len(record["attempts"])) == ("failed", EXIT_CODE, 1), record
             assert sent.starts.read_text().split() == ["1"], f"{sent.id} was started more than once"
-            assert not scene.left_of(sent)
+            scene.until(lambda sent=sent: not scene.left_of(sent), f"the tree of {sent.id} is gone")
         for sent in self.wrecked:
             self._check_wrecked(sent)
         for sent in self.cancelled:

@@ -108,6 +108,22 @@ def kill(scene, worker, victims):
 # Silence --------------------------------------------------------------------------------------------------------------
 
 
+def test_c5_a_control_plane_that_comes_back_long_after_the_lease_finds_its_job_going_on(make_scene):
+    """What an hour is to ``--keep-for`` is shown with seconds in ``test_process_lives``."""
+    scene = make_scene(lease="3s")
+    scene.plane.start()
+    scene.add_worker("one")
+    job = scene.submit(lines=60, pause_s=0.2, retries=3)
+    scene.until(job.starts.exists, "it runs")
+    scene.plane.die()
+    back_at = time.monotonic() + 8
+    while time.monotonic() < back_at:
+        time.sleep(0.05)
+    scene.plane.start()
+    scene.check(job, attempts=[1])
+    scene.check_workers()
+
+
 TICKS = """
 while [ "$(cat $GO)" = wait ] && [ $GPULAYER_ATTEMPT = 1 ]; do
     read up rest < /proc/uptime; echo "$GPULAYER_ATTEMPT $up" >> $STARTS; echo tick; sleep 0.05

@@ -204,15 +204,15 @@ def _cursors_never_expire(knows: Any) -> Any:
 
 def _endless_retries(runs_again: Any) -> Any:
     """Retries are not counted."""
-    return lambda job, task, outcome: not outcome.is_success and job.stop is None and task.attempts < 20
+    return lambda job, task, attempt, outcome: not outcome.is_success and job.stop is None and task.attempts < 20
 
 
 def _one_retry_more(runs_again: Any) -> Any:
     """Of a job that the infrastructure failed, one retry more is made than was allowed: so with none, it runs twice."""
 
-    def broken(job: Any, task: Any, outcome: Any) -> bool:
+    def broken(job: Any, task: Any, attempt: Any, outcome: Any) -> bool:
         is_lost = outcome.ended_by is EndedBy.WORKER_LOST and job.stop is None
-        return bool(runs_again(job, task, outcome)) or (is_lost and task.failures == job.entry.retries)
+        return bool(runs_again(job, task, attempt, outcome)) or (is_lost and task.failures == job.entry.retries)
 
     return broken
 
@@ -220,9 +220,10 @@ def _one_retry_more(runs_again: Any) -> Any:
 def _one_retry_fewer(runs_again: Any) -> Any:
     """The last retry is never made."""
 
-    def broken(job: Any, task: Any, outcome: Any) -> bool:
+    def broken(job: Any, task: Any, attempt: Any, outcome: Any) -> bool:
         return (
-            bool(runs_again(job, task, outcome)) and max(task.failures, task.program_failures) + 1 < job.entry.retries
+            bool(runs_again(job, task, attempt, outcome))
+            and max(task.failures, task.program_failures) + 1 < job.entry.retries
         )
 
     return broken
@@ -231,8 +232,8 @@ def _one_retry_fewer(runs_again: Any) -> Any:
 def _failures_mixed_up(spend: Any) -> Any:
     """A failure of the infrastructure uses up a retry of the program's own."""
 
-    def broken(task: Any, outcome: Any, worker: Any) -> None:
-        spend(task, outcome, worker)
+    def broken(task: Any, *args: Any) -> None:
+        spend(task, *args)
         task.program_failures = max(task.program_failures, task.failures)
 
     return broken
@@ -241,10 +242,10 @@ def _failures_mixed_up(spend: Any) -> Any:
 def _cancelled_runs_again(runs_again: Any) -> Any:
     """A job that somebody cancelled runs again when its worker is lost."""
 
-    def broken(job: Any, task: Any, outcome: Any) -> bool:
+    def broken(job: Any, task: Any, attempt: Any, outcome: Any) -> bool:
         stop, job.stop = job.stop, None
         try:
-            return bool(runs_again(job, task, outcome))
+            return bool(runs_again(job, task, attempt, outcome))
         finally:
             job.stop = stop
 

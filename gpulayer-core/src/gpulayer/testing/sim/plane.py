@@ -11,7 +11,7 @@ from typing import Final
 
 from gpulayer import engine
 from gpulayer.clock import Instant
-from gpulayer.engine.effects import AskScorer, Effect
+from gpulayer.engine.effects import AskScorer, Assign, Effect
 from gpulayer.engine.events import (
     CancelRequested,
     Event,
@@ -23,7 +23,7 @@ from gpulayer.engine.events import (
     WorkerWentSilent,
 )
 from gpulayer.engine.invariants import InvariantViolated
-from gpulayer.engine.records import Record
+from gpulayer.engine.records import AttemptImage, Record
 from gpulayer.errors import StorageUnavailable
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.history import History, is_logged
@@ -48,6 +48,7 @@ WHOLE_COMPARE: Final = 16  # commits: so often what is stored is compared with w
 LEAST_SILENCE_MS: Final = 30_000  # the lease
 AWAY_MS: Final = 11_500  # so long it notices that it was stopped, and looks once a second
 _RESTART_MS: Final = 1_000
+MOST_SILENCE_MS: Final = 45_000  # of one that is lent anything: the lease, its tenth, and what it takes to see that
 _PROBE_MS: Final = (100, 5_000)
 
 
@@ -94,6 +95,8 @@ class SimPlane:
     _stopped_ms: int = 0  # since when
     _away_ms: int = 0  # in all, for how long
     _heard_ms: dict[WorkerId, int] = field(default_factory=dict)  # by the time that it listened
+    _anew_ms: int = 0  # when everybody counted as heard of, by the same time
+    _reported: set[WorkerId] = field(default_factory=set)  # to this start of it
     _shrunk: set[WorkerId] = field(default_factory=set)
     _stepped: int = 0
     _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
@@ -126,6 +129,7 @@ class SimPlane:
         self._keys.clear()
         self._readers.clear()
         self._heard_ms.clear()
+        self._reported.clear()
         self._is_committing = self._is_read_only = False
         self._attention, self._late = engine.Attention(self.piece.now_ms), None
         self.clock.say(
@@ -318,6 +322,7 @@ class SimPlane:
             events += self._history.rows(event, result.records)
         if self.clock.story is not None:
             self._untold.append((event, result))
+        self._check_step(event, result)
         self._stepped += 1
         try:
             if self._stepped % WHOLE_CHECK:
@@ -426,6 +431,7 @@ class SimPlane:
         now_ms = self._instant().ms
         self.state = self._of(self.store.load(), heard)
         engine.hear_anew(self.state, now_ms)
+        self._anew_ms = self._listened_ms
 
     def _refuse(self, refused: list[_Waiting]) -> None:
         several, refused[:] = list(refused), []
@@ -452,6 +458,7 @@ class SimPlane:
         assert self.state is not None
         if self._attention.was_away(self.piece.now_ms):
             engine.hear_anew(self.state, self._instant().ms)
+            self._anew_ms = self._listened_ms
 
     def _tick(self) -> None:
         self._look()
@@ -481,9 +488,31 @@ class SimPlane:
         if known is None or (event.boot, event.seq) <= (known.boot, known.seq):
             return  # it comes late or twice, and says nothing of now
         self._heard_ms[event.worker] = self._listened_ms
+        self._reported.add(event.worker)
         facts = event.facts or known.facts
         if facts.cpus < known.facts.cpus or facts.memory_bytes < known.facts.memory_bytes:
             self._shrunk.add(event.worker)
+
+    def _check_step(self, event: Event, result: engine.Step) -> None:
+        """What is lent goes to who is there, and not once it was cancelled; what can't run again is waited for."""
+        assert self.state is not None
+        for effect in result.effects:
+            if isinstance(effect, Assign):
+                silent_ms = self._listened_ms - max(self._heard_ms.get(effect.worker, 0), self._anew_ms)
+                if effect.worker not in self._reported or silent_ms > MOST_SILENCE_MS:
+                    raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is not heard")
+                if self.state.jobs[effect.job_id].stop is not None:
+                    raise Violation(f"job {effect.job_id} is lent to {effect.worker}, and was cancelled")
+        if not isinstance(event, LeaseExpired | KeepForPassed):
+            return
+        for record in result.records:
+            if isinstance(record, AttemptImage) and record.epoch == event.epoch and record.outcome is not None:
+                entry = self.disk.entries[record.job_id]
+                silent_ms = self._listened_ms - self._heard_ms.get(event.worker, 0)
+                is_last = isinstance(event, KeepForPassed) or entry.retries == 0
+                wanted_ms = 0 if entry.exclusive or not is_last else entry.keep_for_ms
+                if record.stop is None and silent_ms < wanted_ms * LEAST_SILENCE_MS // 33_000:
+                    raise Violation(f"job {record.job_id} was given up by the control plane after {silent_ms} ms")
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)

@@ -65,7 +65,7 @@ class Story:
 
     def say(self, at_ms: int, text: str, *, is_detail: bool = False) -> None:
         """A sentence of the caller's own."""
-        self.lines.append(Line(at_ms, text, is_detail))
+        self.lines.append(Line(at_ms, text.replace("\n", "; "), is_detail))
 
     def told(self, *, in_full: bool = False) -> list[str]:
         """What is worth telling; in full: everything."""

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from gpulayer.engine.events import WorkerJoined
+from gpulayer.engine.records import JobImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
+from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
 from gpulayer.testing.sim.client import SimClients
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
@@ -359,6 +361,22 @@ def _is_all_over(world: _World) -> bool:
     )
 
 
+def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[Outcome]) -> None:
+    """A job that nobody stopped has had all its retries of the kind that ended it."""
+    last = image.outcome
+    if last is None or image.stop is not None:
+        return
+    if last.ended_by is EndedBy.WORKER_LOST:
+        others = (EndedBy.WORKER_STOPPED, EndedBy.DRIFT, EndedBy.PREEMPTED)
+        spent = sum(end.blame is not Blame.USER and end.ended_by not in others for end in ends)
+    elif last.ended_by is EndedBy.PROGRAM and not last.is_success and entry.retry_on is RetryOn.ANY:
+        spent = sum(end.blame is Blame.USER for end in ends)
+    else:
+        return
+    if spent <= entry.retries:
+        raise Violation(f"job {job_id} was given up with {spent} failures of {entry.retries} retries")
+
+
 def _check_end(world: _World) -> None:
     """Everything acknowledged is there, everything is final, nothing runs, no retry beyond what was allowed."""
     disk, acknowledged, jobs = world.plane.disk, world.clients.acknowledged, world.scenario.jobs
@@ -377,6 +395,7 @@ def _check_end(world: _World) -> None:
         allowed = entry.retries if entry.retry_on is RetryOn.ANY else 0
         if own > allowed or len(retried) - own > entry.retries:
             raise Violation(f"job {job_id} had {len(tries)} attempts with {entry.retries} retries")
+        _check_given_up(job_id, image, entry, [attempt.outcome for attempt in tries if attempt.outcome is not None])
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
     for epoch, attempt in disk.attempts.items():
