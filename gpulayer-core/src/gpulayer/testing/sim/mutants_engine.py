@@ -17,7 +17,7 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.worker import WorkerState
 from gpulayer.testing.sim.mutant import Mutant
 
-__all__ = ["ENGINE"]
+__all__ = ["ENGINE", "UNSEEN_ENGINE"]
 
 _DUE: Final = import_module("gpulayer.engine.due")  # the package has a function of that name
 
@@ -282,14 +282,10 @@ ENGINE: Final[dict[str, Mutant]] = {
     "silence_unseen": Mutant(13, workers, "went_silent", _silence_unseen),
     "unheard_is_lent_to": Mutant(3, schedule, "takes_work", _unheard_is_lent_to),
     "lost_while_unreachable": Mutant(6, workers, "lease_expired", _lost_while_unreachable),
-    "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),
-    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
     "no_vanish_check": Mutant(4, workers, "_end_vanished", _no_vanish_check),
-    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
     "told_is_taken": Mutant(4, Mailboxes, "waiting", _told_is_taken),
     "never_retracted": Mutant(3, Mailboxes, "deliver", _never_retracted),
-    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
     "endless_retries": Mutant(4, attempts, "_runs_again", _endless_retries),
     "one_retry_more": Mutant(4, attempts, "_runs_again", _one_retry_more),
     "one_retry_fewer": Mutant(4, attempts, "_runs_again", _one_retry_fewer),
@@ -297,4 +293,11 @@ ENGINE: Final[dict[str, Mutant]] = {
     "cancelled_runs_again": Mutant(8, attempts, "_runs_again", _cancelled_runs_again),
     "forgets_failures": Mutant(4, engine, "rebuild", _forgets_failures),
     "gives_up": Mutant(1, retry, "_may_repeat", _gives_up),
+}
+
+UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
+    "boots_unread": Mutant(4, workers, "reported", _boots_unread),
+    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
+    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
+    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
 }
