@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.core import durable, idle, logs, size, start, tiny
+from benchmarks.core import idle, logs, size, start, tiny
 from benchmarks.core.sources import ROOT, Sources
 from benchmarks.family import measure_family, own_version
 from benchmarks.harness import Row
@@ -26,8 +26,6 @@ MEASURES: dict[str, tuple[Measure, int]] = {
     "idle": (idle.idle_cost, 1),
     "batch": (tiny.batch, 5),
     "run": (tiny.run, 5),
-    "events": (durable.durable_events, 5),
-    "restart": (durable.restart, 5),
     "size": (size.install_size, 1),
 }
 

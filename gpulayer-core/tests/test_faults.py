@@ -12,6 +12,9 @@ import pytest
 
 import gpulayer
 from gpulayer import faults
+from gpulayer.server.store import AuditEntry, Batch, EventRow, Side
+from gpulayer.server.store.carried import KINDS, carried
+from gpulayer.whole import write_whole
 
 SOURCE = Path(gpulayer.__file__).parent
 
@@ -23,11 +26,44 @@ def disarmed():
 
 
 def test_the_table_has_exactly_the_points_that_the_source_has():
-    used = set()
+    used = {f"commit.{moment}_{kind}" for moment in ("in", "after") for kind in KINDS}
     for file in SOURCE.rglob("*.py"):
-        used.update(re.findall(r"\bhere\(([^)]*)\)", file.read_text(encoding="utf-8")))
-    used -= {"name: str", '"agent.before_report"'}  # its definition, and the example in its module
-    assert used | {'"agent.before_report"'} == {f'"{name}"' for name in faults.POINTS}
+        text = file.read_text(encoding="utf-8")
+        if file.name != "faults.py":
+            used.update(re.findall(r'\bhere\("([^"]*)"\)', text))
+            assert re.findall(r'\bhere\([^"]', text) == [], file  # a name that is put together is in no search
+        for point in re.findall(r'\bpoint="([^"]+)"', text):
+            place, _, thing = point.partition(".")
+            used.update(f"{place}.{moment}_{thing}" for moment in ("before", "in", "after"))
+    assert used == set(faults.POINTS)
+
+
+def test_a_batch_is_known_by_what_it_carries_and_every_kind_has_its_points():
+    rows = [EventRow(0, 0, "cancel_requested", "{}"), EventRow(0, 0, "worker_reported", "{}")]
+    batch = Batch(events=rows, sides=[Side(forget_tokens=("a",), audit=(AuditEntry(0, "me", "x"),))])
+    assert list(carried(batch)) == ["cancel", "report", "forgetting", "audit"]
+    reached = []
+    faults.arm("commit.in_audit:1:eio")
+    with pytest.raises(OSError, match=r"commit\.in_audit"):
+        faults.here_each("commit.in_", lambda: reached.append("asked") or carried(batch))
+    faults.arm("")
+    faults.here_each("commit.in_", lambda: reached.append("asked") or carried(batch))
+    assert reached == ["asked"]
+
+
+def test_the_moments_of_a_file_are_points_of_their_own(tmp_path):
+    path = tmp_path / "port"
+    for moment, is_new in (("before", False), ("in", False), ("after", True)):
+        path.write_bytes(b"old")
+        faults.arm(f"plane.{moment}_port:1:enospc")
+        with pytest.raises(OSError, match=f"plane.{moment}_port"):
+            write_whole(path, b"new", point="plane.port", is_synced=True)
+        assert path.read_bytes() == (b"new" if is_new else b"old")
+        assert os.listdir(tmp_path) == ["port"]
+
+
+def test_what_is_written_is_written_at_a_point_that_says_what_is_not_there_yet():
+    assert set(faults.WRITES) < set(faults.POINTS)
 
 
 def test_every_point_says_what_has_happened_and_what_has_not():
@@ -95,3 +131,14 @@ def test_stop_stands_still_until_it_is_told_to_go_on():
     finally:
         process.kill()
         process.wait()
+
+
+def test_each_of_several_faults_of_a_point_counts_every_reach():
+    faults.arm("plane.before_commit:1:eio,plane.before_commit:2:enospc,plane.before_commit:4:eio")
+    fired = []
+    for number in range(1, 6):
+        try:
+            faults.here("plane.before_commit")
+        except OSError as error:
+            fired.append((number, error.errno))
+    assert fired == [(1, errno.EIO), (2, errno.ENOSPC), (4, errno.EIO)]

@@ -6,13 +6,15 @@ import os
 import signal
 import socket
 import socketserver
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+
+from gpulayer.spawner.state import StateDir
+from tests.together import kill_together
 
 
 def write(path, text, mode=0o644):
@@ -89,6 +91,15 @@ def test_c2_a_key_is_remembered_over_the_death_of_the_control_plane(story):
     assert story.run(*keyed).out == first.out != b""
 
 
+def test_c2_a_key_that_comes_again_leaves_its_job_as_it_has_become(story):
+    keyed = ("submit", "--detach", "--idempotency-key", "once", "--", "sh", "-c", "exit 3")
+    first = story.run(*keyed).out
+    assert story.run("job", "wait", first.decode().strip()).code == 3
+    before = story.job(first.decode().strip())
+    assert story.run(*keyed).out == first
+    assert story.job(first.decode().strip()) == before
+
+
 def test_c2_a_submit_whose_answer_was_lost_is_not_made_twice(story):
     """A proxy hands the first submission on, and drops the answer."""
     assert story.run("submit", "--", "true").code == 0
@@ -151,11 +162,7 @@ def test_a_spawner_killed_in_mid_job_costs_an_attempt_and_the_job_runs_again(sto
     script = f"echo x >> {marker}; [ $(wc -l < {marker}) -gt 1 ] || sleep 600"
     process = story.start("submit", "--", "sh", "-c", script)
     story.until(marker.exists, "the job has started")
-    pids = subprocess.run(
-        ["pgrep", "-f", str(story.state / "worker" / "spawner")], capture_output=True, text=True, check=True
-    ).stdout.split()
-    for pid in pids:
-        os.kill(int(pid), signal.SIGKILL)
+    kill_together(StateDir(str(story.state / "worker" / "spawner")).read_pids().values())
     ended = story.end(process)
     assert ended.code == 0, ended.err
     (job,) = story.run("job", "list", "--json").json["jobs"]

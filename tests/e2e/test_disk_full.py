@@ -1,4 +1,4 @@
-"""C4, the worker's part: a job fills the disk of its worker; the job ends for that reason, and the worker goes on."""
+"""C4: a job fills the disk of its worker, ends for that reason, and the worker goes on; then the control plane's."""
 
 import json
 import os
@@ -6,9 +6,13 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
+
+from tests.e2e.kills.scene import scenes
+from tests.e2e.kills.stirs import check_store
 
 FILL = "echo begun; dd if=/dev/zero of=big bs=1M count=50 2>/dev/null || { echo no room; exit 3; }; rm big"
 
@@ -72,3 +76,67 @@ def test_c4_it_is_placed_once_more_on_another_worker_and_never_there_again(story
         first, second = json.loads(ended.out)["attempts"]
         assert (first["nodes"][0]["worker"], first["ended_by"]) == ("a-small", "disk_full")
         assert (second["nodes"][0]["worker"] == "a-small", second["ended_by"]) == (False, "program")
+
+
+# The control plane's disk ---------------------------------------------------------------------------------------------
+
+
+def command(scene, *argv):
+    return subprocess.run(
+        [sys.executable, "-m", "gpulayer.cli", *argv],
+        cwd=scene.source,
+        env=scene.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refused(scene, *argv):
+    """Said clearly, with a code for infrastructure, and not by a time that runs out."""
+    ended = command(scene, *argv)
+    assert ended.returncode == 6, ended.stderr
+    assert "disk is full" in ended.stderr or "no room left" in ended.stderr, ended.stderr
+    assert "hint: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["its own disk", "one disk with its worker"])
+def test_c4_a_full_control_plane_refuses_submits_stops_no_job_and_recovers_by_itself(tmp_path, disk, fill, is_shared):
+    with scenes(tmp_path) as make:
+        scene = make(disk=disk)
+        scene.plane.start()
+        worker = scene.add_worker("one", disk=disk if is_shared else None)
+        scene.check(scene.submit(lines=1))
+        runs, go = scene.folder / "runs", scene.folder / "go"
+        # What it says while the disk is full is less than the worker keeps back for an end.
+        script = f"echo before; touch {runs}; until [ -e {go} ]; do echo while; sleep 0.1; done; echo after; exit 7"
+        job = scene.ask(lambda client: client.submit(["sh", "-c", script], retries=0, idempotency_key="long"))
+        scene.until(runs.exists, "it runs")
+        fill(disk / "filler")
+        refused(scene, "submit", "--detach", "--", "true")
+        refused(scene, "submit", "--detach", "--source", str(scene.source), "--", "./job.sh")
+        assert command(scene, "job", "list").returncode == 0, "what there is can be read"
+        assert scene.ask(lambda client: client.plane())["read_only"] is True
+        if not is_shared:
+            go.touch()  # it ends while nobody can be told
+            scene.until(lambda: "attempt 1 ended" in worker.log.read_text().rpartition("started")[2], "it has ended")
+        (disk / "filler").unlink()
+        go.touch()
+        record = scene.until(lambda: ended(scene, job.id), "its end has come")
+        assert len(record["attempts"]) == 1
+        assert (record["state"], record["ended_by"], record["exit_code"]) == ("failed", "program", 7)
+        log = scene.ask(lambda client: b"".join(client.job(job.id).logs()))
+        assert (log.split()[0], set(log.split()[1:-1]), log.split()[-1]) == (b"before", {b"while"}, b"after")
+        scene.check_workers()
+        assert (scene.plane.deaths, worker.deaths) == ([], []), "nothing was started again for it"
+        worker.end()
+        scene.plane.end()
+        check_store(scene)
+
+
+def ended(scene, job_id):
+    record = scene.record(job_id)
+    return record if record["ended_at"] is not None else None

@@ -15,6 +15,7 @@ import pytest
 from gpulayer import Client
 from gpulayer.client import calls
 from gpulayer.spawner import tree
+from tests.together import kill_together
 
 
 def start_job(story, *argv):
@@ -344,19 +345,29 @@ def test_x5_power_off_loses_the_attempt_and_the_retry_policy_applies(story, flee
         assert (ended.code, job["state"], job["exit_code"]) == (6, "lost", None), ended.err
 
 
+def test_x5_a_power_cut_in_the_middle_of_a_stop_is_no_failure_of_the_program(story, fleet):
+    worker = fleet("first")
+    stopping = story.here / "stopping"
+    script = f"trap 'touch {stopping}' TERM; echo up; while :; do sleep 0.05; done"
+    argv = ("--retries", "0", "--keep-for", "1s", "--grace", "20s", "--", "sh", "-c", script)
+    process, job_id = start_job(story, *argv)
+    worker.send_signal(signal.SIGTERM)
+    story.until(stopping.exists, "the program was told to end")
+    _power_off(story, worker)
+    ended = story.end(process)
+    assert ended.code == 6, ended.err
+    job, attempt = attempt_of(story, job_id)
+    assert (job["state"], job["exit_code"], attempt["blame"]) == ("lost", None, "infrastructure")
+    assert attempt["ended_by"] in ("worker_stopped", "worker_lost")
+
+
 def _power_off(story, worker):
     """Agent, spawner, watchdog and whatever they run: gone at once, and nobody starts them again."""
     pids = json.loads((story.state / "first" / "spawner" / "spawner.lock").read_text())
     seen = tree.processes()
     victims = [worker.pid, pids["watchdog"], pids["spawner"]]
     victims += tree.members(seen, roots=[pids["spawner"]], markers=[], spare=[])
-    for pid in victims:  # stopped first, so that none sees another's end
-        os.kill(pid, signal.SIGSTOP)
-    for pid in victims:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    kill_together(victims)
     worker.wait(60)
     story.until(lambda: not any((one := tree.process(pid)) and not one.is_dead for pid in victims), "all are gone")
 

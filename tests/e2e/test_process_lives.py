@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from gpulayer.spawner.state import StateDir
+from tests.together import kill_together, stop_together
 
 # A daemon that shed session and parent, and a count: what a job may leave, and what it must say whole.
 DAEMON = "(setsid sh -c 'echo $$ > {pid}; exec sleep 600' &); while [ ! -s {pid} ]; do sleep 0.01; done"
@@ -121,8 +122,7 @@ def test_x2b_what_agent_spawner_and_watchdog_left_is_ended_before_the_job_runs_a
     script = again.format(story.here / "daemon") + with_daemon(story, "echo first; exec sleep 601")
     job = detached(story, "--", "sh", "-c", script)
     until_log(story, job, b"first\n")
-    for pid in pids_of(story).values():
-        os.kill(pid, signal.SIGKILL)
+    kill_together(pids_of(story).values())
     assert is_alive(daemon_of(story)), "nobody is there to end it"
     code, record = until_final(story, job)
     assert code == 0
@@ -146,8 +146,7 @@ def test_x2c_an_exclusive_job_of_a_stopped_agent_and_spawner_is_dead_before_anot
     first = story.here / "beats.0"
     story.until(first.exists, "it runs")
     pids = pids_of(story)
-    for name in ("agent", "spawner"):
-        os.kill(pids[name], signal.SIGSTOP)
+    stop_together((pids["agent"], pids["spawner"]))
     other = story.start(*join, "--name", "other", "--work-dir", str(story.state / "other"))
     code, record = until_final(story, job)
     last_ms, next_ms = (float((story.here / f"beats.{n}").read_text().split()[at]) for n, at in ((0, -1), (1, 0)))
@@ -198,9 +197,7 @@ def test_c5_a_job_is_ended_when_the_control_plane_is_away_for_longer_than_it_is_
     script = f"[ ! -e {story.here}/daemon ] || exit 0; " + with_daemon(story, "echo first; sleep 602")
     job = detached(story, "--keep-for", "3s", "--grace", "1s", "--", "sh", "-c", script)
     until_log(story, job, b"first\n")
-    os.kill(story.plane_pid(), signal.SIGKILL)
-    if agent_dies:
-        os.kill(story.agent_pid(), signal.SIGKILL)
+    kill_together([story.plane_pid(), *([story.agent_pid()] if agent_dies else [])])
     story.until(lambda: not is_alive(daemon_of(story)), "it has been kept for three seconds, and no longer")
     code, record = until_final(story, job)
     assert code == 0
@@ -214,10 +211,10 @@ def test_nothing_survives_down(story, harm):
     job = detached(story, "--", "sh", "-c", with_daemon(story, "echo up; exec sleep 603"))
     until_log(story, job, b"up\n")
     pids = pids_of(story)
-    if "plane" in harm:
-        os.kill(story.plane_pid(), signal.SIGKILL)
-    if "agent" in harm:
-        os.kill(pids["agent"], signal.SIGSTOP if "stopped" in harm else signal.SIGKILL)
+    if harm == "agent stopped":
+        os.kill(pids["agent"], signal.SIGSTOP)
+    else:
+        kill_together(pid for name, pid in {**pids, "plane": story.plane_pid()}.items() if name in harm)
     ended = story.run("down")
     assert ended.code == 0, ended.err
     assert not is_alive(daemon_of(story))

@@ -92,7 +92,7 @@ class Place:
         self.here.mkdir(parents=True)
         self.hosts = hosts
         self.variables: dict[str, str] = {}
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[subprocess.Popen[bytes]] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -158,13 +158,13 @@ class Place:
         """``gpulayer join …`` in the background; what it says goes to ``log``."""
         with open(self.log, "ab") as log:
             process = self.start("join", *argv, stdout=log, stderr=log)
-        self._workers.append(process)
+        self.workers.append(process)
         return process
 
     def leave(self) -> None:
         """In good order, as after Ctrl-C."""
-        while self._workers:
-            process = self._workers.pop()
+        while self.workers:
+            process = self.workers.pop()
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             process.wait(DEADLINE_S)
@@ -240,11 +240,20 @@ class Town:
             self.server.variables["GPULAYER_LEASE_TTL"] = lease
         return read_invitation(self.server.did("up", "--no-worker", "--detach", *argv).out.decode())
 
+    def plane_dies(self) -> None:
+        """With -9. The next command on the server starts it again, as it was."""
+        pid = int(self._endpoint()["pid"])
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: pid not in self.server.machine.processes(), "the control plane is dead")
+
+    def _endpoint(self) -> Any:
+        return json.loads((self.server.home / ".local/state/gpulayer/endpoint.json").read_text())
+
     @contextmanager
     def api(self) -> Iterator[Client]:
         """The control plane, asked on its own machine: what happened is looked up there, whatever the net is doing.
         Start no processes in it."""
-        endpoint = json.loads((self.server.home / ".local/state/gpulayer/endpoint.json").read_text())
+        endpoint = self._endpoint()
         with self.server.machine.inside(), Client(url=endpoint["url"], token=endpoint["token"]) as client:
             yield client
 

@@ -191,8 +191,9 @@ def _share(mutants: tuple[int, int]) -> str:
 def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
-    hours = seconds / 3600
-    return f"{seconds / 60:.0f} min" if seconds < 5940 else f"{hours:.1f} h" if hours < 100 else f"{hours:.0f} h"
+    if seconds < 5940:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 359_000 else f"{seconds / 3600:.0f} h"
 
 
 def _indented(text: str) -> list[str]:

@@ -43,7 +43,7 @@ async def _crowd(served: Served, workers: int, tally: Tally, say: Say) -> None:
         await crowd.all_answered(since=began, timeout_s=BACK_LATE_S)
         crowd.told.report_ms.clear()
         crowd.told.lag_ms.clear()
-        steady_s = max(3.0, STEADY_S * min(1.0, workers / FULL))
+        steady_s = max(3.0, STEADY_S * min(1.0, workers / FULL) - 8.0)
         ends = time.monotonic() + steady_s
         while (left_s := ends - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, 20.0))

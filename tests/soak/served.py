@@ -24,15 +24,16 @@ DEADLINE_S = 60.0
 
 
 class Served:
-    """``start`` it; ``client`` talks to it as its administrator. log: what it said, of all its lives."""
+    """``start`` it; ``client`` talks to it as its administrator. log: what it said, of all its lives. lease_ttl: how
+    long a worker may be silent, as in ``3s``."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *, lease_ttl: str = "") -> None:
         self.folder = folder
         self.state = folder / "state"
         self.log = folder / "plane.log"
         self.port = 0
         self.url = self.token = ""
-        self._words = words
+        self._variables = {"GPULAYER_PLUGINS": "none"} | ({"GPULAYER_LEASE_TTL": lease_ttl} if lease_ttl else {})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,8 +48,8 @@ class Served:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [*argv, "--host", "127.0.0.1", "--port", str(self.port), *self._words],
-                env={**kept, "HOME": str(self.folder), "GPULAYER_PLUGINS": "none"},
+                [*argv, "--host", "127.0.0.1", "--port", str(self.port)],
+                env={**kept, "HOME": str(self.folder), **self._variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -104,9 +105,9 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[Served]:
+def serving(folder: Path, *, lease_ttl: str = "") -> Iterator[Served]:
     """One that answers, until the context is left."""
-    served = Served(folder, *words)
+    served = Served(folder, lease_ttl=lease_ttl)
     served.start()
     try:
         yield served

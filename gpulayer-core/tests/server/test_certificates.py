@@ -265,7 +265,7 @@ def test_one_that_can_not_be_read_or_made_is_told_in_words(tmp_path, monkeypatch
         with pytest.raises(UsageError, match=r"own.crt can't be read: no space left"):
             load_certificate(files, now_ms=NOW_MS)
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "_sync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(UsageError, match=r"no certificate can be made in .*/tls: no space left on device"):
             own(tmp_path)
     own(tmp_path)

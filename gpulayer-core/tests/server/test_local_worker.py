@@ -11,6 +11,7 @@ from gpulayer.errors import UsageError
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.spawner import tree
 from gpulayer.spawner.state import StateDir, read_exit_record
+from tests.together import kill_together
 
 DEADLINE_S = 30.0
 
@@ -139,8 +140,7 @@ def test_a_hanging_worker_with_a_stopped_spawner_is_ended_all_the_same(scene):
 
 def test_what_is_left_of_a_worker_all_of_which_was_killed_is_ended_too(scene):
     scene = scene()
-    for pid in (scene.agent, scene.holders["watchdog"], scene.holders["spawner"]):
-        os.kill(pid, signal.SIGKILL)
+    kill_together((scene.agent, scene.holders["watchdog"], scene.holders["spawner"]))
     scene.until(lambda: not scene.worker.is_running() and not scene.spawner.is_held())
     assert scene.running()
     scene.until(scene.worker.end_step)

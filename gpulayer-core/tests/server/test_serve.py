@@ -313,12 +313,12 @@ def test_an_endpoint_file_that_can_not_be_written_waits_for_room_and_ends_nothin
         own_certificate(tmp_path / name, names=[name], addresses=[], now_ms=int(time.time() * 1000))
         pins.append(pin_of(ssl.PEM_cert_to_DER_cert((tmp_path / name / "cert.pem").read_text())))
     served = serving(**EVERYWHERE, tls=_certificate(tmp_path / "a"), idle_exit_s=0.04).ready()
-    (served.state / "endpoint.json.new").mkdir()  # in the way, for root too, as a full disk would be
+    (served.state / "endpoint.json.part").mkdir()  # in the way, for root too, as a full disk would be
     for name in ("key.pem", "cert.pem"):
         os.replace(tmp_path / "b" / name, tmp_path / "a" / name)
     _until(lambda: served.http.get("/v1/plane").json()["fingerprints"] == [pins[1]])
     assert served.endpoint()["fingerprints"] == [pins[0]]
-    (served.state / "endpoint.json.new").rmdir()
+    (served.state / "endpoint.json.part").rmdir()
     _until(lambda: served.endpoint()["fingerprints"] == [pins[1]])
     served.process.send_signal(signal.SIGTERM)
     code, said = served.wait()

@@ -1,6 +1,7 @@
 """The store: what is committed comes back, all of a batch or nothing, whatever the schema's age."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -32,7 +33,7 @@ from gpulayer.engine.events import (
     WorkerReported,
     WorkerResumed,
 )
-from gpulayer.engine.records import AttemptImage, NodeImage
+from gpulayer.engine.records import AttemptImage, NodeImage, TaskImage
 from gpulayer.errors import Blame, Conflict, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
@@ -291,6 +292,17 @@ def test_what_is_lent_ahead_is_stored_as_such_and_what_an_older_version_stored_i
     assert len(before["nodes"][0]) == 8  # as all rows had before anything was lent ahead
 
 
+def test_a_task_whose_only_attempt_was_given_back_has_had_none_after_a_new_start(store) -> None:
+    row, world = _job(1), _World(1, store)
+    world.batch.sides.append(Side(jobs=(row,)))
+    world.apply(JobSubmitted(world.at(), JobEntry.of(row.id, row.owner, row.spec)))
+    world.commit()
+    for attempts in (1, 0):
+        world.batch.records.append(TaskImage(row.id, 0, is_done=False, attempts=attempts, failures=0, avoid=()))
+        world.commit()
+        assert sum(task.attempts for task in store.load_live().tasks) == attempts
+
+
 def test_what_waits_at_a_worker_or_was_given_back_is_no_attempt_to_readers(store) -> None:
     row, preempted = _job(1), Outcome(EndedBy.PREEMPTED, blame=Blame.CAPACITY)
     world = _World(1, store)
@@ -499,3 +511,70 @@ def test_idempotency_keys_are_dropped_after_their_time(store) -> None:
     with store.reading() as connection:
         assert reads.find_idempotency(connection, "o", "k1") is None
         assert reads.find_idempotency(connection, "o", "k2") == rows[2]
+
+
+def test_a_log_that_grew_under_a_long_read_shrinks_when_that_is_over(tmp_path, monkeypatch) -> None:
+    module = sys.modules[Store.__module__]
+    monkeypatch.setattr(module, "_LOG_PAGES", 20)
+    monkeypatch.setattr(module, "_LOG_KEPT_BYTES", 200_000)
+    path, log_file = str(tmp_path / "s.db"), tmp_path / "s.db-wal"
+    store = Store(path)
+    try:
+        with store.reading() as connection:
+            reads.count_jobs(connection)
+            for number in range(40):
+                entry = AuditEntry(number, "somebody", "x", "", json.dumps("y" * 20_000))
+                store.commit(Batch(sides=[Side(audit=(entry,))]))
+            assert log_file.stat().st_size > 800_000
+        for _ in range(3):
+            store.probe()
+        assert log_file.stat().st_size <= 200_000
+    finally:
+        store.close()
+
+
+def test_where_sqlite_can_not_keep_its_log_the_store_is_refused(tmp_path, monkeypatch) -> None:
+    class Refusing(sqlite3.Connection):
+        def execute(self, statement, *arguments):
+            if statement == "PRAGMA journal_mode=WAL":
+                statement = "PRAGMA journal_mode=DELETE"
+            return super().execute(statement, *arguments)
+
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", lambda *a, **k: real(*a, **k, factory=Refusing))
+    monkeypatch.setattr("sqlite3.dbapi2.connect", lambda *a, **k: real(*a, **k, factory=Refusing))
+    with pytest.raises(StorageUnavailable, match=r"journal mode delete instead of wal"):
+        Store(str(tmp_path / "s.db"))
+
+
+def test_what_a_dead_owner_left_in_the_log_is_written_anew_before_anything_else(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "s.db"
+    program = (
+        "import os, sys\n"
+        "from gpulayer.server.store import AuditEntry, Batch, Side, Store\n"
+        "store = Store(sys.argv[1])\n"
+        "store.commit(Batch(sides=[Side(audit=(AuditEntry(1, 'somebody', 'x'),))]))\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+    log_file = tmp_path / "s.db-wal"
+    left, written = log_file.read_bytes(), bytearray()
+    assert left
+
+    def noted(descriptor, piece, offset):
+        written.extend(piece)
+        return real(descriptor, piece, offset)
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", noted)
+    store = Store(str(path))
+    try:
+        assert store.was_left_open
+        assert bytes(written) == left
+        with store.reading() as connection:
+            assert len(reads.read_audit(connection, after=0, limit=10)) == 1
+    finally:
+        store.close()
+    again = Store(str(path))
+    assert not again.was_left_open
+    again.close()

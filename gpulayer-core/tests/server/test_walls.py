@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from gpulayer.ids import JobId, WorkerId
@@ -680,3 +681,25 @@ def test_what_tls_connections_leave_behind_needs_no_collection(hasty, tmp_path) 
         live.until(lambda: left() == 0)
     finally:
         gc.enable()
+
+
+def test_a_stranger_that_waits_for_its_answer_is_not_sent_away_while_another_waits_for_none() -> None:
+    """1,000 workers whose control plane was started again are all strangers at once: if those who sign were sent away
+    by those who come, none would ever be known."""
+    dropped: list[str] = []
+    gate = Gate(GateLimits(connections=10, strangers=3))
+    for name, is_idle in (("signs", False), ("idle", True), ("signs too", False), ("late", False), ("later", False)):
+        entry = gate.admit("10.9.9.9", lambda name=name: dropped.append(name))
+        assert entry is not None
+        entry.protocol = SimpleNamespace(is_idle=is_idle)  # type: ignore[assignment] # what a gate asks of it
+    assert dropped == ["idle", "signs"]
+
+
+def test_whoever_signs_for_a_session_is_no_stranger_any_more(hasty) -> None:
+    live = hasty()
+    worker = live.worker()
+    live.bare.close()
+    live.bare = httpx.Client(timeout=20, trust_env=False)
+    live.until(lambda: live.gate.connections == 0)
+    assert worker.session().status_code == 201
+    assert (live.gate.connections, live.gate.strangers) == (1, 0)

@@ -15,6 +15,7 @@ from gpulayer.spawner import ALL_GROUPS
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.hierarchies import claim_all, find
 from gpulayer.spawner.state import read_exit_record
+from tests.together import kill_together
 
 KINDS = {"all": ALL_GROUPS, "freezer": tuple(set(ALL_GROUPS) - {"unified"}), "none": ()}
 
@@ -255,8 +256,7 @@ def test_what_a_killed_spawner_and_watchdog_left_in_groups_is_ended_though_it_sh
     agent.spawn("1.0", "sh", "-c", 'echo $$; "$0" -I -S -c "$1"; sleep 600', sys.executable, SHEDS_ITS_MARKER)
     until(lambda: host.log("1.0").read_bytes().endswith(b"shed\n"), "the daemon has shed its marker")
     before = host.state.read_groups()
-    os.kill(host.watchdog_pid, signal.SIGKILL)
-    os.kill(host.spawner_pid, signal.SIGKILL)
+    kill_together(host.state.read_pids().values())
     until(lambda: host.start() == 0, "another spawner starts")
     left = [pid for folder in group_folders(host) for pid in Path(folder, "cgroup.procs").read_text().split()]
     assert [pid for pid in left if int(pid) not in host.state.read_pids().values()] == []

@@ -12,6 +12,7 @@ import pytest
 
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.locks import DeviceInUse, DeviceLocks
+from tests.together import kill_together
 
 GPU = "GPU-8f2a"
 
@@ -73,8 +74,7 @@ def test_the_death_of_a_spawner_frees_its_devices_only_after_the_tree(another, u
     for number in range(rounds):
         one.spawn(f"{number}.0", "sh", "-c", tree, devices=(GPU,))
         until(lambda: len(first.running()) >= 4, "the tree is up")
-        for victim in victims:
-            os.kill(first.state.read_pids()[victim], signal.SIGKILL)
+        kill_together(pid for name, pid in first.state.read_pids().items() if name in victims)
         is_there = victims == ("spawner",)  # the watchdog ends the tree; else the next start does
         while isinstance(reply := two.spawn(f"{number}.0", "true", devices=(GPU,)), m.SpawnFailed):
             assert reply.errno == errno.EBUSY

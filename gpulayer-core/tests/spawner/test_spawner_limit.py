@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.spool import MIN_LIMIT_BYTES, Spool, beside_bytes, join_tail, tail_bytes
+from tests.together import kill_together
 
 LIMIT = 128 * 1024
 TAIL = tail_bytes(LIMIT)
@@ -138,9 +139,7 @@ def test_the_end_of_a_cut_log_is_joined_on_when_its_spawner_dies(spawner, agent,
     until(lambda: spawner.log("1.0").read_bytes() == b"begun\ndone\n", "all is printed")
     until(lambda: beside_bytes(str(err)) == len(content) - LIMIT, "all is in the files")
     if killed == "both":
-        os.kill(spawner.watchdog_pid, signal.SIGSTOP)
-        os.kill(spawner.spawner_pid, signal.SIGKILL)
-        os.kill(spawner.watchdog_pid, signal.SIGKILL)
+        kill_together(spawner.state.read_pids().values())
         until(lambda: spawner.start() == 0, "another spawner")
     else:
         os.kill(spawner.spawner_pid, signal.SIGKILL)

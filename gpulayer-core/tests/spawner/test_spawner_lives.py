@@ -13,6 +13,7 @@ import pytest
 from gpulayer.spawner import ALL_GROUPS, ALREADY_RUNNING
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.state import read_exit_record
+from tests.together import kill_together
 
 DAEMONS = "for i in 1 2 3 4 5; do (setsid sh -c 'sleep 600 & sleep 601' &); done; echo up; exec sleep 602"
 
@@ -199,8 +200,7 @@ def test_an_exit_code_that_only_the_watchdog_saw_is_kept(spawner, agent, until):
 def test_what_a_killed_spawner_and_watchdog_left_is_ended_before_new_work(spawner, agent, until):
     agent.spawn("1.0", "sh", "-c", DAEMONS)
     until(lambda: spawner.log("1.0").read_bytes() == b"up\n", "the daemons run")
-    os.kill(spawner.watchdog_pid, signal.SIGKILL)
-    os.kill(spawner.spawner_pid, signal.SIGKILL)
+    kill_together(spawner.state.read_pids().values())
     until(lambda: spawner.start() == 0, "another spawner starts")
     assert not spawner.running()
     second = spawner.client()

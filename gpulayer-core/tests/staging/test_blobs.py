@@ -13,6 +13,7 @@ from gpulayer.ids import Digest
 from gpulayer.spec.tree import digest_of
 from gpulayer.staging import blobs as module
 from gpulayer.staging.blobs import BlobFolder
+from gpulayer.syncing import Syncs
 
 HELLO = b"hello"
 D = digest_of(HELLO)
@@ -42,7 +43,7 @@ def test_what_was_put_is_read_and_lies_under_its_digest(folder):
 
 def test_a_batch_is_kept_whole_with_one_sync_of_data(folder, monkeypatch):
     calls = []
-    monkeypatch.setattr(module, "_syncfs", lambda path: calls.append(path) or True)
+    monkeypatch.setattr(Syncs, "file_system", lambda self, path: calls.append(path) or True)
     batch = {digest_of(bytes([n])): bytes([n]) for n in range(200)}
     assert folder.put_many(batch.items()) == 200
     assert len(calls) == 1
@@ -52,16 +53,16 @@ def test_a_batch_is_kept_whole_with_one_sync_of_data(folder, monkeypatch):
 
 def test_where_there_is_no_syncfs_each_file_is_synced(folder, monkeypatch):
     synced = []
-    monkeypatch.setattr(module, "_syncfs", lambda path: False)
-    monkeypatch.setattr(module, "_fsync_path", synced.append)
+    monkeypatch.setattr(Syncs, "file_system", lambda self, path: False)
+    monkeypatch.setattr(Syncs, "path", lambda self, path: synced.append(path))
     folder.put_many([(digest_of(bytes([n])), bytes([n])) for n in range(3)])
     assert sum(path.parent.name == "tmp" for path in synced) == 3
     assert len({path for path in synced if path.parent == folder.root}) == 3, "and each folder that got a name"
 
 
 def test_a_cache_syncs_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_syncfs", lambda path: pytest.fail("synced"))
-    monkeypatch.setattr(module, "_fsync_path", lambda path: pytest.fail("synced"))
+    monkeypatch.setattr(Syncs, "file_system", lambda self, path: pytest.fail("synced"))
+    monkeypatch.setattr(Syncs, "path", lambda self, path: pytest.fail("synced"))
     cache = BlobFolder(tmp_path, durable=False)
     cache.put_many([(D, HELLO), (digest_of(b""), b"")])
     assert cache.read(digest_of(b"")) == b""
@@ -230,7 +231,7 @@ def test_a_failure_at_any_write_point_is_named_and_leaves_only_whole_blobs(
             raise OSError(number, os.strerror(number), str(folder.root))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(module, "_syncfs", lambda path: False)
+    monkeypatch.setattr(Syncs, "file_system", lambda self, path: False)
     monkeypatch.setattr(module.os, call, failing)
     with pytest.raises(kind, match=str(folder.root)):
         folder.put_many(batch.items())

@@ -32,6 +32,7 @@ from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.state import StateDir
 from gpulayer.wire.packs import frame, read_frames
 from gpulayer.wire.sessions import session_text
+from tests.together import kill_together
 
 DEADLINE_S = 30.0
 
@@ -410,9 +411,7 @@ class Worker:
             self.process.wait()
         folder = self.folder / "spawner"
         if folder.exists():
-            for pid in StateDir(str(folder)).read_pids().values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_together(StateDir(str(folder)).read_pids().values())
             async with asyncio.timeout(DEADLINE_S):
                 for base in StateDir(str(folder)).read_groups():
                     while not remove_below(base):

@@ -8,18 +8,20 @@ from dataclasses import replace
 
 import pytest
 
+from gpulayer.faults import POINTS
+from gpulayer.server.tokens import TokenKind, make_token
+from tests.e2e.kills.chains import life_of, thing_of
+
 pytestmark = pytest.mark.timeout(600)
 
-# A submit of a source that is there asks what is missing, and then sends the job.
+CONTEXTS = [point for point in POINTS if point.startswith("client.") and thing_of(point) == "contexts"]
+CLIENT = [point for point in POINTS if point.startswith("client.") and point not in CONTEXTS]
+
+# A submit of a source that is there asks what is missing, and then sends the job: the second request that leaves.
 BEFORE = ["client.after_send:1", "client.before_submit"]
 MAYBE = ["client.after_send:2"]
-AFTER = [
-    "client.after_submit",
-    "client.following",
-    "client.before_home",
-    "client.in_home:2",
-    "client.after_home",
-]
+LATER = {"client.in_home": 2, "client.before_file": 2}
+AFTER = [life_of(point, LATER.get(point, 1)) for point in CLIENT if point not in {*BEFORE, "client.after_send"}]
 
 
 def submit(scene, here, env, key, faults=""):
@@ -93,3 +95,36 @@ def test_a_client_and_the_control_plane_that_die_together_lose_nothing(ready):
     assert (again.returncode, again.stdout) == (7, sent.log), again.stderr.decode()
     (job,) = scene.ask(lambda client: client.jobs(name=sent.mark))
     scene.check(replace(sent, id=job["id"]))
+
+
+def test_a_command_that_dies_while_it_writes_the_contexts_leaves_the_old_ones_or_the_new_ones(tmp_path):
+    pin, token = "sha256:" + "ab" * 32, make_token(TokenKind.CLIENT)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GPULAYER_CONFIG_DIR": str(tmp_path / "config")}
+    environment |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+
+    def context(*words, faults=""):
+        return subprocess.run(
+            [sys.executable, "-m", "gpulayer.cli", "context", *words],
+            env={**environment, **({"GPULAYER_FAULTS": faults} if faults else {})},
+            input=token.encode(),
+            capture_output=True,
+            timeout=90,
+            check=False,
+        )
+
+    def add(name, faults=""):
+        words = ("--token-file", "-", "--fingerprint", pin, "--no-check")
+        return context("add", name, f"https://{name}:1", *words, faults=faults)
+
+    first = add("first")
+    assert first.returncode == 0, first.stderr
+    for count, point in enumerate(CONTEXTS):
+        name = f"next{count}"
+        killed = add(name, point)
+        assert (killed.returncode, b"fault point" in killed.stderr) == (-9, True), killed.stderr
+        listed = context("list").stdout.decode()
+        assert "first" in listed, listed
+        assert (name in listed) is (point == "client.after_contexts"), listed
+        again = add(name)
+        assert again.returncode == 0, again.stderr
+        assert name in context("list").stdout.decode()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpulayer.faults import POINTS
+from tests.together import kill_together
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,13 +98,30 @@ def mischief(scene, chance, *, kills):
 
 
 def kill(scene, worker, victims):
-    worker.kill_floor(spawner="spawner" in victims, watchdog="watchdog" in victims)
+    pids = worker.floor(*(name for name in ("watchdog", "spawner") if name in victims))
     for kept, name in ((worker, "agent"), (scene.plane, "plane")):
         if name in victims and kept.process is not None and kept.process.poll() is None:
-            kept.kill()
+            pids.append(kept.process.pid)
+    kill_together(pids)
 
 
 # Silence --------------------------------------------------------------------------------------------------------------
+
+
+def test_c5_a_control_plane_that_comes_back_long_after_the_lease_finds_its_job_going_on(make_scene):
+    """What an hour is to ``--keep-for`` is shown with seconds in ``test_process_lives``."""
+    scene = make_scene(lease="3s")
+    scene.plane.start()
+    scene.add_worker("one")
+    job = scene.submit(lines=60, pause_s=0.2, retries=3)
+    scene.until(job.starts.exists, "it runs")
+    scene.plane.die()
+    back_at = time.monotonic() + 8
+    while time.monotonic() < back_at:
+        time.sleep(0.05)
+    scene.plane.start()
+    scene.check(job, attempts=[1])
+    scene.check_workers()
 
 
 TICKS = """

@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "job": ("gpulayer.cli.job", "List, show, follow, wait for, cancel and retry jobs."),
     "worker": ("gpulayer.cli.worker", "List, show, drain, resume and remove workers."),
     "resources": ("gpulayer.cli.resources", "What all workers offer, and what is free now."),
-    "up": ("gpulayer.cli.up", "Start a control plane with a worker on this machine, or end it."),
+    "up": ("gpulayer.cli.up", "Start a control plane on this machine, or end it."),
     "join": ("gpulayer.cli.join", "Make this machine a worker of a control plane."),
     "down": ("gpulayer.cli.down", "End the control plane of this machine and its own worker."),
     "context": ("gpulayer.cli.context", "Add, list, use and remove control planes by name."),

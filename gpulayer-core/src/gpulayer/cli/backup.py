@@ -23,6 +23,7 @@ from gpulayer.server.folder import locked
 from gpulayer.server.settings import Layout
 from gpulayer.spec.units import format_bytes
 from gpulayer.staging.blobs import storage_error
+from gpulayer.syncing import Syncs
 
 if TYPE_CHECKING:
     from gpulayer.client.connect import Settings
@@ -106,7 +107,7 @@ def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[b
             for piece in pieces(progress):
                 file.write(piece)
             file.flush()
-            os.fsync(descriptor)
+            Syncs().file(descriptor, making)
             size = file.tell()
             file.seek(0)
             check(file, what=str(path))

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gpulayer.errors import Blame, Forbidden, GpulayerError, TimedOut, Unauthenticated, Unreachable, UntrustedServer
+from gpulayer.syncing import SYNC_FAILED_EXIT
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
@@ -28,6 +29,7 @@ class Exit(IntEnum):
     CANCELLED = 7
     TIMED_OUT = 8
     BUG = 70  # EX_SOFTWARE
+    SYNC_FAILED = SYNC_FAILED_EXIT  # of a control plane whose disk could not be synced: it ends at once
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 

@@ -194,10 +194,8 @@ def _join_token(given: str) -> str:
 
 
 def _keep_token(folder: Path, token: str) -> Path:
+    from gpulayer.whole import write_whole  # noqa: PLC0415 - not for --help
+
     path = folder / "join-token"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, token.encode())
-    finally:
-        os.close(descriptor)
+    write_whole(path, token.encode(), is_synced=True)
     return path

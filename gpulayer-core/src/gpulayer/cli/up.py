@@ -211,7 +211,7 @@ def _announce(endpoint: "EndpointFound", folder: Path, *, has_client: bool) -> N
 def _client_token(transport: Transport, printed: Path) -> "TokenReply":
     """A new one. The one that was printed before is revoked if nobody has used it: it was not wanted, and its line may
     stand in many a scrollback. ``printed`` has its id."""
-    from gpulayer.server.folder import write_private  # noqa: PLC0415 - not for --help
+    from gpulayer.whole import write_whole  # noqa: PLC0415 - not for --help
 
     try:
         before = printed.read_text(encoding="ascii")
@@ -222,7 +222,7 @@ def _client_token(transport: Transport, printed: Path) -> "TokenReply":
             transport.send(calls.revoke_token(before))
     made = transport.send(calls.create_token("submitter", name=_CLIENT_NAME))
     try:
-        write_private(printed, made["token_id"].encode("ascii"))
+        write_whole(printed, made["token_id"].encode("ascii"))
     except OSError as error:
         say(f"note: {printed} can't be written ({error.strerror}): the next start does not revoke this client token")
     return made

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from gpulayer.client.location import LOCAL, REMOTE, Location, check_token, name_shown
 from gpulayer.errors import UsageError
+from gpulayer.faults import here
 from gpulayer.net import parse_pins, parse_proxy, parse_urls
 
 __all__ = ["Context", "Contexts", "change_contexts", "check_name", "parse_contexts", "read_contexts", "render_contexts"]
@@ -205,13 +206,16 @@ def _replace(path: Path, content: bytes) -> None:
     descriptor = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
+            here("client.before_contexts")
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        here("client.in_contexts")
         os.replace(whole, path)
     except BaseException:
         whole.unlink(missing_ok=True)
         raise
+    here("client.after_contexts")
     if sys.platform != "win32":  # a folder can't be opened there
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -197,7 +197,7 @@ def _spend_retry(task: Task, attempt: Attempt, outcome: Outcome, worker: WorkerI
         task.program_failures += 1
     else:
         task.failures += 1
-        task.avoid.add(worker)
+        task.avoid |= {worker}
 
 
 def _has_place_again(state: State, job: Job, task: Task, outcome: Outcome, worker: WorkerId) -> bool:
@@ -205,7 +205,7 @@ def _has_place_again(state: State, job: Job, task: Task, outcome: Outcome, worke
     if outcome.ended_by is not EndedBy.DISK_FULL or outcome.blame is Blame.USER:
         return True
     is_first = not task.full
-    task.full.add(worker)
+    task.full |= {worker}
     request, nodes = job.class_key
     return is_first and schedule.has_other_place(state, request, nodes, task.full)
 

@@ -55,7 +55,7 @@ def rebuild(
                 attempts=task_image.attempts,
                 failures=task_image.failures,
                 program_failures=task_image.program_failures,
-                avoid=set(task_image.avoid),
+                avoid=frozenset(task_image.avoid),
             )
     for image in sorted(attempts, key=lambda image: image.epoch):
         if image.outcome is None and image.job_id in state.jobs:

@@ -85,7 +85,7 @@ def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
     return True
 
 
-def has_other_place(state: State, request: Request, nodes: int, excluded: set[WorkerId]) -> bool:
+def has_other_place(state: State, request: Request, nodes: int, excluded: frozenset[WorkerId]) -> bool:
     """Could enough workers besides these run the request, now or once they are free?"""
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
     return nodes <= sum(
@@ -111,7 +111,7 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
             passed.append(worker)
     if task.full and has_other_place(state, known.request, known.nodes, task.full):
         candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
-    chosen = choose(known.request, candidates, known.nodes, avoid=frozenset(task.avoid))
+    chosen = choose(known.request, candidates, known.nodes, avoid=task.avoid)
     if not chosen:
         return False
     nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
@@ -174,7 +174,7 @@ def _why(
     candidates: list[Candidate],
     *,
     passed: list[Worker],
-    avoid: set[WorkerId],
+    avoid: frozenset[WorkerId],
 ) -> str:
     """One sentence for people: what decided. passed: workers with room that scorers keep the task from."""
     names = ", ".join(candidate.name for candidate in chosen)

@@ -67,8 +67,8 @@ class Task:
     attempts: int = 0
     failures: int = 0
     program_failures: int = 0
-    avoid: set[WorkerId] = field(default_factory=set)
-    full: set[WorkerId] = field(default_factory=set, compare=False)
+    avoid: frozenset[WorkerId] = frozenset()  # not sets: two empty ones would be a third of what a waiting job takes
+    full: frozenset[WorkerId] = field(default=frozenset(), compare=False)
 
 
 @dataclass(slots=True)

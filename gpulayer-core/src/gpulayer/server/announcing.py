@@ -265,6 +265,7 @@ class Announcer:
         """Until it is told, refused or given up; False where it is none of these and the plane closes. Never returns
         True while a call of the sink runs."""
         waits, tries = _Waits(self._pace), 0
+        here("sinks.before_telling")
         while True:
             trying = _Try(event)
             try:

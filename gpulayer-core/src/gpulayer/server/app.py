@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 from gpulayer.errors import BadRequest, GpulayerError, InternalError, NotFound
 from gpulayer.ids import new_id
 from gpulayer.server.guard import Guard
-from gpulayer.server.onewrite import KNOWN
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes import ROUTES
 from gpulayer.server.tokens import TokenKind
@@ -71,10 +70,10 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             caller = None
             if not access.is_open:
                 caller = await plane.auth.authenticate(request.headers.get("authorization"))
-                known = request.scope.get("state", {}).get(KNOWN, _nobody_asks)
-                known(caller.party, is_worker=caller.kind is TokenKind.WORKER)
-                access.check(caller)
             call = Call(plane, request, caller)
+            if caller is not None:
+                call.recognise(caller.party, is_worker=caller.kind is TokenKind.WORKER)
+                access.check(caller)
             if caller is None or caller.kind is TokenKind.WORKER:
                 return await route.handler(call)
             with plane.admission.admitted(route.demand, call.most_bytes):
@@ -92,10 +91,6 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             return _internal(request, error)
 
     return endpoint
-
-
-def _nobody_asks(_party: str, *, is_worker: bool) -> None:
-    """Served by something that counts no connections."""
 
 
 @contextmanager

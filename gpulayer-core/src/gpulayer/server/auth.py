@@ -10,12 +10,10 @@ What a refusal says of a token (revoked, expired, used up) it says to whoever ho
 
 import hashlib
 import hmac
-import os
 import secrets
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -26,9 +24,21 @@ from gpulayer.server.settings import Layout
 from gpulayer.server.starts import Start, check_newest, superseded, with_newest, with_start
 from gpulayer.server.store import IdentityRow, StartRow, TokenRow
 from gpulayer.server.tokens import Grant, Role, TokenKind, form_token, make_token, parse_token, secret_text
+from gpulayer.syncing import Syncs
+from gpulayer.whole import write_whole
 from gpulayer.wire.sessions import session_text
 
-__all__ = ["CLIENT_LIFE_S", "LOCAL_OWNER", "SYSTEM", "Attempts", "Auth", "Caller", "check_token_name", "load_pepper"]
+__all__ = [
+    "CLIENT_LIFE_S",
+    "LOCAL_OWNER",
+    "SYSTEM",
+    "Attempts",
+    "Auth",
+    "Caller",
+    "check_token_name",
+    "load_pepper",
+    "worker_party",
+]
 
 LOCAL_OWNER: Final = "local"
 """Whoever runs the control plane, at its own machine."""
@@ -75,7 +85,7 @@ class Caller:
         """Among whose connections its own counts: an owner's tokens and jobs together, each worker, each join token."""
         match self.kind:
             case TokenKind.WORKER:
-                return f"worker {self.worker}"
+                return worker_party(self.worker or WorkerId(""))
             case TokenKind.JOIN:
                 return f"join {self.token_id}"
             case _:
@@ -86,6 +96,11 @@ class Caller:
         """Whose idempotency keys its own are apart from: those of a job are not its owner's, so that neither is
         answered with what the other submitted."""
         return self.name if self.kind is TokenKind.JOB else self.owner
+
+
+def worker_party(worker: WorkerId) -> str:
+    """Of its session, and of whoever has signed with its key."""
+    return f"worker {worker}"
 
 
 class Attempts(Protocol):
@@ -511,7 +526,9 @@ def _looks(name: str) -> str:
     return "".join(each for each in apart if unicodedata.category(each) != "Mn").strip()
 
 
-def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> bytes:
+def load_pepper(
+    layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes, *, syncs: Syncs | None = None
+) -> bytes:
     """The pepper of this state folder, made at its first use (mode 0600).
 
     Raises Conflict for one that is damaged, StorageUnavailable where it can't be read or made.
@@ -520,7 +537,9 @@ def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.t
         try:
             found = layout.pepper.read_bytes()
         except FileNotFoundError:
-            found = _make_pepper(layout.pepper, random_bytes(_PEPPER_BYTES))
+            found = random_bytes(_PEPPER_BYTES)
+            # Before anything is hashed with it: a pepper that is lost takes every token with it.
+            write_whole(layout.pepper, found, point="plane.pepper", is_synced=True, syncs=syncs or Syncs())
     except OSError as error:
         raise StorageUnavailable(f"{layout.pepper} can't be used: {error.strerror}") from None
     if len(found) != _PEPPER_BYTES:
@@ -530,15 +549,3 @@ def load_pepper(layout: Layout, random_bytes: Callable[[int], bytes] = secrets.t
             hint="put it back from a backup of the state folder, or move it away: then every token has to be made anew",
         )
     return found
-
-
-def _make_pepper(path: Path, made: bytes) -> bytes:
-    temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, made)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
-    return made

@@ -22,8 +22,10 @@ from typing import Any, Final
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import UsageError
+from gpulayer.faults import here
 from gpulayer.net import Pin, pin_of
 from gpulayer.server.settings import CertificateFiles
+from gpulayer.syncing import Syncs
 
 __all__ = ["Certificate", "Shown", "load_certificate", "own_certificate", "server_context"]
 
@@ -50,7 +52,9 @@ class Certificate:
     warning: str = ""
 
 
-def own_certificate(folder: Path, *, names: Iterable[str], addresses: Iterable[str], now_ms: int) -> Certificate:
+def own_certificate(
+    folder: Path, *, names: Iterable[str], addresses: Iterable[str], now_ms: int, syncs: Syncs | None = None
+) -> Certificate:
     """The certificate of this state folder, made at its first use: ``folder/cert.pem`` and, mode 0600, ``key.pem``.
 
     Whoever calls this holds the lock of the state folder. Raises UsageError where one of the two files is missing or
@@ -60,7 +64,7 @@ def own_certificate(folder: Path, *, names: Iterable[str], addresses: Iterable[s
     files = CertificateFiles(folder / "cert.pem", folder / "key.pem")
     try:
         if not folder.exists():
-            _make(folder, names, addresses, now_ms)
+            _make(folder, names, addresses, now_ms, syncs or Syncs())
     except OSError as error:
         raise UsageError(f"no certificate can be made in {folder}: {_said(error)}") from None
     hint = f"bring {folder} back, or remove it: then there is a new certificate, with a new fingerprint for everybody"
@@ -178,7 +182,7 @@ class _Current(ssl.SSLContext):
         return self.current.wrap_bio(*args, **kwargs)
 
 
-def _make(folder: Path, names: Iterable[str], addresses: Iterable[str], now_ms: int) -> None:
+def _make(folder: Path, names: Iterable[str], addresses: Iterable[str], now_ms: int, syncs: Syncs) -> None:
     from cryptography import x509  # noqa: PLC0415 - slow: see the module
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
@@ -206,27 +210,23 @@ def _make(folder: Path, names: Iterable[str], addresses: Iterable[str], now_ms: 
     making = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(making, ignore_errors=True)  # of a plane that died while it made one; nobody has seen that
     making.mkdir(mode=0o700)
-    _write(making / "key.pem", secret, 0o600)
-    _write(making / "cert.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    _sync(making)
+    here("plane.before_certificate")
+    _write(making / "key.pem", secret, 0o600, syncs)
+    here("plane.in_certificate")
+    _write(making / "cert.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644, syncs)
+    syncs.path(making)
+    here("plane.before_certificate_name")
     os.rename(making, folder)
-    _sync(folder.parent)
+    here("plane.after_certificate")
+    syncs.path(folder.parent)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def _write(path: Path, content: bytes, mode: int, syncs: Syncs) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(descriptor, "wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        syncs.file(descriptor, path)
 
 
 def _content(path: Path) -> bytes:

@@ -26,11 +26,12 @@ from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import Event, ScorersRegistered
 from gpulayer.engine.records import Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
-from gpulayer.faults import here
+from gpulayer.faults import here, here_each
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.server.admission import Backlog
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
+from gpulayer.server.store.carried import carried
 from gpulayer.spec.request import Request
 
 __all__ = ["Committer", "Driver", "Make", "Observer"]
@@ -365,6 +366,7 @@ class Driver:
                 await self._discard(opened, opened.arrivals[0] if len(opened.arrivals) == 1 else None)
                 return
             here("plane.after_commit")
+            here_each("commit.after_", lambda: carried(opened.batch))
         self._is_clean = True
         try:
             self._observer.committed(self._loaded(), opened.batch.records, opened.effects)
@@ -417,6 +419,7 @@ class Driver:
                     await self.load()
                 self._answer_readers(None)
                 await self._in_writer(self._store.probe)
+                here("plane.after_probe")
             except StorageUnavailable as error:
                 self._failure = error
                 if self._state is None:

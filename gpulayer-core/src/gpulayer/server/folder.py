@@ -15,6 +15,7 @@ from typing import Final
 
 from gpulayer.errors import Conflict, UsageError
 from gpulayer.server.settings import Layout
+from gpulayer.whole import write_whole
 
 __all__ = [
     "EndpointKeeper",
@@ -24,7 +25,6 @@ __all__ = [
     "lock_holder",
     "locked",
     "make_private",
-    "write_private",
 ]
 
 _OTHERS: Final = 0o077
@@ -133,7 +133,7 @@ class EndpointKeeper:
     def write(self, content: bytes) -> None:
         """Raises OSError."""
         self.change(content)
-        write_private(self._layout.endpoint, content)
+        write_whole(self._layout.endpoint, content, point="plane.endpoint")
 
     def change(self, content: bytes) -> None:
         """What the file is to say; the next ``mend`` writes it, and those after it where the disk is full."""
@@ -148,7 +148,7 @@ class EndpointKeeper:
         except OSError:
             pass
         try:
-            write_private(self._layout.endpoint, self._content)
+            write_whole(self._layout.endpoint, self._content, point="plane.endpoint")
         except OSError as error:
             if not self._is_failing:
                 _log.warning("%s can't be written: %s", self._layout.endpoint, error.strerror)
@@ -174,17 +174,6 @@ def kept_port(layout: Layout) -> int:
 def keep_port(layout: Layout, port: int) -> None:
     """For the next plane of this folder. What can't be kept costs it only the same port."""
     try:
-        write_private(layout.own_port, f"{port}\n".encode())
+        write_whole(layout.own_port, f"{port}\n".encode(), point="plane.port")
     except OSError as error:
         _log.warning("%s can't be written: %s", layout.own_port, error.strerror)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Mode 0600, whole or not there."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)

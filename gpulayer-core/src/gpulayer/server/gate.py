@@ -1,9 +1,11 @@
 """Who may be connected, for how long, and who goes when there are too many.
 
-A connection is a stranger until it has carried a request with a good token. Strangers are limited in number, and when
-one too many comes, the oldest of the address that has most of them is closed: whoever opens thousands of idle sockets
-closes its own. A worker or client sends its token within a round trip of being connected, and is then no stranger any
-more. A connection counts from its acceptance, so that a TLS handshake that never ends counts too.
+A connection is a stranger until it has carried a request with a good token, or a worker's good signature. Strangers are
+limited in number, and when one too many comes, the address that has most of them gives up its oldest one that waits for
+no answer, or else its oldest: whoever opens thousands of idle sockets closes its own. A worker or client sends its
+token within a round trip of being connected, and is then no stranger any more. After a restart no worker has a good
+token: all come at once, perhaps from behind one address, and each must get its answer to get one. A connection counts
+from its acceptance, so that a TLS handshake that never ends counts too.
 
 The known ones belong to parties: the owner of a token, a worker, a join token. All but workers share three quarters of
 the room, so that no client's token keeps a worker out; and where room is lacking, the party with most connections
@@ -116,7 +118,8 @@ class Gate:
         is_full = len(self._entries) >= self.limits.connections
         if self._count and (self._count >= self.limits.strangers or is_full):
             crowd = max(self._strangers.values(), key=len)
-            _end(next(iter(crowd)))
+            asks_nothing = (entry for entry in crowd if entry.protocol is None or entry.protocol.is_idle)
+            _end(next(asks_nothing, next(iter(crowd))))
         elif is_full:
             self._drop_known(*self._clients.values(), *self._workers.values())
         if len(self._entries) >= self.limits.connections:

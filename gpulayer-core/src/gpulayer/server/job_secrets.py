@@ -68,7 +68,9 @@ async def open_secrets(plane: "Plane", job_id: JobId, names: Sequence[str]) -> d
 
 
 def _seal_all(plane: "Plane", secrets: Mapping[JobId, Mapping[str, str]]) -> tuple[SecretRow, ...]:
-    sealer = open_sealer(plane.settings.layout.secrets_key, may_make=True, random_bytes=plane.random_bytes)
+    sealer = open_sealer(
+        plane.settings.layout.secrets_key, may_make=True, random_bytes=plane.random_bytes, syncs=plane.syncs
+    )
     return tuple(
         SecretRow(job_id, name, sealer.seal(job_id, name, value))
         for job_id, values in secrets.items()

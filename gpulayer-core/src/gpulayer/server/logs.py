@@ -19,10 +19,12 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from gpulayer.errors import Conflict, DiskFull, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import Epoch, JobId
 from gpulayer.server.logtimes import LogTimes, offset_since
 from gpulayer.spec.logs import LogStream, gap_line
 from gpulayer.staging.blobs import storage_error
+from gpulayer.syncing import Syncs
 
 __all__ = ["READ_PIECE", "LogFolder", "LogKey", "LogReader"]
 
@@ -48,8 +50,9 @@ class LogKey(NamedTuple):
 class LogFolder:
     """The logs below ``root``. Safe for several threads."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, syncs: Syncs | None = None) -> None:
         self._root = root
+        self._syncs = syncs or Syncs()
         self._guard = threading.Lock()
         self._writing: dict[Path, tuple[threading.Lock, int]] = {}
         self._latest: OrderedDict[LogKey, tuple[int, bytes]] = OrderedDict()
@@ -78,12 +81,17 @@ class LogFolder:
         with self._writable(path, is_open) as descriptor:
             if descriptor is None:
                 return None
+            if piece:
+                here("plane.before_log_piece")
             before = os.fstat(descriptor).st_size
             size = _append(descriptor, before, offset, piece)
             if size > before:
                 self._note(path, before, wall_ms)
             if is_final:
-                os.fsync(descriptor)
+                here("plane.before_log_end")
+                self._syncs.file(descriptor, path)
+                self._sync_names(path)
+                here("plane.after_log_end")
             if piece and size == offset + len(piece):
                 self._keep(key, offset, piece, is_wanted=is_followed or len(piece) <= _SMALL_PIECE)
             return size
@@ -99,9 +107,16 @@ class LogFolder:
             line = gap_line(None)
             end = os.pread(descriptor, len(line), max(0, size - len(line)))
             if end != line:
+                here("plane.before_log_mark")
                 _append(descriptor, size, size, gap_line(None, after=end))
                 self._note(path, size, wall_ms)
-                os.fsync(descriptor)
+                self._syncs.file(descriptor, path)
+                self._sync_names(path)
+                here("plane.after_log_mark")
+
+    def _sync_names(self, log: Path) -> None:
+        self._syncs.path(log.parent)
+        self._syncs.path(self._root)
 
     def settle(self, key: LogKey) -> None:
         """Wait for the piece that is being written, if any: once a log is not open any more, it is all there then."""
@@ -147,12 +162,15 @@ class LogFolder:
         """
         tombstone = self._tombstone(job_id)
         try:
+            here("plane.before_log_removal")
             # First the word, then the deed: logs that are gone without a word would look like ones that never were.
             with suppress(FileExistsError):
                 os.close(os.open(tombstone, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 os.utime(tombstone, ns=(wall_ms * 1_000_000, wall_ms * 1_000_000))
+            here("plane.in_log_removal")
             with suppress(FileNotFoundError):
                 shutil.rmtree(self._root / job_id)
+            here("plane.after_log_removal")
         except OSError as error:
             raise _storage_error(error, tombstone) from error
 

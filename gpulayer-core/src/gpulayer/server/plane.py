@@ -19,6 +19,7 @@ from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.errors import GpulayerError, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
@@ -36,11 +37,13 @@ from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import Layout, PlaneSettings
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
 from gpulayer.server.store.codec import dump
+from gpulayer.server.store.disk import StoreDisk
 from gpulayer.server.store.health import check_lost
 from gpulayer.server.tokens import Grant
 from gpulayer.server.trees import TreeDigests
 from gpulayer.spec.request import Request
 from gpulayer.staging.blobs import BlobFolder
+from gpulayer.syncing import Syncs
 from gpulayer.wire.convert import verdict_to_wire
 from gpulayer.wire.jobs import JobSubmission, OutputRecord
 from gpulayer.wire.plugins import PluginFields
@@ -69,6 +72,7 @@ class Plane:
     """Make it, ``start`` it in a running loop, ``close`` it there. The store's file lock is the caller's.
 
     host: its plugins; None: those that are installed, as the settings say. ``plugins`` is empty until they are loaded.
+    syncs: told of a sync that failed; what it tells is to end the process.
     ``worker_plugins``: by worker, what each has told of its own since this control plane started.
     """
 
@@ -81,6 +85,7 @@ class Plane:
         random_bytes: RandomBytes = secrets.token_bytes,
         wrap_store: Callable[[Store], Committer] = lambda store: store,
         host: Host | None = None,
+        syncs: Syncs | None = None,
     ) -> None:
         layout = settings.layout
         layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,12 +95,13 @@ class Plane:
         self.random_bytes = random_bytes
         self.incarnation = new_id(random_bytes)
         self.started_wall_ms = self.clock.wall_ms()
-        self.store = _open_store(layout)
+        self.syncs = syncs or Syncs()
+        self.store = _open_store(layout, self.syncs)
         try:
             with self.store.reading() as connection:
                 tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
                 self.restored = reads.last_restore(connection)
-            pepper = load_pepper(layout, random_bytes)
+            pepper = load_pepper(layout, random_bytes, syncs=self.syncs)
         except BaseException:
             self.store.close()
             raise
@@ -107,9 +113,11 @@ class Plane:
             identities=identities,
             random_bytes=random_bytes,
         )
-        self.blobs = BlobFolder(layout.blobs)
+        self.blobs = BlobFolder(layout.blobs, syncs=self.syncs)
+        if self.store.was_left_open:
+            self.blobs.sync_names()
         self.trees = TreeDigests()
-        self.logs = LogFolder(layout.logs)
+        self.logs = LogFolder(layout.logs, syncs=self.syncs)
         self.hub = Hub()
         self.mailboxes = Mailboxes(self.incarnation)
         first_policy = replace(self.policy, scorers=() if host else (_STILL_LOADING,))
@@ -158,7 +166,9 @@ class Plane:
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
+        here("plane.before_key_sweep")
         await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
+        here("plane.after_key_sweep")
         if not self._are_plugins_loaded:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
@@ -354,11 +364,11 @@ class Plane:
                 self._outputs.popitem(last=False)
 
 
-def _open_store(layout: Layout) -> Store:
+def _open_store(layout: Layout, syncs: Syncs) -> Store:
     """Made where there was none. The pepper comes after the store: where it is alone, the store was lost. Raises as
     ``Store``."""
     check_lost(layout.store, made_after=layout.pepper)
-    return Store(str(layout.store))
+    return Store(str(layout.store), disk=StoreDisk(syncs))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gpulayer.net.address import host_of, parse_url
 from gpulayer.server.addresses import Machine, read_machine
 from gpulayer.server.settings import CertificateFiles, ServeSettings
+from gpulayer.syncing import Syncs
 
 if TYPE_CHECKING:
     from gpulayer.server.certificates import Certificate, Shown
@@ -47,7 +48,7 @@ class Reach:
         return None if self.shown is None else self.shown.context
 
 
-def reach_of(settings: ServeSettings, listeners: "Listeners", *, now_ms: int) -> Reach:
+def reach_of(settings: ServeSettings, listeners: "Listeners", *, now_ms: int, syncs: Syncs | None = None) -> Reach:
     """Makes the certificate where there is none yet. Blocks for a second at most for the resolver, and only where
     others are served. Raises UsageError for a public URL or a certificate that can't be used."""
     public = tuple(parse_url(url) for url in settings.public_urls)
@@ -68,7 +69,7 @@ def reach_of(settings: ServeSettings, listeners: "Listeners", *, now_ms: int) ->
             _log.warning("%s", certificate.warning)
     else:
         folder = settings.state_dir / "tls"
-        certificate = own_certificate(folder, names=names, addresses=machine.addresses, now_ms=now_ms)
+        certificate = own_certificate(folder, names=names, addresses=machine.addresses, now_ms=now_ms, syncs=syncs)
     urls = urls or others_urls(machine, listeners.addresses, listeners.port, certificate)
     return Reach(urls, names, Shown(certificate))
 

@@ -29,6 +29,7 @@ from gpulayer.server.store.health import check_pages, read_only
 from gpulayer.server.store.reads import RESTORED
 from gpulayer.spec.worker import WorkerState
 from gpulayer.staging.blobs import storage_error
+from gpulayer.syncing import Syncs
 
 __all__ = ["Restored", "check_empty", "restore"]
 
@@ -77,10 +78,10 @@ def restore(backup: Path, root: Path, *, clock: Clock) -> Restored:
     try:
         head, members = _unpack(backup, making)
         restored = _begin(Layout(making), head, members, clock=clock)
-        os.sync()  # thousands of files with one call, and all of them before the folder has its name
+        Syncs().everything()  # thousands of files with one call, and all of them before the folder has its name
         try:
             os.rename(making, root)
-            _sync(parent)
+            Syncs().path(parent)
         except OSError as error:
             check_empty(root)
             raise storage_error(error, root) from error
@@ -167,11 +168,3 @@ def _batch(live: Live, event: PlaneRestored) -> Batch:
     history.restart((image for _, image in live.jobs), live.attempts)
     made = step(state, event)
     return Batch(records=list(made.records), events=history.rows(event, made.records))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

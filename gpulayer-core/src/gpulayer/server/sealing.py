@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.errors import Conflict, StorageUnavailable
+from gpulayer.faults import here
 from gpulayer.ids import JobId, RandomBytes
+from gpulayer.syncing import Syncs
 
 __all__ = ["Sealer", "open_sealer"]
 
@@ -52,7 +54,9 @@ class Sealer:
         return opened.decode()
 
 
-def open_sealer(path: Path, *, may_make: bool, random_bytes: RandomBytes = secrets.token_bytes) -> Sealer:
+def open_sealer(
+    path: Path, *, may_make: bool, random_bytes: RandomBytes = secrets.token_bytes, syncs: Syncs | None = None
+) -> Sealer:
     """The key at ``path``; made (mode 0600, whole or not at all) where there is none and ``may_make``.
 
     Raises Conflict for a key that is missing or no key, StorageUnavailable where it can't be read or written.
@@ -66,7 +70,7 @@ def open_sealer(path: Path, *, may_make: bool, random_bytes: RandomBytes = secre
                     f"{path.name} is missing in the control plane's state: what was sealed under it can't be opened",
                     hint=_RESTORE,
                 ) from None
-            key = _make(path, random_bytes)
+            key = _make(path, random_bytes, syncs or Syncs())
     except OSError as error:
         raise StorageUnavailable(f"{path.name} can't be used: {error.strerror}") from error
     if len(key) != _KEY_BYTES:
@@ -78,26 +82,25 @@ def open_sealer(path: Path, *, may_make: bool, random_bytes: RandomBytes = secre
     return Sealer(key, random_bytes)
 
 
-def _make(path: Path, random_bytes: RandomBytes) -> bytes:
+def _make(path: Path, random_bytes: RandomBytes, syncs: Syncs) -> bytes:
     """Of several that make one at a time, the first wins and all use it."""
     key = random_bytes(_KEY_BYTES)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
+            here("plane.before_key")
             os.write(descriptor, key)
-            os.fsync(descriptor)
+            syncs.file(descriptor, temporary)
         finally:
             os.close(descriptor)
+        here("plane.in_key")
         try:
             os.link(temporary, path)  # unlike a rename it takes nobody's place
         except FileExistsError:
             return path.read_bytes()
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)  # before anything is sealed under it: a key that is lost takes all with it
-        finally:
-            os.close(folder)
+        here("plane.after_key")
+        syncs.path(path.parent)  # before anything is sealed under it: a key that is lost takes all with it
         return key
     finally:
         os.unlink(temporary)

@@ -6,13 +6,14 @@ looked for only where they are served.
 """
 
 import asyncio
+import errno
 import gc
 import json
 import logging
 import os
 import signal
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,12 +22,16 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, write_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
+from gpulayer.server.mounts import NETWORKED, file_system_of
 from gpulayer.server.reach import Reach, reach_of
 from gpulayer.server.settings import Layout, ServeSettings
 from gpulayer.server.tokens import Role, TokenKind, make_token
+from gpulayer.staging.blobs import storage_error
+from gpulayer.syncing import SYNC_FAILED_EXIT, Syncs
+from gpulayer.whole import write_whole
 from gpulayer.wire.plane import EndpointFile
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _HEARTBEAT_MS: Final = 10_000
@@ -49,24 +55,28 @@ def serve(settings: ServeSettings) -> int:
     """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
 
     Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
-    that can't be used, StorageUnavailable where the store can't be read.
+    that can't be used, StorageUnavailable where the store can't be read, and DiskFull where what a start needs finds no
+    room.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     layout = Layout(settings.state_dir)
     make_private(layout)
     with (
+        _own_disk(layout),
         locked(layout) as lock,
         open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
+        _look_at_disk(layout)
         keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)
         endpoint.remove()  # of a plane that was killed; our worker must not follow it
-        reach = reach_of(settings, listeners, now_ms=SystemClock().wall_ms())
+        syncs = Syncs(failed=_end_now, reach=lambda: here("plane.in_sync"))
+        reach = reach_of(settings, listeners, now_ms=SystemClock().wall_ms(), syncs=syncs)
         limits = raise_file_limit()
-        worker, join_token = _start_worker(settings, layout, limits)
+        worker, join_token = _start_worker(settings, layout, limits, syncs)
         try:
-            asyncio.run(_serve(_Served(settings, layout, lock, listeners, reach, endpoint, worker, join_token)))
+            asyncio.run(_serve(_Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)))
         except BaseException:
             if worker is not None:
                 worker.stop()
@@ -75,6 +85,17 @@ def serve(settings: ServeSettings) -> int:
         finally:
             endpoint.remove()
     return 0
+
+
+@contextmanager
+def _own_disk(layout: Layout) -> Iterator[None]:
+    """What the disk does to a start is told as such. Other errors of files are faults of ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_DISKS:
+            raise
+        raise storage_error(error, layout.root) from error
 
 
 @dataclass(slots=True)
@@ -86,13 +107,24 @@ class _Served:
     reach: Reach
     endpoint: EndpointKeeper
     worker: LocalWorker | None
+    syncs: Syncs
     join_token: str | None = field(repr=False)
     token: str = field(default="", repr=False)
     server: "uvicorn.Server | None" = None
 
 
+def _look_at_disk(layout: Layout) -> None:
+    kind = file_system_of(layout.root)
+    if kind in NETWORKED:
+        _log.warning(
+            "state folder %s is on a file system that other machines share (%s). One control plane on one machine may "
+            "use it, and what it answers is as durable as that server makes it. Choose a local disk with --state DIR",
+            *(layout.root, kind),
+        )
+
+
 def _start_worker(
-    settings: ServeSettings, layout: Layout, file_limits: tuple[int, int]
+    settings: ServeSettings, layout: Layout, file_limits: tuple[int, int], syncs: Syncs
 ) -> tuple[LocalWorker | None, str | None]:
     if settings.worker_command is None:
         return None, None
@@ -104,12 +136,16 @@ def _start_worker(
         # It becomes valid when the store knows it, which is before the worker learns where to show it.
         join_token = make_token(TokenKind.JOIN)
         layout.worker.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(layout.worker / "join-token", join_token.encode())
+        _write_token(layout, join_token, syncs)
     try:
         worker.start()
     except OSError as error:
         raise UsageError(f"the worker can't be started: {settings.worker_command[0]}: {error.strerror}") from None
     return worker, join_token
+
+
+def _write_token(layout: Layout, token: str, syncs: Syncs) -> None:
+    write_whole(layout.worker / "join-token", token.encode(), point="plane.token", is_synced=True, syncs=syncs)
 
 
 async def _serve(served: _Served) -> None:
@@ -139,6 +175,7 @@ async def _serve(served: _Served) -> None:
             plugins=settings.plugins,
         ),
         policy=policy,
+        syncs=served.syncs,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):  # first of all: a plugin may be running from here on
@@ -156,7 +193,6 @@ async def _serve(served: _Served) -> None:
         gc.freeze()
         gc.set_threshold(*_COLLECT)
         gc.enable()
-        here("plane.before_endpoint")
         served.endpoint.write(_document(served))
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve())
@@ -173,6 +209,19 @@ async def _serve(served: _Served) -> None:
     finally:
         gc.enable()
         await plane.close()
+
+
+def _end_now(path: str, error: OSError) -> None:
+    """A sync has failed: end without a clean-up, which would write. What was answered is on the disk; of what was not
+    nobody knows. The next start begins from the disk, as after a kill."""
+    _log.critical(
+        "%s could not be synced: %s. What was written of it may be gone, so this control plane ends at once, with exit "
+        "code %d; nothing that was answered is lost. Look after the disk (the system's log names it), then start again",
+        *(path, error.strerror or error, SYNC_FAILED_EXIT),
+    )
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    os._exit(SYNC_FAILED_EXIT)
 
 
 async def _own_tokens(plane: "Plane", served: _Served) -> str:
@@ -204,7 +253,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
     for made in rows:
         plane.auth.keep_token(made)
     if is_stranger and join_token is not None:
-        write_private(served.layout.worker / "join-token", join_token.encode())
+        _write_token(served.layout, join_token, served.syncs)
     return token
 
 

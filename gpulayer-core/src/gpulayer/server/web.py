@@ -20,6 +20,7 @@ from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge, TooS
 from gpulayer.server.admission import Demand
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
+from gpulayer.server.onewrite import KNOWN
 from gpulayer.server.tokens import Grant, Role, TokenKind
 from gpulayer.spec.units import format_bytes
 from gpulayer.wire.errors import envelope
@@ -159,6 +160,12 @@ class Call:
         if self.caller is None:
             raise AssertionError("an open route asked for its caller")
         return self.caller
+
+    def recognise(self, party: str, *, is_worker: bool) -> None:
+        """The connection has shown whose it is (see ``gate``), if whatever serves it counts connections."""
+        known = self.request.scope.get("state", {}).get(KNOWN)
+        if known is not None:
+            known(party, is_worker=is_worker)
 
     def path(self, name: str) -> str:
         return cast("str", self.request.path_params[name])

@@ -167,6 +167,7 @@ class Jobs:
                 reactor=self._reactor,
                 emit=self._on_output,
             )
+            here("spawner.in_entry")
             self._state.add(entry)
         except OSError as error:
             # Nothing is recorded, so nothing is remembered: the same key may be tried again.
@@ -315,10 +316,10 @@ class Jobs:
         return failure
 
     def _started(self, order: Spawn, entry: JobEntry, output: JobOutput, pid: int, hold: Hold) -> Spawned:
-        here("spawner.after_launch")
         seen = tree.process(pid)
         entry = replace(entry, pid=pid, started_ticks=seen.started_ticks if seen is not None else 0)
         try:
+            here("spawner.after_launch")
             self._state.add_pid(order.key, pid=pid, started_ticks=entry.started_ticks)
         except OSError:  # a disk that filled up just now: the marker, which is recorded, finds it as well
             pass

@@ -14,6 +14,7 @@ import sys
 import termios
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner.spool import Spool
 
 __all__ = ["OutputPipe", "Pumped"]
@@ -75,6 +76,7 @@ class OutputPipe:
                 return Pumped.EMPTY
             if not self.waiting_bytes():
                 return Pumped.END
+        here("spawner.before_output")
         fd, room = self.spool.target()
         count = min(room, _CHUNK)
         moved = self._splice(fd, count) if self._can_splice else self._copy(fd, count)

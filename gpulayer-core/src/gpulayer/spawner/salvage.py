@@ -7,6 +7,7 @@ import struct
 import termios
 from typing import Final
 
+from gpulayer.faults import here
 from gpulayer.spawner.spool import Spool
 
 __all__ = ["salvage"]
@@ -26,6 +27,7 @@ def salvage(read_fd: int, path: str, *, limit_bytes: int = 0) -> bool:
     except OSError:
         return False
     try:
+        here("watchdog.before_saving")
         while left := _waiting_bytes(read_fd):
             target, room = spool.target()
             spool.took(_move(read_fd, target, min(left, room, _CHUNK)))

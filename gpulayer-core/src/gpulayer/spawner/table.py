@@ -10,6 +10,8 @@ import json
 import os
 from typing import Any, Final
 
+from gpulayer.faults import here
+
 __all__ = ["Table"]
 
 _RENEW_BYTES: Final = 1 << 20
@@ -95,6 +97,7 @@ class Table:
 
     def _say_unsaid(self) -> None:
         if self._unsaid:
+            here("spawner.in_removal")
             self._append(b"".join(_line({"key": key, _GONE: True}) for key in self._unsaid))
             self._unsaid.clear()
 

@@ -4,16 +4,16 @@ A blob appears by temporary file → hash → sync → rename → sync of its fo
 either the whole blob or nothing under its name. Puts of one digest may race: equal content wins either way.
 ``read`` and ``chunks`` verify what they hand out; a damaged blob is taken away, so that ``missing`` asks for it again.
 
+After a sync that failed ``syncs`` is told, and whoever is told decides (``gpulayer.syncing``).
+
 ``durable=False`` is for caches, which can be filled again: no syncs. Only the owner of the folder, at its start
 and with nobody writing, may call ``sweep_temporaries``.
 """
 
-import ctypes
 import errno
 import hashlib
 import os
 import secrets
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +25,7 @@ from gpulayer.faults import here
 from gpulayer.ids import Digest, is_digest
 from gpulayer.spec.tree import digest_of
 from gpulayer.spec.units import format_bytes
+from gpulayer.syncing import Syncs
 
 __all__ = ["BlobFolder", "BlobReader", "BlobWriter", "storage_error"]
 
@@ -44,9 +45,10 @@ class BlobReader(Protocol):
 class BlobFolder:
     """See the module. All methods block and may be called from several threads and processes."""
 
-    def __init__(self, root: Path, *, durable: bool = True) -> None:
+    def __init__(self, root: Path, *, durable: bool = True, syncs: Syncs | None = None) -> None:
         self.root = Path(root)
         self.durable = durable
+        self._syncs = syncs or Syncs()
         self._temporaries = self.root / _TEMPORARIES
         try:
             self._temporaries.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,6 +139,7 @@ class BlobFolder:
                 if digest not in staged and not self._holds(target, len(content)):
                     staged[digest] = self._write_temporary(content)
             if self.durable and staged:
+                here("blobs.before_sync")
                 self._sync_files(list(staged.values()))
             for digest, temporary in staged.items():
                 self._publish(temporary, self.path(digest))
@@ -170,6 +173,17 @@ class BlobFolder:
                     if is_digest(folder.name + file.name):
                         yield Digest(folder.name + file.name)
 
+    def sync_names(self) -> None:
+        """All names are durable: after an owner that died between giving a name and syncing its folder. Raises
+        StorageUnavailable."""
+        try:
+            for folder in self.root.iterdir():
+                if len(folder.name) == 2 and folder.is_dir():
+                    self._syncs.path(folder)
+            self._syncs.path(self.root)
+        except OSError as error:
+            raise storage_error(error, self.root) from error
+
     def sweep_temporaries(self) -> int:
         """Remove what a crash left half-written; returns how many files. Only with nobody writing."""
         count = 0
@@ -193,6 +207,7 @@ class BlobFolder:
         path, descriptor = self._new_temporary()
         try:
             try:
+                here("blobs.before_write")
                 _write_all(descriptor, content)
             finally:
                 os.close(descriptor)
@@ -202,15 +217,16 @@ class BlobFolder:
         return path
 
     def _sync_files(self, files: list[Path]) -> None:
-        if len(files) > 1 and _syncfs(self._temporaries):
+        if len(files) > 1 and self._syncs.file_system(self._temporaries):
             return
         for file in files:
-            _fsync_path(file)
+            self._syncs.path(file)
 
     def _sync_folders(self, folders: Iterable[Path]) -> None:
         if self.durable:
             for folder in folders:
-                _fsync_path(folder)
+                self._syncs.path(folder)
+            here("blobs.after_sync")
 
     def _publish(self, temporary: Path, target: Path) -> None:
         here("blobs.before_rename")
@@ -219,7 +235,7 @@ class BlobFolder:
         except FileNotFoundError:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             if self.durable:
-                _fsync_path(self.root)
+                self._syncs.path(self.root)
             os.replace(temporary, target)
         here("blobs.after_rename")
 
@@ -261,6 +277,10 @@ class BlobWriter:
             raise TooLarge(f"blob {self._digest[:12]}… is over the limit of {format_bytes(self._limit)}")
         self._hasher.update(piece)
         try:
+            if self.size == len(piece):
+                here("blobs.before_write")
+            else:
+                here("blobs.in_stream")
             _write_all(self._descriptor, piece)
         except OSError as error:
             raise storage_error(error, self._path) from error
@@ -276,7 +296,8 @@ class BlobWriter:
             )
         try:
             if self._folder.durable:
-                os.fsync(self._descriptor)
+                here("blobs.before_sync")
+                self._folder._syncs.file(self._descriptor, self._path)  # noqa: SLF001
             os.close(self._descriptor)
             self._descriptor = -1
             self._folder._publish(self._path, self._target)  # noqa: SLF001
@@ -310,32 +331,3 @@ def _write_all(descriptor: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _fsync_path(path: Path) -> None:
-    if sys.platform == "win32" and path.is_dir():
-        return  # folders can't be opened there; NTFS journals the rename
-    descriptor = os.open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _syncfs(folder: Path) -> bool:
-    """One sync of the whole file system; False where there is no such call. OSError when writing back failed."""
-    if not sys.platform.startswith("linux"):
-        return False
-    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if call is None:
-        return False
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if call(descriptor) != 0:
-            number = ctypes.get_errno()
-            if number == errno.ENOSYS:
-                return False
-            raise OSError(number, os.strerror(number), str(folder))
-    finally:
-        os.close(descriptor)
-    return True

@@ -147,6 +147,7 @@ class _Landing:
         with _temporary(parent) as name:
             descriptor = os.open(name, _CREATE, 0o600, dir_fd=parent)
             try:
+                here("client.before_file")
                 hasher = hashlib.sha256()
                 size = 0
                 for piece in self.blobs.chunks(entry.digest) if entry.size else ():

@@ -16,6 +16,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from gpulayer.errors import BadRequest, Conflict, DigestMismatch, GpulayerError, NotFound, ProtocolError
+from gpulayer.faults import here
 from gpulayer.ids import Digest
 from gpulayer.spec.tree import Entry, EntryKind, Tree, folded
 from gpulayer.staging.beneath import Beneath, Found, Path, check_local, found_from, shown
@@ -151,6 +152,8 @@ class _Writer:
         except FileExistsError:
             raise self._clash(path) from None
         try:
+            if self.baseline:
+                here("agent.in_source")
             if entry.size:  # the empty blob need not even be there
                 self._copy(entry, descriptor)
             size = os.fstat(descriptor).st_size

@@ -2,7 +2,8 @@
 
 Each has an identity and a session of its own, beats, holds a request for commands and behaves: what it is lent it
 starts at once, and ends after as many seconds as the command's last word says (``["sleep", "0.2"]``; else at once).
-What is lost it tries again as agents do. Nothing runs, no log and no output is sent; a worker costs two sockets.
+What is lost it tries again as agents do. Nothing runs, and no log is sent but what ``write_log`` is given; a worker
+costs two sockets.
 
 The crowd shares one core with whatever else its process does: ``lag_ms`` says by how much its own clock was late, and
 so how much of what it measured is its own.
@@ -69,6 +70,7 @@ class CrowdWorker:
         self._heartbeat_s = 10.0
         self._id = ""
         self._held: dict[int, asyncio.Task[None]] = {}
+        self._epochs: dict[str, int] = {}  # of jobs it holds
         self._items: list[Json] = []
         self._is_due = asyncio.Event()
         self._is_first = True
@@ -95,6 +97,15 @@ class CrowdWorker:
             await self._report(leaving=True)
         await self._http.aclose()
 
+    def holds(self, job_id: str) -> bool:
+        """Whether it runs this job."""
+        return self._epochs.get(job_id) in self._held
+
+    async def write_log(self, job_id: str, offset: int, piece: bytes) -> None:
+        """A piece of the log of a job that it holds. Raises what the exchange does."""
+        path = f"/v1/workers/{self._id}/attempts/{self._epochs[job_id]}/logs?offset={offset}&node=0"
+        await self._exchange("PUT", path, piece, token=self._token)
+
     async def _beat(self) -> None:
         tries, rest_s = 0, _drawn() * self._heartbeat_s  # they joined together, and shall not beat in step
         while True:
@@ -115,7 +126,8 @@ class CrowdWorker:
             for epoch in reply["void"]:
                 self._drop(epoch)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_due.wait(), rest_s)
+                async with asyncio.timeout(rest_s):  # not wait_for, which may swallow the end of this task
+                    await self._is_due.wait()
             rest_s = self._heartbeat_s
 
     async def _report(self, items: list[Json] | None = None, *, leaving: bool = False) -> Json:
@@ -150,6 +162,7 @@ class CrowdWorker:
                     case "assign" if epoch not in self._held:
                         self._told.started[command["job_id"]] = self._told.started.get(command["job_id"], 0) + 1
                         self._say({"epoch": epoch, "node": 0, "state": "running"})
+                        self._epochs[command["job_id"]] = epoch
                         self._held[epoch] = group.create_task(self._work(epoch, _seconds(command["command"])))
                     case "stop" if epoch in self._held:
                         self._drop(epoch)
@@ -163,6 +176,7 @@ class CrowdWorker:
         self._end(epoch, _OUTCOME)
 
     def _end(self, epoch: int, outcome: Json) -> None:
+        self._epochs = {job: held for job, held in self._epochs.items() if held != epoch}
         self._say({"epoch": epoch, "node": 0, "state": "ended", "outcome": outcome})
 
     def _say(self, item: Json) -> None:
@@ -181,7 +195,8 @@ class CrowdWorker:
             self._counter += 1
             signature = self._key.sign(session_text(self._id, self._counter).encode()).hex()
             body = {"schema": 1, "counter": self._counter, "signature": signature}
-            reply = await self._exchange("POST", f"/v1/workers/{self._id}/sessions", body, token="")
+            path = f"/v1/workers/{self._id}/sessions"
+            reply = await self._exchange("POST", path, body, token="", is_once=True)
             self._heartbeat_s = reply["heartbeat_ms"] / 1000
             self._token = reply["token"]
             self._is_due.set()  # a control plane that was started again hears of everybody at once
@@ -206,14 +221,21 @@ class CrowdWorker:
             await asyncio.sleep(_rest_s(tries))
 
     async def _exchange(
-        self, method: str, path: str, body: Json | None, *, token: str, timeout_s: float = 30.0
+        self,
+        method: str,
+        path: str,
+        body: Json | bytes | None,
+        *,
+        token: str,
+        timeout_s: float = 30.0,
+        is_once: bool = False,
     ) -> Json:
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        content = b"" if body is None else json.dumps(body).encode()
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         answer = await self._http.request(
-            self._address, method, path, headers=headers, body=content, timeout_s=timeout_s
+            self._address, method, path, headers=headers, body=content, timeout_s=timeout_s, is_once=is_once
         )
         if answer.status >= 400:
             raise _Refused(answer.status, answer.body)
@@ -290,6 +312,10 @@ class Crowd:
             if passed_s > timeout_s:
                 raise TimeoutError(f"{waiting} of {len(self.workers)} workers are not back after {passed_s:.0f} s")
             await asyncio.sleep(_LOOK_S)
+
+    def holder(self, job_id: str) -> CrowdWorker | None:
+        """Who runs this job now."""
+        return next((worker for worker in self.workers.values() if worker.holds(job_id)), None)
 
     def check(self) -> None:
         """Raises what ended a worker by itself; nothing should."""

@@ -41,9 +41,9 @@ from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.variables import is_handed_on
+from gpulayer.whole import write_whole
 from gpulayer.worker.disk import is_full_error
 from gpulayer.worker.folders import remove, write_out
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.plans import checked_variables
 from gpulayer.worker.story import attempt_text
@@ -447,7 +447,7 @@ def _remove_all(folders: Iterable[Path]) -> None:
 def _keep(folder: Path, place: Path, made: Environment) -> None:
     write_out(place)  # first: the line may reach the disk before what it speaks of
     said = {"place": place.name, "variables": dict(made.variables)}
-    write_whole(folder / _READY, json.dumps(said).encode(), is_synced=True)
+    write_whole(folder / _READY, json.dumps(said).encode(), point="agent.environment", is_synced=True)
 
 
 def _kept(folder: Path) -> Environment | None:

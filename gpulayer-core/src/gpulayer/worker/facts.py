@@ -23,6 +23,7 @@ from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+from gpulayer.whole import write_whole
 from gpulayer.worker.findings import (
     MAX_ADDRESSES,
     MAX_DEVICES,
@@ -31,7 +32,6 @@ from gpulayer.worker.findings import (
     MAX_RESOURCES,
     checked_findings,
 )
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.kept import KeptFindings
 from gpulayer.worker.occupancy import Lent, Occupancy
 

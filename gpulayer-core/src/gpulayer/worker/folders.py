@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from gpulayer.syncing import Syncs
+
 __all__ = ["emptied", "remove", "write_out"]
 
 _TRIES: Final = 5  # a call that nobody waits for any more may remove it, too, or still make something in it
@@ -42,19 +44,9 @@ def emptied(folder: Path) -> Path:
 
 def write_out(folder: Path) -> None:
     """Returns when all that was written there would survive a loss of power. Raises OSError."""
-    import ctypes  # noqa: PLC0415 - half a megabyte, and only this needs it
-
-    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if syncfs is None:
-        os.sync()
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if syncfs(descriptor):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(folder))
-    finally:
-        os.close(descriptor)
+    syncs = Syncs()
+    if not syncs.file_system(folder):
+        syncs.everything()
 
 
 def _open_up(folder: Path) -> None:

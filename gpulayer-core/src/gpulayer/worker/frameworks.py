@@ -33,8 +33,8 @@ from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, is_plain_name
 from gpulayer.spec.machine import Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
+from gpulayer.whole import write_whole
 from gpulayer.worker.findings import checked_text
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.plans import checked_variables
 from gpulayer.worker.unready import OWN_DEADLINE_S
 

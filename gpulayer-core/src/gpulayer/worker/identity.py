@@ -7,7 +7,6 @@ other's place.
 """
 
 import json
-import os
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpulayer.errors import ProtocolError
 from gpulayer.staging.blobs import storage_error
+from gpulayer.whole import write_whole
 from gpulayer.wire.sessions import session_text
 from gpulayer.worker.disk import Reserve
 
-__all__ = ["Identity", "IdentityStore", "write_whole"]
+__all__ = ["Identity", "IdentityStore"]
 
 _SCHEMA: Final = 1
 _KEY_BYTES: Final = 32
@@ -121,7 +121,7 @@ class IdentityStore:
         path = self._path if identity.worker_id else self._unused
         content = json.dumps(document).encode()
         try:
-            self._reserve.write(lambda: write_whole(path, content, is_synced=True))
+            self._reserve.write(lambda: write_whole(path, content, point="agent.identity", is_synced=True))
         except OSError as error:
             raise storage_error(error, path) from error
         self.identity = identity
@@ -153,28 +153,3 @@ class IdentityStore:
         identity = Identity(Ed25519PrivateKey.generate().private_bytes_raw().hex())
         self._keep(identity)
         return identity
-
-
-def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Replace a file (mode 0600) so that a reader, or a crash, meets the old or the new content. Raises OSError.
-
-    is_synced: it also survives a loss of power.
-    """
-    temporary = path.with_name(path.name + ".part")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            if is_synced:
-                file.flush()
-                os.fsync(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk even half a file is too much
-        raise
-    if is_synced:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -28,9 +28,9 @@ from gpulayer.plugins.registry import Registered
 from gpulayer.plugins.results import instance_of
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.whole import write_whole
 from gpulayer.worker.disk import is_full_error, room_text
 from gpulayer.worker.folders import emptied
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.journal import Journal
 from gpulayer.worker.patience import Patience
 from gpulayer.worker.story import attempt_text
@@ -76,7 +76,8 @@ class Inputs:
             raise failed.exceptions[0] from None
         places = tuple((name, task.result()) for (name, _), task in zip(assignment.inputs, tasks, strict=True))
         content = json.dumps({name: str(path) for name, path in places}).encode()
-        await asyncio.to_thread(write_whole, self._folders.inputs_file(assignment.key), content)
+        file = self._folders.inputs_file(assignment.key)
+        await asyncio.to_thread(write_whole, file, content, point="agent.inputs")
         self._places[assignment.key] = places
 
     async def of(self, assignment: Assignment) -> Places:

@@ -25,9 +25,9 @@ from gpulayer.protocol.messages import Phase, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.staging.workfolder import Baseline
+from gpulayer.whole import write_whole
 from gpulayer.wire.convert import assignment_from_wire, assignment_to_wire, outcome_from_wire, outcome_to_wire
 from gpulayer.worker.folders import emptied, remove
-from gpulayer.worker.identity import write_whole
 from gpulayer.worker.spares import Spares
 
 __all__ = ["Journal"]
@@ -89,6 +89,7 @@ class Journal:
     def admit(self, assignment: Assignment) -> None:
         """Raises OSError where the disk is full; nothing half-made is read later."""
         key = assignment.key
+        here("agent.before_admission")
         folder = self._folder(key)
         if not self._spares.take(folder):
             if not os.path.isdir(self._root_path):  # somebody has removed it: one job's loss, and not of all that come
@@ -139,7 +140,7 @@ class Journal:
 
     def keep_baseline(self, key: NodeKey, baseline: Baseline) -> None:
         """Whole or not at all."""
-        write_whole(self._files(key).baseline, baseline.to_bytes())
+        write_whole(self._files(key).baseline, baseline.to_bytes(), point="agent.baseline")
 
     def made_nothing(self, key: NodeKey) -> bool:
         """Nothing was staged, and nothing lies in its folders: the quick answer for tiny jobs; False is no answer."""
@@ -211,7 +212,8 @@ class Journal:
 
     def save_contact(self, contact_ms: int) -> None:
         """Good for this boot of the machine only: the clock starts anew with the next."""
-        write_whole(self._contact, json.dumps({"boot_id": self._boot_id, "contact_ms": contact_ms}).encode())
+        content = json.dumps({"boot_id": self._boot_id, "contact_ms": contact_ms}).encode()
+        write_whole(self._contact, content, point="agent.contact")
 
     def has_rebooted(self) -> bool:
         """Whether the machine did since a contact was saved."""

@@ -16,8 +16,8 @@ from gpulayer.clock import Clock
 from gpulayer.plugins.contracts.probe import Findings
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
+from gpulayer.whole import write_whole
 from gpulayer.worker.findings import checked_findings
-from gpulayer.worker.identity import write_whole
 
 __all__ = ["KeptFindings"]
 

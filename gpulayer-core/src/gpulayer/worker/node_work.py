@@ -162,7 +162,6 @@ class NodeWork:
                 raise refused
             await asyncio.to_thread(self._folders.renew_work_folder, key)
             baseline = await self._stager.stage(source, self._folders.site(key).work_dir)
-            here("agent.before_baseline")
             await asyncio.to_thread(self._folders.keep_baseline, key, baseline)
 
         await self._guarded(key, stage, lambda error: self._failed_staging(key, error))
@@ -386,6 +385,9 @@ class NodeWork:
         except StaleAttempt:
             result = AttemptsVoided((key.epoch,))
         except (GpulayerError, Unready) as error:
+            result = failed(error)
+        except OSError as error:  # the disk's; what it says is in the record, too
+            _log.warning("work for %s failed: %s", key, error)
             result = failed(error)
         except Exception as error:
             _log.exception("work for %s failed", key)

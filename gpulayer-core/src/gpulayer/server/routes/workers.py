@@ -31,6 +31,7 @@ from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, WorkerId, is_digest, new_worker_id
 from gpulayer.server.admission import Demand
 from gpulayer.server.audit import SYSTEM, entry
+from gpulayer.server.auth import worker_party
 from gpulayer.server.fence import is_held, job_held, lent, own_worker
 from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
@@ -120,6 +121,7 @@ async def open_session(call: Call) -> Response:
         if start is not None and refusal.details.get("superseded"):
             await _tell_superseded(call, worker_id, start)
         raise
+    call.recognise(worker_party(worker_id), is_worker=True)
     if starts:
         plane.hub.wake([("commands", worker_id)])  # of its earlier starts, whose sessions have ended
     await plane.driver.submit(side=Side(counters=((worker_id, body["counter"]),), starts=starts))
@@ -210,8 +212,6 @@ async def put_log(call: Call) -> Response:
     epoch, job_id = await lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
-    if piece:
-        here("plane.before_log_piece")
     worker_id, size = own_worker(call), None
     while size is None:
         size = await plane.in_thread(

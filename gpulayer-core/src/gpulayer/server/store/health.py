@@ -12,7 +12,7 @@ Functions here block; the quick check reads what a start reads.
 import os
 import sqlite3
 import stat
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -113,11 +113,13 @@ def unmark(path: str) -> None:
         os.unlink(f"{path}-open")
 
 
-def read_only(path: Path) -> sqlite3.Connection:
+def read_only(path: Path, *, is_still: bool | None = None, vfs: str = "") -> sqlite3.Connection:
     """A connection that changes nothing: neither does it take a ``-wal`` into the file at its end, nor leave an empty
-    one. Without a ``-wal`` nobody may write to the store meanwhile: the caller holds its folder's lock."""
-    still = "" if os.path.exists(f"{path}-wal") else "&immutable=1"
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro{still}", uri=True, isolation_level=None)
+    one. Without a ``-wal`` nobody may write to the store meanwhile: the caller holds its folder's lock. is_still: there
+    is none; None: look. vfs: of SQLite, where it is not its usual one."""
+    still = not os.path.exists(f"{path}-wal") if is_still is None else is_still
+    options = f"mode=ro{'&immutable=1' if still else ''}{f'&vfs={vfs}' if vfs else ''}"
+    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None)
 
 
 def check_lost(path: Path, *, made_after: Path) -> None:
@@ -138,19 +140,22 @@ def examine(path: Path, *, made_after: Path) -> str | None:
     return schema
 
 
-def check_start(path: str) -> str:
+def check_start(path: str, *, connect: Callable[[Path], sqlite3.Connection] = read_only) -> str:
     """Whether SQLite can read it as a store, and its pages are whole; its schema's version. Writes nothing, not even to
     a file that turns out to be somebody else's. Raises StorageUnavailable.
 
     Of a very large store only the small tables are looked at here; of the others a damaged page shows when it is read.
     """
     try:
-        with closing(read_only(Path(path))) as connection:
+        with closing(connect(Path(path))) as connection:
             connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
             names = {str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "alembic_version" not in names:
                 raise damaged(path, "it is another program's SQLite file" if names else "it has no tables")
-            if os.stat(path).st_size <= _WHOLE_BYTES:
+            (pages,), (page_bytes,) = (
+                connection.execute(f"PRAGMA {of}").fetchone() for of in ("page_count", "page_size")
+            )
+            if pages * page_bytes <= _WHOLE_BYTES:
                 check_pages(connection, path, is_full=False)
             else:
                 for table in names.intersection(_SMALL):

@@ -6,9 +6,9 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 """
 
 import json
-import os
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +27,10 @@ from gpulayer.engine.records import (
     WorkerImage,
 )
 from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
-from gpulayer.faults import here
+from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
+from gpulayer.server.store.carried import carried
 from gpulayer.server.store.codec import (
     EntryReader,
     ScheduleWriter,
@@ -42,17 +43,8 @@ from gpulayer.server.store.codec import (
     outcome_to_text,
     submission_to_text,
 )
-from gpulayer.server.store.health import (
-    check_contents,
-    check_file,
-    check_start,
-    copy_before_migration,
-    damaged,
-    is_damage,
-    mark_open,
-    read_only,
-    unmark,
-)
+from gpulayer.server.store.disk import StoreDisk, sync_error
+from gpulayer.server.store.health import check_contents, damaged, is_damage
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
@@ -78,8 +70,12 @@ __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
 IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
 _BUSY_TIMEOUT_MS: Final = 5_000
+_SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
+_LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
+_LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
 
 _STATES: Final = {str(state): state for state in JobState}  # a quarter of the time of JobState(text)
+_NOT_NOW: Final = "nothing was written; free space or repair the disk, then try again"
 _READ_ONLY: Final = {"gpulayer_read": True}
 
 Row = tuple[Any, ...]  # Any: whatever the columns hold
@@ -117,32 +113,51 @@ class Store:
 
     Raises Conflict for a newer schema, StorageUnavailable for a file that is damaged or can't be used, which is left as
     it is; a store of an older schema is copied before it is brought up to date (``health``).
+
+    ``was_left_open``: nobody closed it; its last owner died. After a sync of SQLite's that failed ``disk.failed`` is
+    told, and where that returns, StorageUnavailable is raised: what was acknowledged before is durable, and nobody
+    may go on with this store but by opening it anew.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, disk: StoreDisk | None = None) -> None:
         self._path = path
-        if not check_file(path):
-            _make(path)
-        _make_private(path)
-        found = check_start(path)
+        self._disk = disk or StoreDisk()
+        if not self._disk.check(path):
+            self._make()
+        self.was_left_open = self._disk.prepare(path)
+        if self.was_left_open:
+            self._disk.save_log(path)
+        found = self._disk.check_start(path)
         if found < SCHEMA_VERSION:
-            copy_before_migration(path, schema=found)
-        self._engine = _engine(path)
+            self._disk.copy_before_migration(path, schema=found)
+        self._engine = _engine(path, self._disk.vfs)
         try:
-            with _mapped():
+            with self._mapped():
                 ensure_schema(self._engine)
-            with closing(read_only(Path(path))) as connection:
+            self._disk.sync_names(path)
+            with closing(self._disk.read_only(Path(path))) as connection:
                 check_contents(connection, path, tables=expected())
             self._audited = self._last_audit()
-            if os.path.exists(f"{path}-wal"):
-                mark_open(path)
+            self._disk.mark_open(path)
         except BaseException:
             self._engine.dispose()
             raise
 
+    def _make(self) -> None:
+        """An empty store, under its name only when it is whole, so that an empty file of that name is always damage."""
+        making = f"{self._path}.new"
+        self._disk.begin(making)
+        engine = _engine(making, self._disk.vfs)
+        try:
+            with self._mapped():
+                ensure_schema(engine)
+        finally:
+            engine.dispose()  # which brings all of it into the one file, synced
+        self._disk.give_name(making, self._path)
+
     def close(self) -> None:
         """Gives the connections back; what was committed stays."""
-        unmark(self._path)
+        self._disk.unmark(self._path)
         self._engine.dispose()
 
     def commit(self, batch: Batch) -> None:
@@ -150,13 +165,16 @@ class Store:
         rows = _split(batch)
         seq, after = self._audited
         audit = chained(rows.audit, seq=seq, after=after)
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
             if audit:
                 connection.exec_driver_sql(_INSERT_AUDIT, [_audit_columns(row) for row in audit])
             here("plane.in_transaction")
+            here_each("commit.in_", lambda: carried(batch))
+        with self._mapped():
+            self._disk.reach_sync(self._path)
         if audit:
             self._audited = (audit[-1].seq, audit[-1].hash)
 
@@ -166,7 +184,7 @@ class Store:
         log goes on. No worker is this machine's own any more. To be followed by a commit of what else follows.
         """
         row = (first, marker.at_ms, marker.wall_ms, __version__, marker.job_id, marker.worker, marker.kind, marker.body)
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.exec_driver_sql("UPDATE counters SET next_epoch = ?, next_seq = ?", (first, first))
             # A signature over a counter of the lost time opens no session; its worker signs anew above this one.
             connection.exec_driver_sql("UPDATE identities SET counter = ?, is_local = 0", (first,))
@@ -183,14 +201,16 @@ class Store:
 
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
+            here("plane.in_probe")
 
     def forget_idempotency(self, before_wall_ms: int) -> None:
         """Drop the keys that are older than ``before_wall_ms``."""
         table = tables.idempotency
-        with _mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._engine.begin() as connection:
             connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
+            here("plane.in_key_sweep")
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
@@ -281,10 +301,34 @@ class Store:
         """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row whose
         JSON is none: what is in the store was written here."""
         try:
-            with _mapped(), self._engine.connect() as connection:
+            with self._mapped(), self._engine.connect() as connection:
                 yield connection.execution_options(**_READ_ONLY)
         except json.JSONDecodeError as error:
             raise damaged(self._path, f"a row can't be read: {error}") from error
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
+        try:
+            yield
+        except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
+            raise InternalError(f"the store refused what was to be written: {error.orig}") from error
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            lost = sync_error(cause)
+            if lost is not None:
+                self._disk.failed(self._path, lost)
+            if is_damage(cause):
+                raise StorageUnavailable(
+                    f"the control plane's store is damaged: {cause}",
+                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore"
+                    " FILE brings a backup back",
+                ) from error
+            raise StorageUnavailable(f"the control plane's store can't be used now: {cause}", hint=_NOT_NOW) from error
+        except OSError as error:
+            raise StorageUnavailable(
+                f"the control plane's store can't be used now: {error.strerror}", hint=_NOT_NOW
+            ) from error
 
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
@@ -323,8 +367,8 @@ def _image_columns(image: JobImage) -> Row:
 
 
 def _is_untouched(task: TaskImage) -> bool:
-    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. No task gets back to
-    that: its attempts are counted."""
+    """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. A task gets back to
+    that when its first attempt is given back; then it has a row."""
     return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
 
 
@@ -374,7 +418,7 @@ class _Split:
                     *(task.failures, dump(task.avoid), task.program_failures),
                 )
                 for task in self.tasks.values()
-                if not _is_untouched(task)
+                if task.job_id not in self.new_jobs or not _is_untouched(task)
             ],
         )
         yield (
@@ -574,55 +618,25 @@ _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 
 
-def _make(path: str) -> None:
-    """An empty store, under its name only when it is whole, so that an empty file of that name is always damage."""
-    making = f"{path}.new"
-    try:
-        for each in (making, f"{making}-wal", f"{making}-shm", f"{making}-journal"):
-            with suppress(FileNotFoundError):
-                os.unlink(each)
-        os.close(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        engine = _engine(making)
-        try:
-            with _mapped():
-                ensure_schema(engine)
-        finally:
-            engine.dispose()  # which brings all of it into the one file, synced
-        os.rename(making, path)
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise StorageUnavailable(
-            f"the control plane's store can't be made now: {error.strerror}", hint=f"see the folder and disk of {path}"
-        ) from None
-
-
-def _make_private(path: str) -> None:
-    """SQLite gives the files beside it the store's own mode, when it makes them."""
-    try:
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            if os.path.exists(each) and os.stat(each).st_mode & 0o077:
-                os.chmod(each, 0o600)
-    except OSError as error:
-        raise StorageUnavailable(
-            f"the control plane's store can't be used now: {error.strerror}", hint=f"see the mode and owner of {path}"
-        ) from None
-
-
-def _engine(path: str) -> Engine:
-    engine = create_engine(f"sqlite+pysqlite:///{path}", connect_args={"check_same_thread": False}, pool_size=8)
+def _engine(path: str, vfs: str) -> Engine:
+    url = f"sqlite+pysqlite:///file:{path}?vfs={vfs}&uri=true" if vfs else f"sqlite+pysqlite:///{path}"
+    engine = create_engine(url, connect_args={"check_same_thread": False}, pool_size=8)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection
         connection.isolation_level = None  # transactions begin and end where this module says
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode != "wal":  # the file system shares no memory between those who map a file
+            raise StorageUnavailable(
+                f"{path} lies where SQLite can't keep its log (journal mode {mode} instead of wal)",
+                hint="use a --state folder on a local disk",
+            )
         for pragma in (
-            f"busy_timeout={_BUSY_TIMEOUT_MS}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
+            f"synchronous={_SYNCHRONOUS}",
             "foreign_keys=ON",
+            f"wal_autocheckpoint={_LOG_PAGES}",
+            f"journal_size_limit={_LOG_KEPT_BYTES}",
         ):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -633,23 +647,3 @@ def _engine(path: str) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_read else "BEGIN IMMEDIATE")
 
     return engine
-
-
-@contextmanager
-def _mapped() -> Iterator[None]:
-    """The one table of the database's errors: what the disk or the file did, and what we did wrong."""
-    try:
-        yield
-    except (IntegrityError, ProgrammingError, DataError, InterfaceError) as error:
-        raise InternalError(f"the store refused what was to be written: {error.orig}") from error
-    except DBAPIError as error:
-        if is_damage(error.orig):
-            raise StorageUnavailable(
-                f"the control plane's store is damaged: {error.orig}",
-                hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore FILE"
-                " brings a backup back",
-            ) from error
-        raise StorageUnavailable(
-            f"the control plane's store can't be used now: {error.orig}",
-            hint="nothing was written; free space or repair the disk, then try again",
-        ) from error

@@ -153,7 +153,7 @@ class SimAgent:
                 self._refused.discard(action.key)
                 self._unwritten.pop(action.key, None)
                 self._ask(lambda: self._clear(action.key))
-            case m.AbandonStage():
+            case m.AbandonStage() | m.CallOff():  # the spawner has been asked at once: it is too late to call it off
                 pass
             case m.Finish():
                 self.host.agent = None

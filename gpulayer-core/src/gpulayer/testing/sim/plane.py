@@ -1,8 +1,8 @@
 """The simulated control plane: the real engine behind group commits, crashes, stops and reloads.
 
 It plays the part of ``server/driver``: events wait, are stepped in micro-batches, and only what is committed is
-answered; after a commit that failed it is read-only until the disk can be written. It dies at every point of that.
-The disk is a dictionary of row images; a crash at a commit keeps or loses the whole batch, never a part.
+answered; after a commit that failed it is read-only until the disk can be written, and after a sync that failed it
+ends and is started again. It dies at every point of that. What it commits to is a ``SimStore``.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,26 +23,21 @@ from gpulayer.engine.events import (
     WorkerWentSilent,
 )
 from gpulayer.engine.invariants import InvariantViolated
-from gpulayer.engine.records import (
-    AttemptImage,
-    CounterImage,
-    FactsForgotten,
-    FactsImage,
-    JobImage,
-    Record,
-    TaskImage,
-    WorkerImage,
-)
+from gpulayer.engine.records import AttemptImage, Record
+from gpulayer.errors import StorageUnavailable
 from gpulayer.ids import JobId, WorkerId
+from gpulayer.server.history import History, is_logged
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
+from gpulayer.server.store import Batch, EventRow, Live
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
-from gpulayer.testing.sim.rules import Ledger, Violation, check_terminal, durable_view
+from gpulayer.testing.sim.rules import Ledger, Violation, durable_view
 from gpulayer.testing.sim.scenario import Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
+from gpulayer.testing.sim.store import Rows, SimStore, submission_side
 from gpulayer.testing.sim.story import counted
 
-__all__ = ["PLANE", "Commands", "Disk", "SimPlane"]
+__all__ = ["PLANE", "Commands", "SimPlane"]
 
 Reply = Callable[[tuple[Effect, ...] | None], None]  # None: 503, nothing was done
 Commands = tuple[str, tuple[Order, ...]]  # cursor, orders
@@ -52,45 +47,9 @@ WHOLE_CHECK: Final = 64  # steps: so often everything is looked at, and not only
 WHOLE_COMPARE: Final = 16  # commits: so often what is stored is compared with what is live
 LEAST_SILENCE_MS: Final = 30_000  # the lease
 AWAY_MS: Final = 11_500  # so long it notices that it was stopped, and looks once a second
+_RESTART_MS: Final = 1_000
 MOST_SILENCE_MS: Final = 45_000  # of one that is lent anything: the lease, its tenth, and what it takes to see that
 _PROBE_MS: Final = (100, 5_000)
-
-
-@dataclass(slots=True)
-class Disk:
-    """What survives: the last image of every row, the immutable entries, the idempotency keys."""
-
-    entries: dict[JobId, JobEntry] = field(default_factory=dict)
-    keys: dict[str, JobId] = field(default_factory=dict)
-    jobs: dict[JobId, JobImage] = field(default_factory=dict)
-    tasks: dict[tuple[JobId, int], TaskImage] = field(default_factory=dict)
-    attempts: dict[int, AttemptImage] = field(default_factory=dict)
-    workers: dict[WorkerId, WorkerImage] = field(default_factory=dict)
-    facts: dict[str, FactsImage] = field(default_factory=dict)
-    counters: CounterImage | None = None
-    lent_ahead: set[int] = field(default_factory=set)  # epochs that ever were
-
-    def write(self, record: Record) -> None:
-        """Replaces the row of the same key. Refuses to change the end of a job."""
-        match record:
-            case JobImage():
-                check_terminal(self.jobs.get(record.id), record)
-                self.jobs[record.id] = record
-            case TaskImage():
-                self.tasks[record.job_id, record.index] = record
-            case AttemptImage():
-                self.attempts[record.epoch] = record
-                if record.nodes[0].is_ahead:
-                    self.lent_ahead.add(record.epoch)
-            case WorkerImage():
-                self.workers[record.id] = record
-            case FactsImage():
-                self.facts[record.digest] = record
-            case FactsForgotten():
-                if all(image.facts_digest != record.digest for image in self.workers.values()):
-                    del self.facts[record.digest]
-            case CounterImage():
-                self.counters = record
 
 
 @dataclass(slots=True)
@@ -107,19 +66,18 @@ _Done = list[tuple[_Waiting, engine.Step]]
 
 @dataclass(slots=True)
 class SimPlane:
-    """``state`` is None while the plane is down. ``commit_failure``: probability that a commit fails; ``is_full``: all
-    do. ``armed``: where it dies as soon as it gets there, and how long until it is started again. ``cancelled`` is told
-    of every cancel of a live job, once that is committed."""
+    """``state`` is None while the plane is down. ``commit_failure``: probability that a commit fails. ``armed``: where
+    it dies as soon as it gets there, and how long until it is started again. ``cancelled`` is told of every cancel of a
+    live job, once that is committed."""
 
     clock: Clockwork
     piece: Timepiece
     scorers: SimScorers
+    store: SimStore
     ledger: Ledger
     cancelled: Callable[[JobId], None]
     commit_failure: float = 0.01
-    is_full: bool = False
     armed: dict[Trouble, int] = field(default_factory=dict)
-    disk: Disk = field(default_factory=Disk)
     state: engine.State | None = None
     incarnation: int = 0
     mailboxes: Mailboxes = field(default_factory=lambda: Mailboxes("0"))
@@ -129,6 +87,8 @@ class SimPlane:
     _readers: list[Callable[[], None]] = field(default_factory=list)
     _is_committing: bool = False
     _is_read_only: bool = False
+    _history: History = field(default_factory=History)
+    _under_way: tuple[list[Record], list[Effect]] | None = None  # stepped, and not known to be committed
     _origin_ms: int = 0
     _attention: engine.Attention = field(default_factory=engine.Attention)
     _late: list[Callable[[], None]] | None = None  # while it is stopped: what it will find
@@ -145,11 +105,23 @@ class SimPlane:
     # Life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load the live state from disk. Time goes on from the last commit, downtime not counted."""
+        """Load the live state from the store. Time goes on from the last commit, downtime not counted. Where the store
+        can't be opened, whoever started it does so again."""
         if self.state is not None:
             return
         self.incarnation += 1
-        self.state = self._rebuilt()
+        try:
+            is_kept = self.store.open()
+            live = self.store.load()
+        except StorageUnavailable as error:
+            self.clock.say(f"control plane can't start: {error.message}")
+            self.store.die()
+            self.clock.after(_RESTART_MS, self.start)
+            return
+        if is_kept and self._under_way is not None:
+            self.ledger.committed(*self._under_way)
+        self._under_way = None
+        self.state = self._of(live)
         self._origin_ms = self.piece.now_ms - self.state.now_ms
         self.mailboxes = Mailboxes(str(self.incarnation))
         self.polls.clear()
@@ -176,8 +148,17 @@ class SimPlane:
             self.clock.say("the control plane dies")
         self.clock.fault(why, PLANE, lasts_ms=restart_ms)
         self.state = self._late = None
+        if why == Trouble.PLANE_LOSES_POWER:
+            self.store.lose_power()
+        else:
+            self.store.die()
         self._untold.clear()
         self.clock.after(restart_ms, self.start)
+
+    @property
+    def disk(self) -> Rows:
+        """What is committed."""
+        return self.store.rows
 
     def stop(self, lasts_ms: int) -> None:
         """Nothing runs; what is sent to it waits."""
@@ -307,7 +288,8 @@ class SimPlane:
         self._look()
         batch, self._queue = self._queue, []
         at = self._instant()
-        done = [(waiting, self._step(waiting.make(at))) for waiting in batch]
+        events: list[EventRow] = []
+        done = [(waiting, self._step(waiting.make(at), events)) for waiting in batch]
         records = [record for _, result in done for record in result.records]
         self._is_committing = True
         if not records:
@@ -320,12 +302,13 @@ class SimPlane:
         is_noise = dice.random() < self.commit_failure
         if is_noise:
             self.clock.fault("commit_failed", PLANE)
-        if is_noise or self.is_full:
+        if is_noise:
             self._after(5, lambda: self._commit_failed(done))
         else:
-            self._after(dice.spread_ms(3), lambda: self._commit(done, records))
+            sides = [submission_side(waiting.key, waiting.entry) for waiting in batch if waiting.entry is not None]
+            self._after(dice.spread_ms(3), lambda: self._commit(done, Batch(records, events, sides)))
 
-    def _step(self, event: Event) -> engine.Step:
+    def _step(self, event: Event, events: list[EventRow]) -> engine.Step:
         assert self.state is not None
         match event:
             case WorkerReported():
@@ -335,6 +318,8 @@ class SimPlane:
             case _:
                 pass
         result = engine.step(self.state, event)
+        if self.store.keeps_events and is_logged(event, result.records):
+            events += self._history.rows(event, result.records)
         if self.clock.story is not None:
             self._untold.append((event, result))
         self._check_step(event, result)
@@ -355,27 +340,30 @@ class SimPlane:
             if self.clock.story is not None:
                 self.clock.story.committed(self.clock.now_ms, event, result.records, result.effects)
 
-    def _commit(self, done: _Done, records: list[Record]) -> None:
+    def _commit(self, done: _Done, batch: Batch) -> None:
         """A crash before this moment loses the batch, a crash after it loses only the answers."""
-        for cause in (Trouble.PLANE_DIES_IN_COMMIT, Trouble.PLANE_FSYNC_FAILS):
-            if cause in self.armed:
-                if self.clock.numbers("torn commit").random() < 0.5:
-                    self._store(done, records)
-                self._struck(cause)
-                return
-        self._store(done, records)
-        if not self._struck(Trouble.PLANE_DIES_COMMITTED):
-            self._after(1, lambda: self._committed(done))
-
-    def _store(self, done: _Done, records: list[Record]) -> None:
+        self._under_way = batch.records, [effect for _, result in done for effect in result.effects]
+        dies = Trouble.PLANE_DIES_IN_COMMIT in self.armed
+        if dies and self.clock.dice("torn commit").random() < 0.5:
+            self._struck(Trouble.PLANE_DIES_IN_COMMIT)
+            return
+        restart_ms = self.armed.pop(Trouble.PLANE_FSYNC_FAILS, _RESTART_MS)
+        if restart_ms != _RESTART_MS:
+            self.store.break_sync()
+        try:
+            self.store.commit(batch)
+        except StorageUnavailable as error:
+            if self.store.must_exit:
+                self.clock.say(f"control plane ends: {error.message}")
+                self.crash(Trouble.PLANE_FSYNC_FAILS, restart_ms)
+            else:
+                self._commit_failed(done)
+            return
         self._tell()
-        for waiting, _ in done:
-            if waiting.entry is not None:
-                self.disk.entries[waiting.entry.id] = waiting.entry
-                self.disk.keys[waiting.key] = waiting.entry.id
-        for record in records:
-            self.disk.write(record)
-        self.ledger.committed(records, [effect for _, result in done for effect in result.effects])
+        self.ledger.committed(*self._under_way)
+        self._under_way = None
+        if not (self._struck(Trouble.PLANE_DIES_IN_COMMIT) or self._struck(Trouble.PLANE_DIES_COMMITTED)):
+            self._after(1, lambda: self._committed(done))
 
     def _committed(self, done: _Done) -> None:
         self._is_committing = False
@@ -425,7 +413,12 @@ class SimPlane:
         self._probe(_PROBE_MS[0])
 
     def _probe(self, wait_ms: int) -> None:
-        if self.is_full:
+        try:
+            self.store.probe()
+        except StorageUnavailable:
+            if self.store.must_exit:
+                self.crash(Trouble.PLANE_FSYNC_FAILS, _RESTART_MS)
+                return
             self._after(wait_ms, lambda: self._probe(min(2 * wait_ms, _PROBE_MS[1])))
             return
         self._is_read_only = False
@@ -436,7 +429,7 @@ class SimPlane:
         assert self.state is not None
         heard = [worker.id for worker in self.state.workers.values() if worker.is_heard]
         now_ms = self._instant().ms
-        self.state = self._rebuilt(heard)
+        self.state = self._of(self.store.load(), heard)
         engine.hear_anew(self.state, now_ms)
         self._anew_ms = self._listened_ms
 
@@ -530,21 +523,24 @@ class SimPlane:
         """What would be loaded now is what is live: nothing that scheduling needs lives in memory alone. Only while
         nothing is on its way to the disk."""
         assert self.state is not None
-        live, stored = durable_view(self.state), durable_view(self._rebuilt())
+        live, stored = durable_view(self.state), durable_view(self._of(self.disk.live(), is_told=False))
         if live != stored:
             differing = [name for name in live if live[name] != stored[name]]
             raise Violation(
                 f"the stored state is not the live state: {differing}: {live[differing[0]]} != {stored[differing[0]]}"
             )
 
-    def _rebuilt(self, heard: Sequence[WorkerId] = ()) -> engine.State:
+    def _of(self, live: Live, heard: Sequence[WorkerId] = (), *, is_told: bool = True) -> engine.State:
+        """is_told: the event log goes on from here."""
+        if is_told and self.store.keeps_events:
+            self._history.restart((image for _, image in live.jobs), live.attempts)
         return engine.rebuild(
             engine.Policy(scorers=self.scorers.names),
-            self.disk.counters,
-            jobs=[(self.disk.entries[image.id], image) for image in self.disk.jobs.values()],
-            tasks=self.disk.tasks.values(),
-            attempts=self.disk.attempts.values(),
-            workers=self.disk.workers.values(),
-            facts=self.disk.facts.values(),
+            live.counters,
+            jobs=live.jobs,
+            tasks=live.tasks,
+            attempts=live.attempts,
+            workers=live.workers,
+            facts=live.facts,
             heard=heard,
         )

@@ -13,6 +13,7 @@ from typing import Final, Self
 __all__ = ["Fault", "HostPlan", "JobPlan", "Noise", "Scenario", "Shape", "Trouble", "numbers"]
 
 LEASE_MS: Final = 30_000
+SQLITE: Final = 0.1  # of the worlds: each commit of theirs is some milliseconds of real time
 DAY_MS: Final = 24 * 3_600_000
 MOST_SKEW: Final = 1.05  # what two clocks' rates may differ by
 
@@ -187,6 +188,7 @@ class Scenario:
             faults=_faults(seed, shape),
             noise=Noise(mean_ms=mean_ms),
             scorers=scorers,
+            store="sqlite" if rng.random() < SQLITE else "memory",
             rate=rate,
             trouble_ms=shape.trouble_ms,
         )

@@ -25,8 +25,9 @@ from gpulayer.testing.sim.network import IN, OUT, Network
 from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import PLANE, SimPlane
 from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
-from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble
+from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
 from gpulayer.testing.sim.scorers import SimScorers
+from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
 from gpulayer.testing.sim.story import Story
 
 __all__ = ["Report", "Shape", "Stuck", "Violation", "play", "run"]
@@ -98,6 +99,7 @@ def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None)
         clock,
         Timepiece(clock, scenario.rate),
         SimScorers(clock, scenario.scorers),
+        _store(scenario),
         Ledger(),
         cancelled=lambda job_id: guard.cancelled(plane, job_id),
         commit_failure=scenario.noise.commit_failure,
@@ -105,11 +107,19 @@ def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None)
     world = _World(scenario, clock, network, plane, SimClients(clock, network, plane), guard)
     try:
         _play(world)
+        plane.store.close()
     except AssertionError as error:
         asked = "liveness" if isinstance(error, Stuck) else "safety"
         error.add_note(f"seed {scenario.seed}, virtual time {clock.now_ms / 1000:.3f} s, {asked}")
         raise
+    finally:
+        plane.store.abandon()
     return _report(world)
+
+
+def _store(scenario: Scenario) -> SimStore:
+    rng = numbers(scenario.seed, "store")
+    return SqliteStore(rng) if scenario.store == "sqlite" else MemoryStore(rng)
 
 
 def _report(world: _World) -> Report:
@@ -242,8 +252,8 @@ def _strike_plane(world: _World, fault: Fault) -> None:
             plane.stop(lasts_ms)
         case Trouble.PLANE_DISK_FULL:
             world.clock.fault(fault.kind, PLANE, lasts_ms=lasts_ms)
-            plane.is_full = True
-            world.clock.after(lasts_ms, lambda: setattr(plane, "is_full", False))
+            plane.store.fail_writes()
+            world.clock.after(lasts_ms, plane.store.heal)
         case Trouble.PLANE_WALL_JUMPS:
             world.clock.fault(fault.kind, PLANE)
             plane.piece.wall_ms += fault.amount
@@ -322,7 +332,8 @@ def _make_peace(world: _World) -> None:
     world.clock.say("from now on nothing goes wrong any more")
     world.network.heal()
     plane = world.plane
-    plane.commit_failure, plane.is_full = 0.0, False
+    plane.commit_failure = 0.0
+    plane.store.heal()
     plane.armed.clear()
     plane.scorers.is_honest = True
     plane.go_on()
