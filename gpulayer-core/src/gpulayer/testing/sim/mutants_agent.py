@@ -208,10 +208,8 @@ AGENT: Final[dict[str, Mutant]] = {
     "no_kill_grace": Mutant(3, leases, "keep_for", _no_kill_grace),
     "keeps_nothing": Mutant(6, leases, "keep_for", _keeps_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
-    "stale_commands_taken": Mutant(3, agent, "is_current", _stale_commands_taken),
     "void_unheard": Mutant(3, agent, "_void", _void_unheard),
     "early_forget": Mutant(4, agent, "_report", _early_forget),
-    "ends_unwritten": Mutant(4, agent, "_end", _ends_unwritten),
 }
 
 UNSEEN_AGENT: Final[dict[str, Mutant]] = {
@@ -226,4 +224,6 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
     "stop_of_the_unknown": Mutant(8, agent, "_refuse_unheard", _stop_of_the_unknown),
     "starts_unwritten": Mutant(4, agent, "_start_staged", _starts_unwritten),
     "log_left_behind": Mutant(6, agent, "_deliver", _log_left_behind),
+    "ends_unwritten": Mutant(4, agent, "_end", _ends_unwritten),
+    "stale_commands_taken": Mutant(3, agent, "is_current", _stale_commands_taken),
 }

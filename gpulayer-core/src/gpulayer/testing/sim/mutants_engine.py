@@ -282,6 +282,7 @@ ENGINE: Final[dict[str, Mutant]] = {
     "silence_unseen": Mutant(13, workers, "went_silent", _silence_unseen),
     "unheard_is_lent_to": Mutant(3, schedule, "takes_work", _unheard_is_lent_to),
     "lost_while_unreachable": Mutant(6, workers, "lease_expired", _lost_while_unreachable),
+    "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),
     "no_vanish_check": Mutant(4, workers, "_end_vanished", _no_vanish_check),
     "told_is_taken": Mutant(4, Mailboxes, "waiting", _told_is_taken),
@@ -296,7 +297,6 @@ ENGINE: Final[dict[str, Mutant]] = {
 }
 
 UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
-    "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
     "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
     "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
