@@ -65,12 +65,17 @@ class Worlds:
 
 @dataclass(frozen=True)
 class Search:
-    """Of a mutant. ``seed``: the first one at which it was noticed."""
+    """Of a mutant. ``seed``: the first one at which it was noticed; None with a ``how``: it does not fit the code."""
 
     name: str
     tried: int
     seed: int | None
     how: str
+
+    @property
+    def is_stale(self) -> bool:
+        """What it broke is no rule but the program: nothing is proven by that."""
+        return self.seed is None and bool(self.how)
 
 
 def try_seeds(seeds: range) -> Worlds:
@@ -87,15 +92,24 @@ def try_seeds(seeds: range) -> Worlds:
 
 
 def find_mutant(task: tuple[str, range]) -> Search:
-    """Until it is noticed; how is a sentence."""
+    """Until a rule is broken, and by a rule alone; how is a sentence."""
     name, seeds = task
-    with planted(name):
-        for seed in seeds:  # what else it may raise is a mutant that does not fit the code any more
-            try:
-                run(seed)
-            except (Violation, InvariantViolated) as error:
-                return Search(name, seed - seeds.start + 1, seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+    seed = seeds.start
+    try:
+        with planted(name):
+            for seed in seeds:
+                try:
+                    run(seed)
+                except (Violation, InvariantViolated) as error:
+                    how = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    return Search(name, seed - seeds.start + 1, seed, how)
+    except Exception as error:
+        return Search(name, seed - seeds.start + 1, None, f"{type(error).__name__}: {error}".partition("\n")[0])
     return Search(name, len(seeds), None, "")
+
+
+def _row(one: Search) -> str:
+    return f"{one.name:<28} {'-' if one.seed is None else one.seed:>10}  {one.how}\n"
 
 
 def _promise_of(text: str) -> int:
@@ -125,13 +139,19 @@ class _Simulation:
         """
         searches = self.searches(runs, seed, say)
         MATRIX.parent.mkdir(exist_ok=True)
-        MATRIX.write_text("".join(f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in searches))
-        missed = [f"{one.name} was not noticed in {one.tried:,} worlds" for one in searches if one.seed is None]
+        MATRIX.write_text("".join(_row(one) for one in searches))
+        stale = [f"{one.name} does not fit the code: {one.how}" for one in searches if one.is_stale]
+        missed = [
+            f"{one.name} was not noticed in {one.tried:,} worlds"
+            for one in searches
+            if one.seed is None and not one.is_stale
+        ]
+        caught = len(searches) - len(missed) - len(stale)
         return Tally(
             sum(one.tried for one in searches),
-            len(searches),
-            missed if runs >= SEEDS_A_MUTANT else [],
-            (len(searches) - len(missed), len(searches)),
+            len(searches) - len(stale),
+            stale + (missed if runs >= SEEDS_A_MUTANT else []),
+            (caught, len(searches)),
         )
 
     def searches(self, runs: int, seed: int, say: Say) -> list[Search]:

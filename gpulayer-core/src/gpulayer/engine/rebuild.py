@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from gpulayer.engine import attempts as attempts_
-from gpulayer.engine import queue
+from gpulayer.engine import holds, queue
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
 from gpulayer.ids import WorkerId
@@ -60,6 +60,7 @@ def rebuild(
                 attempts=task_image.attempts,
                 failures=task_image.failures,
                 program_failures=task_image.program_failures,
+                held_until_ms=task_image.held_until_ms,
                 avoid=frozenset(task_image.avoid),
             )
     for image in sorted(attempts, key=lambda image: image.epoch):
@@ -67,8 +68,11 @@ def rebuild(
             _add_attempt(state, image)
     for worker in state.workers.values():
         attempts_.refresh_free(state, worker)
+    holds.fill(state)
     queue.fill(state, state.jobs.values())
     for job in state.jobs.values():
+        if (job.entry.id, 0) in state.held:
+            continue
         if not job.entry.wait and job.tasks[0].epoch is None and not job.tasks[0].attempts:
             state.undecided.setdefault(job.class_key, {})[job.entry.id] = 0
     return state
@@ -140,6 +144,7 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
         started_wall_ms=image.started_wall_ms,
         ended_wall_ms=image.ended_wall_ms,
         placement=image.placement,
+        lease_ttl_ms=image.lease_ttl_ms,
         lent_ms=state.now_ms,
     )
     state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch

@@ -12,6 +12,7 @@ from gpulayer.engine.events import (
     CancelRequested,
     DrainRequested,
     Event,
+    HoldPassed,
     JobSubmitted,
     KeepForPassed,
     LeaseExpired,
@@ -155,6 +156,8 @@ def _event_row(event: Event) -> EventRow:
             return EventRow(at_ms, wall_ms, "lease_expired", dump({"epoch": event.epoch}), worker=event.worker)
         case KeepForPassed():
             return EventRow(at_ms, wall_ms, "keep_for_passed", dump({"epoch": event.epoch}), worker=event.worker)
+        case HoldPassed():
+            return EventRow(at_ms, wall_ms, "hold_passed", dump({"task": event.task_index}), event.job_id)
         case AheadWaitPassed():
             return EventRow(at_ms, wall_ms, "ahead_wait_passed", dump({"epoch": event.epoch}), worker=event.worker)
         case OpinionsGiven():

@@ -253,6 +253,7 @@ class Store:
                     failures=row.failures,
                     avoid=tuple(WorkerId(worker) for worker in json.loads(row.avoid)),
                     program_failures=row.program_failures,
+                    held_until_ms=row.held_until_ms,
                 )
                 for row in task_rows
             ],
@@ -353,7 +354,7 @@ def _image_columns(image: JobImage) -> Row:
 def _is_untouched(task: TaskImage) -> bool:
     """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. A task gets back to
     that when its first attempt is given back; then it has a row."""
-    return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
+    return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid or task.held_until_ms)
 
 
 class _Split:
@@ -399,7 +400,7 @@ class _Split:
             [
                 (
                     *(task.job_id, task.index, task.is_done, task.attempts),
-                    *(task.failures, dump(task.avoid), task.program_failures),
+                    *(task.failures, dump(task.avoid), task.program_failures, task.held_until_ms),
                 )
                 for task in self.tasks.values()
                 if task.job_id not in self.new_jobs or not _is_untouched(task)

@@ -501,4 +501,8 @@ def _difference(found: _Tables, known: Rows) -> str:
 
 def _told(tasks: dict[tuple[JobId, int], TaskImage]) -> dict[tuple[JobId, int], TaskImage]:
     """Without those that are as ``rebuild`` makes them by itself."""
-    return {key: task for key, task in tasks.items() if task.is_done or task.attempts or task.failures or task.avoid}
+    return {
+        key: task
+        for key, task in tasks.items()
+        if task.is_done or task.attempts or task.failures or task.avoid or task.held_until_ms
+    }

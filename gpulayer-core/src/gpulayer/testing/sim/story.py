@@ -15,6 +15,7 @@ from gpulayer.engine.events import (
     AheadWaitPassed,
     CancelRequested,
     Event,
+    HoldPassed,
     JobSubmitted,
     KeepForPassed,
     LeaseExpired,
@@ -105,6 +106,8 @@ class Story:
                 self.say(at_ms, f"{worker} has been silent for longer than its lease of {self._named(epoch)}")
             case KeepForPassed(worker=worker, epoch=epoch):
                 self.say(at_ms, f"{worker} has been away for longer than it keeps {self._named(epoch)}")
+            case HoldPassed(job_id=job_id):
+                self.say(at_ms, f"whatever may still have run of {job_name(job_id)} has ended by now")
             case AheadWaitPassed(worker=worker, epoch=epoch):
                 self.say(at_ms, f"{self._named(epoch)} has waited for too long for room on {worker}", is_detail=True)
             case OpinionsGiven(scorer=scorer):
