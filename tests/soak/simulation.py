@@ -65,12 +65,17 @@ class Worlds:
 
 @dataclass(frozen=True)
 class Search:
-    """Of a mutant. ``seed``: the first one at which it was noticed."""
+    """Of a mutant. ``seed``: the first one at which it was noticed; None with a ``how``: it does not fit the code."""
 
     name: str
     tried: int
     seed: int | None
     how: str
+
+    @property
+    def is_stale(self) -> bool:
+        """What it broke is no rule but the program: nothing is proven by that."""
+        return self.seed is None and bool(self.how)
 
 
 def try_seeds(seeds: range) -> Worlds:
@@ -87,15 +92,24 @@ def try_seeds(seeds: range) -> Worlds:
 
 
 def find_mutant(task: tuple[str, range]) -> Search:
-    """Until it is noticed; how is a sentence."""
+    """Until a rule is broken, and by a rule alone; how is a sentence."""
     name, seeds = task
-    with planted(name):
-        for seed in seeds:  # what else it may raise is a mutant that does not fit the code any more
-            try:
-                run(seed)
-            except (Violation, InvariantViolated) as error:
-                return Search(name, seed - seeds.start + 1, seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+    seed = seeds.start
+    try:
+        with planted(name):
+            for seed in seeds:
+                try:
+                    run(seed)
+                except (Violation, InvariantViolated) as error:
+                    how = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    return Search(name, seed - seeds.start + 1, seed, how)
+    except Exception as error:
+        return Search(name, seed - seeds.start + 1, None, f"{type(error).__name__}: {error}".partition("\n")[0])
     return Search(name, len(seeds), None, "")
+
+
+def _row(one: Search) -> str:
+    return f"{one.name:<28} {'-' if one.seed is None else one.seed:>10}  {one.how}\n"
 
 
 def _promise_of(text: str) -> int:
@@ -119,31 +133,35 @@ class _Simulation:
         return tally
 
     def prove_mutants(self, runs: int, *, seed: int, say: Say) -> Tally:
-        """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to.
-
-        Which was noticed where, and how, is written to ``MATRIX``.
-        """
+        """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to."""
         searches = self.searches(runs, seed, say)
-        MATRIX.parent.mkdir(exist_ok=True)
-        MATRIX.write_text("".join(f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in searches))
-        missed = [f"{one.name} was not noticed in {one.tried:,} worlds" for one in searches if one.seed is None]
+        stale = [f"{one.name} does not fit the code: {one.how}" for one in searches if one.is_stale]
+        missed = [
+            f"{one.name} was not noticed in {one.tried:,} worlds"
+            for one in searches
+            if one.seed is None and not one.is_stale
+        ]
+        caught = len(searches) - len(missed) - len(stale)
         return Tally(
             sum(one.tried for one in searches),
-            len(searches),
-            missed if runs >= SEEDS_A_MUTANT else [],
-            (len(searches) - len(missed), len(searches)),
+            len(searches) - len(stale),
+            stale + (missed if runs >= SEEDS_A_MUTANT else []),
+            (caught, len(searches)),
         )
 
     def searches(self, runs: int, seed: int, say: Say) -> list[Search]:
-        """All mutants, by name."""
+        """All mutants, by name. Which was noticed where, and how, is written to ``MATRIX`` as it goes."""
         known = self._searches.get((runs, seed))
         if known is not None:
             return known
         seeds, done = _seeds(runs, seed), []
         for one in spread(find_mutant, [(name, seeds) for name in MUTANTS]):
             done.append(one)
+            MATRIX.parent.mkdir(exist_ok=True)
+            lines = (f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in sorted(done, key=_by_name))
+            MATRIX.write_text("".join(lines))
             say(f"{len(done)} of {len(MUTANTS)} mutants, the last was {one.name}")
-        self._searches[runs, seed] = sorted(done, key=lambda one: one.name)
+        self._searches[runs, seed] = sorted(done, key=_by_name)
         return self._searches[runs, seed]
 
     def _play(self, runs: int, seed: int, say: Say) -> Worlds:
@@ -155,6 +173,10 @@ class _Simulation:
         broken = tuple(one for worlds in done for one in worlds.broken)
         self._worlds[runs, seed] = Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
         return self._worlds[runs, seed]
+
+
+def _by_name(search: Search) -> str:
+    return search.name
 
 
 def _seeds(runs: int, seed: int) -> range:
