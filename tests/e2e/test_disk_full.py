@@ -121,15 +121,44 @@ def test_c4_a_full_control_plane_refuses_submits_stops_no_job_and_recovers_by_it
         assert command(scene, "job", "list").returncode == 0, "what there is can be read"
         assert scene.ask(lambda client: client.plane())["read_only"] is True
         if not is_shared:
-            go.touch()  # it ends while nobody can be told
-            scene.until(lambda: "attempt 1 ended" in worker.log.read_text().rpartition("started")[2], "it has ended")
+            go.touch()  # its end, its last words and its record need room, and find what was kept back for that
+            scene.until(lambda: ended(scene, job.id), "its end has come while the disk is full")
+            assert scene.ask(lambda client: client.plane())["read_only"] is True
+            refused(scene, "submit", "--detach", "--", "true")
         (disk / "filler").unlink()
         go.touch()
         record = scene.until(lambda: ended(scene, job.id), "its end has come")
+        scene.until(lambda: not scene.ask(lambda client: client.plane())["read_only"], "new work is taken in again")
         assert len(record["attempts"]) == 1
         assert (record["state"], record["ended_by"], record["exit_code"]) == ("failed", "program", 7)
         log = scene.ask(lambda client: b"".join(client.job(job.id).logs()))
         assert (log.split()[0], set(log.split()[1:-1]), log.split()[-1]) == (b"before", {b"while"}, b"after")
+        scene.check_workers()
+        assert (scene.plane.deaths, worker.deaths) == ([], []), "nothing was started again for it"
+        worker.end()
+        scene.plane.end()
+        check_store(scene)
+
+
+@pytest.mark.parametrize("what", ["files", "output"])
+def test_c4_what_a_job_writes_fills_the_disk_of_its_worker_and_the_control_plane_and_both_recover_alone(
+    tmp_path, disk, what
+):
+    """The disk stays full as long as what it wrote is there, and that stays as long as nobody takes it."""
+    with scenes(tmp_path) as make:
+        scene = make(disk=disk)
+        scene.plane.start()
+        worker = scene.add_worker("one", disk=disk)
+        scene.check(scene.submit(lines=1))
+        script = {"files": "dd if=/dev/zero of=big bs=64k 2>/dev/null || exit 3", "output": "yes 0123456789abcde"}[what]
+        job = scene.ask(lambda client: client.submit(["sh", "-c", script], retries=0, idempotency_key="fills"))
+        record = scene.until(lambda: ended(scene, job.id), "its end has come", deadline_s=80)
+        assert record["state"] == "failed", record
+        if what == "files":
+            assert "outputs could not be brought home" in record["reason"]["message"], record
+        scene.until(lambda: not os.listdir(worker.folder / "attempts"), "nothing of it is left on the disk")
+        scene.until(lambda: not scene.ask(lambda client: client.plane())["read_only"], "new work is taken in again")
+        scene.check(scene.submit(lines=1))
         scene.check_workers()
         assert (scene.plane.deaths, worker.deaths) == ([], []), "nothing was started again for it"
         worker.end()

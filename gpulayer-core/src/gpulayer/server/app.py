@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpulayer.errors import BadRequest, GpulayerError, InternalError, NotFound
 from gpulayer.ids import new_id
+from gpulayer.server.admission import Demand
 from gpulayer.server.guard import Guard
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes import ROUTES
@@ -74,6 +75,8 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
             if caller is not None:
                 call.recognise(caller.party, is_worker=caller.kind is TokenKind.WORKER)
                 access.check(caller)
+            if route.demand in (Demand.SUBMIT, Demand.UPLOAD):
+                plane.room.check()
             if caller is None or caller.kind is TokenKind.WORKER:
                 return await route.handler(call)
             with plane.admission.admitted(route.demand, caller.party) as call.held:

@@ -32,6 +32,7 @@ from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
+from gpulayer.server.room import Room
 from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import Layout, PlaneSettings
 from gpulayer.server.store import Store, log, reads
@@ -62,6 +63,7 @@ _WORKERS_IO: Final = 8
 _SPECS_KEPT: Final = 1024
 _TREES_KEPT: Final = 4096
 _LOADING_ENDS_S: Final = 1.0
+_ROOM_S: Final = 2.0
 _SLOW_S: Final = 3.0
 _NAMED: Final = 8
 _STILL_LOADING: Final = "(plugins still load)"  # stands for all scorers until they are known: who waits, waits for them
@@ -95,7 +97,8 @@ class Plane:
         self.incarnation = new_id(random_bytes)
         self.started_wall_ms = self.clock.wall_ms()
         self.syncs = syncs or Syncs()
-        self.store = _open_store(layout, self.syncs)
+        self.room = Room(layout.root)
+        self.store = _open_store(layout, self.syncs, self.room)
         try:
             with self.store.reading() as connection:
                 tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
@@ -153,6 +156,7 @@ class Plane:
         self._accepted: OrderedDict[Digest, None] = OrderedDict()
         self._driving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._keeping_room: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._announcer: Announcer | None = None
         self._began_after: int | None = None
@@ -168,6 +172,7 @@ class Plane:
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
+        self._keeping_room = asyncio.create_task(self._keep_room(), name="room")
         if not self._are_plugins_loaded:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
@@ -176,6 +181,11 @@ class Plane:
                 self._loading.add_done_callback(self._part_ended)
         else:
             await self._announce()
+
+    async def _keep_room(self) -> None:
+        while True:
+            await self.in_thread(self.room.renew)
+            await asyncio.sleep(_ROOM_S)
 
     def stop_holding(self) -> None:
         """Let held requests end: the plane is closing."""
@@ -193,6 +203,11 @@ class Plane:
                 await self._saving
             self._saving = None
             await save_uses(self)
+        if self._keeping_room is not None:
+            self._keeping_room.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeping_room
+            self._keeping_room = None
         if self._announcer is not None:
             await self._announcer.close()
         self.driver.close()
@@ -364,11 +379,11 @@ class Plane:
                 self._outputs.popitem(last=False)
 
 
-def _open_store(layout: Layout, syncs: Syncs) -> Store:
+def _open_store(layout: Layout, syncs: Syncs, room: Room) -> Store:
     """Made where there was none. The pepper comes after the store: where it is alone, the store was lost. Raises as
     ``Store``."""
     check_lost(layout.store, made_after=layout.pepper)
-    return Store(str(layout.store), disk=StoreDisk(syncs))
+    return Store(str(layout.store), disk=StoreDisk(syncs), spend=room.spend)
 
 
 def _some(names: Sequence[str]) -> str:

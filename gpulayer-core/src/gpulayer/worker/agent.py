@@ -72,11 +72,13 @@ from gpulayer.protocol.reporting import answer_limit_ms
 from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
-from gpulayer.worker.disk import Reserve
+from gpulayer.worker.disk import Reserve, is_nearly_full
 from gpulayer.worker.environments import Builds, Environments
 from gpulayer.worker.facts import KnownFacts, Probing, devices_of
 from gpulayer.worker.frameworks import FrameworkChecks
+from gpulayer.worker.giving_up import LOG_PATIENCE_MS, OUTPUTS_PATIENCE_MS, GivingUp
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
@@ -167,6 +169,7 @@ class Agent:
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
         self._starts: dict[NodeKey, asyncio.Task[None]] = {}
         self._logs: dict[NodeKey, AttemptLogs] = {}
+        self._gives_up: dict[NodeKey, GivingUp] = {}  # its log
         self._unwanted: list[NodeKey] = []
         self._report_tries = 0
         self._settled = asyncio.Event()
@@ -334,7 +337,8 @@ class Agent:
                     self._feed(OutputsCollected(key, None))
                 else:
                     self._write_put_off()
-                    self._start_for(key, self._work.collect(self._state.held[key].assignment))
+                    gives_up = self._giving_up(key, OUTPUTS_PATIENCE_MS)
+                    self._start_for(key, self._work.collect(self._state.held[key].assignment, gives_up))
             case SendReport(plan):
                 self._start(self._report(plan), "report")
             case Forget(key):
@@ -588,21 +592,35 @@ class Agent:
                 is_resumed=is_resumed,
                 masks=self._work.masks_for(assignment),
                 limit_bytes=assignment.limits.log_bytes,
+                gives_up=self._gives_up.setdefault(key, self._giving_up(key, LOG_PATIENCE_MS)),
             )
             if is_resumed:
                 self._send_logs(key)
+
+    def _giving_up(self, key: NodeKey, patience_ms: int) -> GivingUp:
+        return GivingUp(self._clock.monotonic_ms, lambda: self._has_failed_for_room(key), patience_ms)
+
+    def _has_failed_for_room(self, key: NodeKey) -> bool:
+        """It ended for want of room; or it failed, and there is next to none: who fills a disk may lose the race to see
+        it full."""
+        held = self._state.held.get(key)
+        if held is None or held.outcome is None or held.outcome.is_success:
+            return False
+        return held.outcome.ended_by is EndedBy.DISK_FULL or is_nearly_full(self._folders.site(key).work_dir)
 
     def _send_logs(self, key: NodeKey) -> None:
         logs = self._logs[key]
         if not logs.is_started:
             logs.is_started = True
-            self._start_for(key, self._work.upload_logs(key, logs))
+            assignment = self._state.held[key].assignment
+            self._start_for(key, self._work.upload_logs(assignment, logs, self._gives_up[key]))
 
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)
         self._keeper.forget(key)
         self._work.forget(key)
         self._logs.pop(key, None)
+        self._gives_up.pop(key, None)
         self._stages.pop(key, None)
         self._starts.pop(key, None)
         current = asyncio.current_task()

@@ -43,15 +43,19 @@ class AttemptLogs:
         is_resumed: bool,
         masks: Callable[[], Awaitable[Masks]] | None = None,
         limit_bytes: int = 0,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """masks: asked once, before anything is sent; None: nothing in it is secret. limit_bytes: of each spool."""
+        """masks: asked once, before anything is sent; None: nothing in it is secret. limit_bytes: of each spool.
+        gives_up: as of ``Plane.until_answered``."""
         self._masks = masks
         self._is_drained = asyncio.Event()
         paths = {LogStream.STDOUT: site.log_path}
         if site.err_path is not None:
             paths[LogStream.STDERR] = site.err_path
         self._streams = {
-            stream: LogUploader(plane, key, path, is_resumed=is_resumed, stream=stream, limit_bytes=limit_bytes)
+            stream: LogUploader(
+                plane, key, path, is_resumed=is_resumed, stream=stream, limit_bytes=limit_bytes, gives_up=gives_up
+            )
             for stream, path in paths.items()
         }
         self.is_started = False
@@ -123,6 +127,7 @@ class LogUploader:
         is_resumed: bool,
         stream: LogStream = LogStream.STDOUT,
         limit_bytes: int = 0,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._plane = plane
         self._key = key
@@ -133,6 +138,7 @@ class LogUploader:
         self._is_draining = False
         self._unwritten = 0
         self._limit_bytes = limit_bytes
+        self._gives_up = gives_up
         self._masked: MaskedSpool | None = None
 
     def mask(self, masks: Masks) -> None:
@@ -230,7 +236,7 @@ class LogUploader:
 
         if piece:
             here("agent.before_log_piece")
-        offset = await self._plane.until_answered(put, what=f"log of {self._key}")
+        offset = await self._plane.until_answered(put, what=f"log of {self._key}", gives_up=self._gives_up)
         if piece:
             here("agent.after_log_piece")
         self._offset = offset

@@ -55,6 +55,7 @@ from gpulayer.worker.credentials import Vault
 from gpulayer.worker.disk import is_full_error
 from gpulayer.worker.environments import Environments
 from gpulayer.worker.facts import KnownFacts
+from gpulayer.worker.giving_up import GivingUp, clear_made, clear_spools
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
@@ -292,11 +293,14 @@ class NodeWork:
         self._environments.forget(key)
         self._inputs.forget(key)
 
-    async def upload_logs(self, key: NodeKey, logs: AttemptLogs) -> None:
+    async def upload_logs(self, assignment: Assignment, logs: AttemptLogs, gives_up: GivingUp) -> None:
         """Answered by LogDrained, once they are whole."""
+        key = assignment.key
 
         async def upload() -> Input:
             warnings = list(await logs.run())
+            if gives_up.is_over:
+                await asyncio.to_thread(clear_spools, self.site(assignment))
             lost = sum(self.unwritten.get(key, ()))
             if lost:
                 warnings.append(f"{lost} bytes of its log found no room on the worker's disk")
@@ -304,14 +308,20 @@ class NodeWork:
 
         await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))
 
-    async def collect(self, assignment: Assignment) -> None:
+    async def collect(self, assignment: Assignment, gives_up: GivingUp) -> None:
         """Answered by OutputsCollected or OutputsFailed."""
         key = assignment.key
 
         async def collect() -> Input:
             baseline = await asyncio.to_thread(self._folders.baseline, key)
             site = self._folders.site(key)
-            delivered = await deliver_outputs(self._plane, key, site, baseline, assignment.outputs)
+            try:
+                delivered = await deliver_outputs(
+                    self._plane, key, site, baseline, assignment.outputs, gives_up=gives_up
+                )
+            except DiskFull:
+                await asyncio.to_thread(clear_made, site)  # at once: its end can't be told before there is room
+                raise
             return OutputsCollected(key, delivered.tree, await self._vault.told(assignment, delivered.warnings))
 
         await self._guarded(key, collect, lambda error: OutputsFailed(key, _told(error)))

@@ -4,7 +4,7 @@ An outage is waited out. A file that changes while it is sent (somebody else's d
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,10 +40,16 @@ class Delivered:
 
 
 async def deliver_outputs(
-    plane: Plane, key: NodeKey, site: LaunchSite, baseline: Baseline, patterns: Sequence[str]
+    plane: Plane,
+    key: NodeKey,
+    site: LaunchSite,
+    baseline: Baseline,
+    patterns: Sequence[str],
+    *,
+    gives_up: Callable[[], bool] = lambda: False,
 ) -> Delivered:
     """Collect and send; may be repeated. Raises StaleAttempt, UsageError (a bad pattern, files that never rest),
-    TooLarge, and any other error that is an answer for good."""
+    TooLarge, and any other error that is an answer for good. gives_up: as of ``Plane.until_answered``."""
     for left in range(_TRIES - 1, -1, -1):
         built = await asyncio.to_thread(
             collect_outputs, site.work_dir, site.output_dir, baseline, patterns=tuple(patterns)
@@ -52,11 +58,11 @@ async def deliver_outputs(
             return Delivered(None, built.warnings)
         try:
             here("agent.before_outputs")
-            await _send(plane, built)
+            await _send(plane, built, gives_up)
             here("agent.before_acceptance")
             path = f"{plane.worker_path}/attempts/{key.epoch}/outputs"
             accept = partial(plane.call, "POST", path, document={"tree": built.digest})
-            await plane.until_answered(accept, what=f"outputs of {key}")
+            await plane.until_answered(accept, what=f"outputs of {key}", gives_up=gives_up)
             here("agent.after_acceptance")
         except (UsageError, NotFound, BadRequest, DigestMismatch):
             if not left:
@@ -66,15 +72,15 @@ async def deliver_outputs(
     raise AssertionError("unreachable")
 
 
-async def _send(plane: Plane, built: BuiltTree) -> None:
+async def _send(plane: Plane, built: BuiltTree, gives_up: Callable[[], bool]) -> None:
     digests = built.digests()
     missing: list[Digest] = []
     for start in range(0, len(digests), _DIGESTS_A_REQUEST):
         document = {"digests": digests[start : start + _DIGESTS_A_REQUEST]}
-        missing += await plane.until_answered(partial(_ask, plane, document), what="outputs")
+        missing += await plane.until_answered(partial(_ask, plane, document), what="outputs", gives_up=gives_up)
     parcels = make_packs(blobs_of(built, missing))
     while (parcel := await asyncio.to_thread(next, parcels, None)) is not None:
-        await plane.until_answered(partial(_put, plane, parcel), what="outputs")
+        await plane.until_answered(partial(_put, plane, parcel), what="outputs", gives_up=gives_up)
         here("agent.in_outputs")
 
 

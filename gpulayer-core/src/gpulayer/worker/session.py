@@ -67,6 +67,10 @@ _LONGEST_S: Final = 10  # of what is said: a worker is missed sooner than a clie
 _Result = TypeVar("_Result")
 
 
+def _never() -> bool:
+    return False
+
+
 class NotKnown(Unauthenticated):
     """The control plane has no worker with this worker's key: it was removed, or that is another control plane."""
 
@@ -263,14 +267,17 @@ class Plane:
             self._endpoints.failed(address)
             raise
 
-    async def until_answered(self, operation: Callable[[], Awaitable[_Result]], *, what: str) -> _Result:
-        """Run ``operation`` again until it succeeds or fails for good, with growing, jittered waits in between."""
+    async def until_answered(
+        self, operation: Callable[[], Awaitable[_Result]], *, what: str, gives_up: Callable[[], bool] = _never
+    ) -> _Result:
+        """Run ``operation`` again until it succeeds or fails for good, with growing, jittered waits in between.
+        gives_up: asked each time that the control plane had no room; True: DiskFull is for good."""
         tries = 0
         while True:
             try:
                 return await operation()
             except GpulayerError as error:
-                if not is_passing(error):
+                if not is_passing(error) or (isinstance(error, DiskFull) and gives_up()):
                     raise
                 tries += 1
                 if tries == 1 or tries % _SAY_EVERY == 0:

@@ -38,13 +38,13 @@ async def healthz(call: Call) -> Response:
 
 async def readyz(call: Call) -> Response:
     """503 while nothing can be accepted."""
-    if call.plane.driver.is_read_only or call.plane.is_closing:
+    if call.plane.driver.is_read_only or call.plane.is_closing or call.plane.room.is_full:
         raise StorageUnavailable("the control plane is read-only now", hint="its log says why")
     return json_response({"status": "ready"})
 
 
 async def show(call: Call) -> Response:
-    """``read_only``: the store takes no writes, so nothing is accepted or placed."""
+    """``read_only``: nothing new is accepted, since the disk is full or the store takes no writes at all."""
     plane = call.plane
     jobs = await plane.query(reads.count_jobs)
     states = await plane.driver.read(lambda state: [str(presence(worker)) for worker in state.workers.values()])
@@ -67,7 +67,7 @@ async def show(call: Call) -> Response:
             "role": str(call.client.role),
             "expires_at": iso_utc(plane.auth.expires_wall_ms(call.client)),
         },
-        "read_only": plane.driver.is_read_only,
+        "read_only": plane.driver.is_read_only or plane.room.is_full,
         "workers": {state: states.count(state) for state in sorted(set(states))},
         "jobs": jobs,
     }

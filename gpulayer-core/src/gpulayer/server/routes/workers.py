@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from starlette.responses import Response
@@ -212,9 +213,10 @@ async def put_log(call: Call) -> Response:
     epoch, job_id = await lent(call, node)
     key = LogKey(job_id, epoch, node, stream)
     piece = await call.content(plane.settings.max_log_chunk_bytes)
+    plane.room.check_log(len(piece), is_final=is_final)
     worker_id, size = own_worker(call), None
     while size is None:
-        size = await plane.in_thread(
+        append = partial(
             plane.logs.append,
             key,
             offset,
@@ -224,6 +226,7 @@ async def put_log(call: Call) -> Response:
             is_followed=plane.hub.is_watched(key),
             is_open=lambda: is_held(plane, worker_id, epoch, node),
         )
+        size = await plane.in_thread(plane.room.write, append)
         if size is None:  # the attempt ended while the piece came; or it did not, and that change has failed
             await lent(call, node)
     if piece:
@@ -330,12 +333,13 @@ async def _mark_log(plane: Plane, worker_id: WorkerId, item: NodeReport) -> None
     for stream in streams:
         key = LogKey(job_id, item.epoch, item.node, stream)
         try:
-            await plane.in_thread(
+            mark = partial(
                 plane.logs.mark_missing,
                 key,
                 wall_ms=plane.clock.wall_ms(),
-                is_open=lambda: is_held(plane, worker_id, item.epoch, item.node),
+                is_open=partial(is_held, plane, worker_id, item.epoch, item.node),
             )
+            await plane.in_thread(plane.room.write, mark)
         except (DiskFull, StorageUnavailable) as error:
             _log.warning("the log of job %s can't be marked: %s", job_id, error.message)  # its evidence says so, too
         plane.hub.wake([key])

@@ -7,7 +7,7 @@ them in threads. Errors of the database leave here as ``StorageUnavailable`` alo
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -109,6 +109,10 @@ _JOB_SPEC: Final = (
 )
 
 
+def _nothing() -> bool:
+    return False
+
+
 class Store:
     """Opens or makes the store at ``path`` (a file on a local disk, mode 0600).
 
@@ -120,8 +124,10 @@ class Store:
     may go on with this store but by opening it anew.
     """
 
-    def __init__(self, path: str, *, disk: StoreDisk | None = None) -> None:
+    def __init__(self, path: str, *, disk: StoreDisk | None = None, spend: Callable[[], bool] = _nothing) -> None:
+        """spend: asked where a commit finds no room; True: there is some now."""
         self._path = path
+        self._spend = spend
         self._disk = disk or StoreDisk()
         if not self._disk.check(path):
             self._make()
@@ -174,6 +180,14 @@ class Store:
 
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
+        try:
+            self._commit(batch)
+        except StorageUnavailable as error:
+            if not _is_full(error.__cause__) or not self._spend():
+                raise
+            self._commit(batch)
+
+    def _commit(self, batch: Batch) -> None:
         rows = _split(batch)
         seq, after = self._audited
         audit = chained(rows.audit, seq=seq, after=after)
@@ -459,7 +473,7 @@ class _Split:
             _UPSERT_IDEMPOTENCY,
             [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
         )
-        yield _FORGET_KEYS, [(self.forgotten_keys_ms,)] if self.forgotten_keys_ms else []
+        yield _FORGET_KEYS, [(self.forgotten_keys_ms, KEYS_AT_A_TIME)] if self.forgotten_keys_ms else []
         yield (
             _UPSERT_TOKEN,
             [
@@ -619,7 +633,7 @@ _FORGET_FACTS: Final = (
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
 _FORGET_KEYS: Final = (
     "DELETE FROM idempotency WHERE rowid IN"
-    f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
+    " (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
 )
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _ONLY_WAITS: Final = (
