@@ -88,4 +88,4 @@ def _race(client: Client, number: int, rng: random.Random) -> Iterator[str]:
         yield f"it was {record['state']}, and {afterwards} after another cancel {again}"
 
 
-PROOFS: Final = [Proof(8, "cancels that race the program's own end", prove, 60, 1_000)]
+PROOFS: Final = [Proof(8, "cancels that race the program's own end", prove, 60, 1_000, "cancels")]
