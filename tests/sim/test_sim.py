@@ -5,12 +5,14 @@ import shlex
 
 import pytest
 
+from gpulayer.engine import workers
 from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.testing.sim import Shape, Violation, run
 from gpulayer.testing.sim.__main__ import main
-from gpulayer.testing.sim.mutants import MUTANTS, planted
+from gpulayer.testing.sim.mutants import MUTANTS, Mutant, StaleMutant, planted
 from gpulayer.testing.sim.replay import written
 from gpulayer.testing.sim.scenario import Scenario
+from tests.soak.simulation import find_mutant
 
 SEEDS_A_TEST = 20
 
@@ -72,6 +74,39 @@ def test_every_planted_fault_is_in_place_only_while_it_is_wanted_and_says_what_i
         assert mutant.text.endswith(".")
         assert len(mutant.text) < 130, name
     assert run(0) == run(0)
+
+
+def longer(*more):
+    def broken(turn, worker, recovered, *, also):
+        pass
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("attribute", "patch"),
+    [
+        ("_gone", lambda sound: sound),
+        ("_end_vanished", lambda _: lambda turn, worker: None),
+        ("_end_vanished", lambda _: lambda turn, recovered, worker: None),
+        ("_end_vanished", longer),
+    ],
+)
+def test_a_planted_fault_that_does_not_fit_the_code_any_more_is_no_find(attribute, patch, monkeypatch):
+    monkeypatch.setitem(MUTANTS, "old", Mutant(4, workers, attribute, patch))
+    with pytest.raises(StaleMutant, match=attribute), planted("old"):
+        pytest.fail("it was planted")
+    assert find_mutant(("old", range(1))).is_stale
+
+
+def test_a_planted_fault_that_breaks_the_program_and_no_rule_is_no_find(monkeypatch):
+    def patch(sound):
+        return lambda turn, worker, recovered: sound(turn)
+
+    monkeypatch.setitem(MUTANTS, "old", Mutant(4, workers, "_end_vanished", patch))
+    search = find_mutant(("old", range(3)))
+    assert search.is_stale
+    assert search.how.startswith("TypeError")
 
 
 def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):

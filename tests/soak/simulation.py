@@ -41,12 +41,17 @@ class Worlds:
 
 @dataclass(frozen=True)
 class Search:
-    """Of a mutant. ``seed``: the first one at which it was noticed."""
+    """Of a mutant. ``seed``: the first one at which it was noticed; None with a ``how``: it does not fit the code."""
 
     name: str
     tried: int
     seed: int | None
     how: str
+
+    @property
+    def is_stale(self) -> bool:
+        """What it broke is no rule but the program: nothing is proven by that."""
+        return self.seed is None and bool(self.how)
 
 
 def try_seeds(seeds: range) -> Worlds:
@@ -61,14 +66,19 @@ def try_seeds(seeds: range) -> Worlds:
 
 
 def find_mutant(task: tuple[str, range]) -> Search:
-    """Until it is noticed; how is a sentence."""
+    """Until a rule is broken, and by a rule alone; how is a sentence."""
     name, seeds = task
-    with planted(name):
-        for seed in seeds:  # what else it may raise is a mutant that does not fit the code any more
-            try:
-                run(seed)
-            except (Violation, InvariantViolated) as error:
-                return Search(name, seed - seeds.start + 1, seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+    seed = seeds.start
+    try:
+        with planted(name):
+            for seed in seeds:
+                try:
+                    run(seed)
+                except (Violation, InvariantViolated) as error:
+                    how = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    return Search(name, seed - seeds.start + 1, seed, how)
+    except Exception as error:
+        return Search(name, seed - seeds.start + 1, None, f"{type(error).__name__}: {error}".partition("\n")[0])
     return Search(name, len(seeds), None, "")
 
 
@@ -86,17 +96,24 @@ class _Simulation:
         if runs > SAMPLE:
             found = [one for one in self.searches(_within(runs), seed, say) if MUTANTS[one.name].promise == promise]
             tally.mutants = (sum(one.seed is not None for one in found), len(found)) if found else None
+            tally.violations += _stale(found)
         return tally
 
     def prove_mutants(self, runs: int, *, seed: int, say: Say) -> Tally:
         """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to."""
         searches = self.searches(runs, seed, say)
-        missed = [f"{one.name} was not noticed in {one.tried:,} worlds" for one in searches if one.seed is None]
+        stale = _stale(searches)
+        missed = [
+            f"{one.name} was not noticed in {one.tried:,} worlds"
+            for one in searches
+            if one.seed is None and not one.is_stale
+        ]
+        caught = len(searches) - len(missed) - len(stale)
         return Tally(
             sum(one.tried for one in searches),
-            len(searches),
-            missed if runs >= SEEDS_A_MUTANT else [],
-            (len(searches) - len(missed), len(searches)),
+            len(searches) - len(stale),
+            stale + (missed if runs >= SEEDS_A_MUTANT else []),
+            (caught, len(searches)),
         )
 
     def searches(self, runs: int, seed: int, say: Say) -> list[Search]:
@@ -122,6 +139,11 @@ class _Simulation:
         broken = tuple(one for worlds in done for one in worlds.broken)
         self._worlds[runs, seed] = Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
         return self._worlds[runs, seed]
+
+
+def _stale(searches: Iterable[Search]) -> list[str]:
+    """At any scale: what does not fit the code proves nothing."""
+    return [f"{one.name} does not fit the code: {one.how}" for one in searches if one.is_stale]
 
 
 def _matrix_line(one: Search) -> str:

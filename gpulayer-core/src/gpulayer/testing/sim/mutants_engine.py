@@ -57,8 +57,8 @@ def _late_counters(records: Any) -> Any:
     def late(turn: Any, counters: Any) -> Any:
         return replace(counters, next_epoch=max(counters.next_epoch - len(turn.attempts), 1))
 
-    def broken(turn: Any) -> Any:
-        return tuple(late(turn, one) if isinstance(one, CounterImage) else one for one in records(turn))
+    def broken(self: Any) -> Any:
+        return tuple(late(self, one) if isinstance(one, CounterImage) else one for one in records(self))
 
     return broken
 

@@ -92,9 +92,9 @@ def _marks_ignored(_: Any) -> Any:
 def _endless_opinion_wait(_: Any) -> Any:
     """A scorer that does not answer is waited for as long as it takes."""
 
-    def broken(state: Any, known: Any, digest: Any, lacking: Any) -> int:
-        known.waits[digest] = state.now_ms + state.policy.opinion_wait_ms
-        return int(known.waits[digest])
+    def broken(state: Any, ours: Any, digest: Any, lacking: Any) -> int:
+        ours.waits[digest] = state.now_ms + state.policy.opinion_wait_ms
+        return int(ours.waits[digest])
 
     return broken
 
