@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
 from pathlib import Path
+from shlex import quote as quoted
 from typing import Final
 from urllib.parse import quote
 
@@ -33,6 +34,7 @@ __all__ = [
     "is_damage",
     "mark_open",
     "read_only",
+    "restoring",
     "unmark",
 ]
 
@@ -43,15 +45,22 @@ _SMALL: Final = ("counters", "workers", "facts", "tokens", "identities", "sink_c
 _WHOLE_BYTES: Final = 512 * 2**20  # which take a second or so to be looked at; 100,000 jobs are 150 MiB
 _SAYS: Final = ("malformed", "not a database", "corrupt")
 
-RESTORE: Final = (
-    "nothing in it was changed. Move the state folder away and restore a backup: gpulayer restore FILE"
-    " (gpulayer doctor looks closer; without a backup, gpulayer up begins anew in an empty folder)"
-)
+_SQLITES_OWN: Final = "*** in database main *** "  # it has no other
+
+
+def restoring(folder: Path | str) -> str:
+    """How a backup takes the place of what is in a state folder; said of any folder, so it names it."""
+    return f"gpulayer restore FILE --state {quoted(str(folder))}"
 
 
 def damaged(path: os.PathLike[str] | str, why: str) -> StorageUnavailable:
     """What a start, a backup or a doctor says."""
-    return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=RESTORE)
+    folder = Path(path).parent
+    hint = (
+        f"nothing in it was changed. Move {folder} away and restore a backup: {restoring(folder)}"
+        " (without one, a start with an empty folder begins anew)"
+    )
+    return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=hint)
 
 
 def is_damage(error: object) -> bool:
@@ -92,9 +101,10 @@ def check_file(path: str) -> bool:
     if len(header) < _HEADER or found.st_size < int.from_bytes(header[16:18], "big"):
         raise damaged(path, f"it is cut off after {found.st_size} bytes")
     if os.path.exists(f"{path}-open") and not os.path.exists(f"{path}-wal"):
+        kept = restoring(Path(path).parent)
         raise StorageUnavailable(
             f"the control plane's store {path} lacks its newest part: it was in use, and {path}-wal is gone",
-            hint="put that file back, or restore a backup (gpulayer restore FILE). Only if you opened the store with"
+            hint=f"put that file back, or restore a backup ({kept}). Only if you opened the store with"
             f" another program since, remove {path}-open: then it is whole",
         )
     return True
@@ -250,4 +260,4 @@ def _of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUna
 def _check(connection: sqlite3.Connection, path: os.PathLike[str] | str, pragma: str) -> None:
     said = [str(row[0]) for row in connection.execute(pragma)]
     if said != ["ok"]:
-        raise damaged(path, " ".join(" ".join(said).split())[:300])
+        raise damaged(path, " ".join(" ".join(said).split()).removeprefix(_SQLITES_OWN)[:300])
