@@ -162,6 +162,21 @@ def test_few_worlds_to_notice_a_planted_fault_in_are_told_as_few(capsys):
     assert "has few worlds to be noticed in" not in capsys.readouterr().out
 
 
+def test_the_page_shows_the_table_that_is_printed():
+    """Of the promises of which it shows it: its head, its rows, its notes."""
+    page = (Path(__file__).parents[2] / "docs/proofs.md").read_text(encoding="utf-8")
+    shown = re.search(r"make soak SCALE=(\S+) ONLY=(\S+)\n(.*?)\n```", page, re.DOTALL)
+    scale, wanted = float(shown[1]), {int(number) for number in shown[2].split(",")}
+    rows = [Row(one, Tally(mutants=(0, 0))) for one in found_proofs() if one.promise in wanted]
+    printed = table(rows, scale=scale, seed=1, wanted=wanted).splitlines()
+
+    def without_numbers(lines):
+        return [" ".join(re.sub(r"[\d,.]+( of \d+)?( s| min)?(?=\s|$)", "", line[4:50]).split()) for line in lines]
+
+    assert without_numbers(shown[3].splitlines()) == without_numbers(printed)
+    assert shown[3].splitlines()[0] == printed[0]
+
+
 @pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf", "much"])
 def test_a_scale_at_which_nothing_would_be_tried_is_refused(scale, capsys):
     with pytest.raises(SystemExit) as ended:
