@@ -117,18 +117,19 @@ class _Simulation:
         )
 
     def searches(self, runs: int, seed: int, say: Say) -> list[Search]:
-        """All mutants, by name. Which was noticed where, and how, is written to ``MATRIX``."""
+        """All mutants, by name. Which was noticed where, and how, is written to ``MATRIX`` as it goes."""
         known = self._searches.get((runs, seed))
         if known is not None:
             return known
         seeds, done = _seeds(runs, seed), []
         for one in spread(find_mutant, [(name, seeds) for name in MUTANTS]):
             done.append(one)
+            MATRIX.parent.mkdir(exist_ok=True)
+            lines = (f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in sorted(done, key=_by_name))
+            MATRIX.write_text("".join(lines))
             say(f"{len(done)} of {len(MUTANTS)} mutants, the last was {one.name}")
-        found = self._searches[runs, seed] = sorted(done, key=lambda one: one.name)
-        MATRIX.parent.mkdir(exist_ok=True)
-        MATRIX.write_text("".join(_matrix_line(one) for one in found))
-        return found
+        self._searches[runs, seed] = sorted(done, key=_by_name)
+        return self._searches[runs, seed]
 
     def _play(self, runs: int, seed: int, say: Say) -> Worlds:
         seeds, done = _seeds(runs, seed), []
@@ -146,8 +147,8 @@ def _stale(searches: Iterable[Search]) -> list[str]:
     return [f"{one.name} does not fit the code: {one.how}" for one in searches if one.is_stale]
 
 
-def _matrix_line(one: Search) -> str:
-    return f"{one.name:<28} {'-' if one.seed is None else one.seed:>10}  {one.how}\n"
+def _by_name(search: Search) -> str:
+    return search.name
 
 
 def _seeds(runs: int, seed: int) -> range:

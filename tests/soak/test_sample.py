@@ -1,10 +1,12 @@
 """A small sample of every proof, and the frame that carries them out: what ends badly, hangs or is broken off."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from gpulayer.testing.sim.failing import explained, shrunk
-from gpulayer.testing.sim.mutants import MUTANTS, planted
+from gpulayer.testing.sim.mutants import MUTANTS, UNSEEN, planted
 from gpulayer.testing.sim.replay import scenario_from
 from gpulayer.testing.sim.scenario import Scenario, Shape
 from gpulayer.testing.sim.story import Story, counted
@@ -35,8 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mutants", action="store_true", help="list the faults that can be planted")
     arguments = parser.parse_args(argv)
     if arguments.mutants:
-        for name, mutant in sorted(MUTANTS.items()):
-            print(f"{name:<28} {mutant.text}")
+        for name, mutant in sorted({**MUTANTS, **UNSEEN}.items()):
+            unseen = " (nobody has noticed this one)" if name in UNSEEN else ""
+            print(f"{name:<28} {mutant.text}{unseen}")
         return 0
     try:
         scenarios = _scenarios(arguments)
@@ -69,7 +70,7 @@ def _positive(text: str) -> int:
 
 
 def _mutant(name: str) -> str:
-    if name not in MUTANTS:
+    if name not in MUTANTS and name not in UNSEEN:
         raise argparse.ArgumentTypeError(f"there is no {name!r}; --mutants lists all")
     return name
 
@@ -123,7 +124,7 @@ def _explain(scenario: Scenario, error: Exception, arguments: argparse.Namespace
     program, fault = "python -m gpulayer.testing.sim", ""
     if arguments.mutant:
         program += f" --mutant {arguments.mutant}"
-        fault = MUTANTS[arguments.mutant].text
+        fault = {**MUTANTS, **UNSEEN}[arguments.mutant].text
     lines = explained(failing, program=f"{program} --replay", planted=fault, in_full=in_full)
     print(f"seed {scenario.seed} breaks a rule", *lines, sep="\n", file=sys.stderr)
 
