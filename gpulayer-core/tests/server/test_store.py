@@ -34,7 +34,7 @@ from gpulayer.engine.events import (
     WorkerResumed,
 )
 from gpulayer.engine.records import AttemptImage, NodeImage, TaskImage
-from gpulayer.errors import Blame, Conflict, StorageUnavailable
+from gpulayer.errors import Blame, Conflict, DiskFull, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import AuditEntry, Batch, IdempotencyRow, IdentityRow, JobRow, Side, Store, log, reads
@@ -240,7 +240,8 @@ def test_facts_are_kept_while_anybody_has_them_and_no_longer(store) -> None:
         world.commit()
         store.commit(Batch(sides=[Side(forget_events=10**9)]))
         with store.reading() as connection:
-            unnamed, seen = log.unnamed_facts(connection)
+            named, seen = log.named_facts(connection, after=0, limit=10**6)
+            unnamed = log.unnamed_facts(connection, named)
         store.commit(Batch(sides=[Side(forget_facts=tuple(unnamed), facts_after=seen)]))
         return {int(digest, 16) for digest in _kept_facts(store)}
 
@@ -508,10 +509,34 @@ def test_opening_a_store_imports_no_alembic(tmp_path) -> None:
 def test_idempotency_keys_are_dropped_after_their_time(store) -> None:
     rows = tuple(IdempotencyRow("o", f"k{n}", "d", (JobId("j"),), n) for n in range(3))
     store.commit(Batch(sides=[Side(idempotency=rows)]))
-    store.forget_idempotency(2)
+    store.commit(Batch(sides=[Side(forget_idempotency_ms=2)]))
     with store.reading() as connection:
         assert reads.find_idempotency(connection, "o", "k1") is None
         assert reads.find_idempotency(connection, "o", "k2") == rows[2]
+
+
+def test_however_many_keys_have_had_their_time_one_commit_drops_the_oldest_thousand(store) -> None:
+    rows = tuple(IdempotencyRow("o", f"k{n}", "d", (JobId("j"),), n) for n in range(2_500))
+    store.commit(Batch(sides=[Side(idempotency=rows)]))
+    for left in (1_500, 500, 0):
+        store.commit(Batch(sides=[Side(forget_idempotency_ms=10**9)]))
+        with store.reading() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM idempotency").scalar_one() == left
+            assert log.has_keys_before(connection, wall_ms=10**9) is (left > 0)
+
+
+@pytest.mark.parametrize("kib", [*range(60, 320, 20)])
+def test_a_disk_with_little_room_makes_no_half_store_and_the_next_start_works(disk_of, fill, kib) -> None:
+    folder = disk_of(1_000)
+    fill(folder / "filler")
+    os.truncate(folder / "filler", (1_000 - kib) * 1_024)
+    path = folder / "store.db"
+    with pytest.raises(DiskFull):
+        Store(str(path))
+    assert not path.exists()
+    (folder / "filler").unlink()
+    Store(str(path)).close()
+    Store(str(path)).close()
 
 
 def test_a_log_that_grew_under_a_long_read_shrinks_when_that_is_over(tmp_path, monkeypatch) -> None:

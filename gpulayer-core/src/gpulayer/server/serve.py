@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["keep_collecting", "serve"]
 
 _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
@@ -54,7 +55,8 @@ _log = logging.getLogger(__name__)
 
 
 def serve(settings: ServeSettings) -> int:
-    """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
+    """Block until the plane has ended; 0 after a clean end, 70 after a fault of its own, so that whoever started it
+    starts it again. Uses SIGTERM and SIGINT; logs to stderr.
 
     Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
     that can't be used, StorageUnavailable where the store can't be read, and DiskFull where what a start needs finds no
@@ -78,7 +80,8 @@ def serve(settings: ServeSettings) -> int:
         limits = raise_file_limit()
         worker, join_token = _start_worker(settings, layout, limits, syncs)
         try:
-            asyncio.run(_serve(_Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)))
+            served = _Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)
+            has_failed = asyncio.run(_serve(served))
         except BaseException:
             if worker is not None:
                 worker.stop()
@@ -86,7 +89,7 @@ def serve(settings: ServeSettings) -> int:
             raise
         finally:
             endpoint.remove()
-    return 0
+    return _FAILED_EXIT if has_failed else 0
 
 
 @contextmanager
@@ -150,7 +153,8 @@ def _write_token(layout: Layout, token: str, syncs: Syncs) -> None:
     write_whole(layout.worker / "join-token", token.encode(), point="plane.token", is_synced=True, syncs=syncs)
 
 
-async def _serve(served: _Served) -> None:
+async def _serve(served: _Served) -> bool:
+    """Whether it ended for a fault of its own."""
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
     from gpulayer.protocol.leases import heartbeat_ms  # noqa: PLC0415
@@ -214,6 +218,7 @@ async def _serve(served: _Served) -> None:
     finally:
         gc.enable()
         await plane.close()
+    return plane.has_failed
 
 
 def _end_now(path: str, error: OSError) -> None:

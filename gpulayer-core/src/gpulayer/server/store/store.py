@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, update
+from sqlalchemy import Connection, Engine, Table, create_engine, event, select, update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from gpulayer import __version__
@@ -26,7 +26,7 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
+from gpulayer.errors import BadRequest, DiskFull, InternalError, StorageUnavailable
 from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
@@ -69,6 +69,7 @@ from gpulayer.wire.trail import FIRST_HASH
 __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
 IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
+KEYS_AT_A_TIME: Final = 1_000  # forgotten with one commit, which others wait for
 _BUSY_TIMEOUT_MS: Final = 5_000
 _SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
 _LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
@@ -151,14 +152,25 @@ class Store:
         try:
             with self._mapped():
                 ensure_schema(engine)
+                _settle(engine)
+        except StorageUnavailable as error:
+            if _is_full(error.__cause__):
+                raise DiskFull(f"there is no room left to make {self._path}", hint="free space on that disk") from error
+            raise
         finally:
-            engine.dispose()  # which brings all of it into the one file, synced
+            engine.dispose()
         self._disk.give_name(making, self._path)
 
     def close(self) -> None:
         """Gives the connections back; what was committed stays."""
         self._disk.unmark(self._path)
         self._engine.dispose()
+
+    def settle(self) -> None:
+        """All of it is in the one file, synced. Closing does that, too, and says nothing where it fails. Raises
+        StorageUnavailable."""
+        with self._mapped():
+            _settle(self._engine)
 
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
@@ -204,13 +216,6 @@ class Store:
         with self._mapped(), self._engine.begin() as connection:
             connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
             here("plane.in_probe")
-
-    def forget_idempotency(self, before_wall_ms: int) -> None:
-        """Drop the keys that are older than ``before_wall_ms``."""
-        table = tables.idempotency
-        with self._mapped(), self._engine.begin() as connection:
-            connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
-            here("plane.in_key_sweep")
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
@@ -314,6 +319,22 @@ class Store:
             raise StorageUnavailable(
                 f"the control plane's store can't be used now: {error.strerror}", hint=_NOT_NOW
             ) from error
+
+
+def _settle(engine: Engine) -> None:
+    """Write SQLite's log back into its file. Raises sqlite3.OperationalError."""
+    connection = engine.raw_connection()
+    try:
+        (busy, *_) = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.close()
+    if busy:
+        raise sqlite3.OperationalError("its log can't be written back while others read it")
+
+
+def _is_full(error: BaseException | None) -> bool:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL"
 
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
@@ -596,7 +617,10 @@ _FORGET_FACTS: Final = (
     " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
-_FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
+_FORGET_KEYS: Final = (
+    "DELETE FROM idempotency WHERE rowid IN"
+    f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
+)
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _ONLY_WAITS: Final = (
     "state = 'queued' AND reason_code = '' AND reason_message = '' AND stop IS NULL AND stop_grace_ms = 0"
