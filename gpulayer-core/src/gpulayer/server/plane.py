@@ -29,6 +29,7 @@ from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
 from gpulayer.server.job_checks import JobChecks
+from gpulayer.server.kept_time import KeptTime
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
@@ -101,7 +102,8 @@ class Plane:
             with self.store.reading() as connection:
                 tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
                 self.restored = reads.last_restore(connection)
-            pepper = load_pepper(layout, random_bytes, syncs=self.syncs)
+                newest_ms = log.newest_wall_ms(connection)
+            pepper = load_pepper(layout, random_bytes, syncs=self.syncs, is_needed=bool(tokens))
         except BaseException:
             self.store.close()
             raise
@@ -113,6 +115,7 @@ class Plane:
             identities=identities,
             random_bytes=random_bytes,
         )
+        self.kept_time = KeptTime(layout.wall_clock, clock=self.clock, newest_ms=newest_ms)
         self.blobs = BlobFolder(layout.blobs, syncs=self.syncs)
         if self.store.was_left_open:
             self.blobs.sync_names()
@@ -167,7 +170,7 @@ class Plane:
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
         here("plane.before_key_sweep")
-        await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
+        await self.in_thread(self.store.forget_idempotency, self.kept_time.now_ms() - IDEMPOTENCY_KEPT_MS)
         here("plane.after_key_sweep")
         if not self._are_plugins_loaded:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")

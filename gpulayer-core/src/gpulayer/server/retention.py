@@ -3,7 +3,7 @@ more than a day ago, idempotency keys after a week, and the log of events, with 
 A slow sweep removes them.
 
 It looks at what lies in the folder, some jobs at a time and in threads, so that the loop never waits for it and a
-sweep that was cut short is finished by the next. A job's time counts from its end, by the wall clock. What is deleted
+sweep that was cut short is finished by the next. A job's time counts from its end, by the wall clock as far as that is believed (``kept_time``). What is deleted
 from the store is deleted a little at a time, between other commits: no heartbeat waits for it. The file does not become
 smaller by it; its free pages are used again.
 """
@@ -35,6 +35,8 @@ async def keep_sweeping(plane: "Plane", *, first_s: float = _FIRST_S, every_s: f
     """Sweep now and then until cancelled. What can't be removed is tried again the next time."""
     wait_s = first_s
     while True:
+        plane.kept_time.now_ms()
+        await plane.in_thread(plane.kept_time.save)
         keep_s = plane.settings.keep_logs_ms / 1000
         await asyncio.sleep(min(wait_s, keep_s) if keep_s else wait_s)
         try:
@@ -60,7 +62,7 @@ async def sweep(plane: "Plane") -> int:
     # A listing of its own, because the folder changes under it; ids are small.
     held = iter(await plane.in_thread(lambda: list(plane.logs.held())))
     while page := list(islice(held, _AT_A_TIME)):
-        now_ms = plane.clock.wall_ms()
+        now_ms = plane.kept_time.now_ms()
         for job_id in await plane.query(reads.ended_before, page, now_ms - plane.settings.keep_logs_ms):
             await plane.in_thread(plane.logs.remove, job_id, wall_ms=now_ms)
             removed += 1
@@ -72,7 +74,7 @@ async def sweep(plane: "Plane") -> int:
 async def sweep_tokens(plane: "Plane") -> int:
     """Forget the tokens that expired more than a day ago; how many. Raises StorageUnavailable, DiskFull."""
     async with plane.enrolling:  # no change of such a row may be on its way: it would bring the row back
-        ended = tuple(plane.auth.ended_tokens())
+        ended = tuple(plane.auth.ended_tokens(plane.kept_time.now_ms()))
         if ended:
             await plane.driver.submit(side=Side(forget_tokens=ended))
             plane.auth.forget_tokens(ended)
@@ -83,13 +85,13 @@ async def sweep_events(plane: "Plane") -> int:
     """Forget the events that are old enough, and what only they name; how many rows were looked at last. An event that
     a sink has not been told is kept for as long again, and no longer: a sink may be gone for good. Raises
     StorageUnavailable, DiskFull."""
-    await plane.driver.submit(side=Side(forget_idempotency_ms=plane.clock.wall_ms() - IDEMPOTENCY_KEPT_MS))
+    await plane.driver.submit(side=Side(forget_idempotency_ms=plane.kept_time.now_ms() - IDEMPOTENCY_KEPT_MS))
     keep_ms = plane.settings.keep_events_ms
     if not keep_ms:
         return 0
     upto = 0
     while True:
-        now_ms = plane.clock.wall_ms()
+        now_ms = plane.kept_time.now_ms()
         cursors = (await plane.query(log.read_sink_cursors)).values()
         old = await plane.query(log.oldest_until, before_wall_ms=now_ms - keep_ms, limit=_EVENTS_AT_A_TIME)
         if old and cursors and min(cursors) < old:
@@ -115,7 +117,7 @@ async def _sweep_facts(plane: "Plane") -> None:
 
 async def _sweep_secrets(plane: "Plane") -> None:
     """A job that printed nothing has no log, but may have secrets: they are looked for by themselves."""
-    before_ms = plane.clock.wall_ms() - plane.settings.keep_logs_ms
+    before_ms = plane.kept_time.now_ms() - plane.settings.keep_logs_ms
     while ended := await plane.query(reads.secrets_ended_before, before_ms, limit=_AT_A_TIME):
         await plane.driver.submit(side=Side(forget_secrets=tuple(ended)))
         await asyncio.sleep(_PAUSE_S)

@@ -250,7 +250,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
             TokenKind.JOIN, name="local worker", life_s=life_s, is_local=True, token=join_token
         )
         rows.append(joining)
-    stale = tuple(plane.auth.stale_tokens())
+    stale = tuple(plane.auth.stale_tokens(plane.kept_time.now_ms()))
     told = entry(
         *(plane.clock.wall_ms(), SYSTEM, "plane.start", plane.incarnation),
         version=__version__,

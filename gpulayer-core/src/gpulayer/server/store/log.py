@@ -14,7 +14,15 @@ from gpulayer.server.store.reads import read_jobs
 from gpulayer.server.store.rows import LogPage, LogRow
 from gpulayer.server.store.tables import counters, events, facts, sink_cursors, workers
 
-__all__ = ["last_seq", "oldest_until", "read_log", "read_sink_cursors", "read_store_id", "unnamed_facts"]
+__all__ = [
+    "last_seq",
+    "newest_wall_ms",
+    "oldest_until",
+    "read_log",
+    "read_sink_cursors",
+    "read_store_id",
+    "unnamed_facts",
+]
 
 _DIGEST: Final = re.compile(r'"facts":"([0-9a-f]{64})"')
 
@@ -39,6 +47,11 @@ def read_log(connection: Connection, *, after: int, limit: int, kinds: Collectio
         read_jobs(connection, {row.job_id for row in told if row.job_id is not None}),
         _worker_names(connection, {row.worker for row in told if row.worker is not None}),
     )
+
+
+def newest_wall_ms(connection: Connection) -> int | None:
+    """When the newest row was written; None where there is none."""
+    return connection.execute(select(events.c.wall_ms).order_by(events.c.seq.desc()).limit(1)).scalar()
 
 
 def oldest_until(connection: Connection, *, before_wall_ms: int, limit: int) -> int:

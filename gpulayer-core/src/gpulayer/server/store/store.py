@@ -214,7 +214,7 @@ class Store:
             return int(connection.execute(select(tables.counters.c.probed)).scalar_one())
 
     def _acknowledge(self) -> None:
-        """A commit is durable. Where nobody knows whether one before it was, the count is too small, never too large."""
+        """A commit is durable. Where nobody knows of one before it, the count is too small, never too large."""
         self._count += 1
         self._disk.note(self._path, self._count)
         self.check_place()
