@@ -5,7 +5,7 @@ An attempt ends when its last node has ended; the first failure decides how. A r
 
 from dataclasses import replace
 
-from gpulayer.engine import ahead, queue, schedule
+from gpulayer.engine import ahead, holds, queue, schedule
 from gpulayer.engine.effects import Notify, Stop
 from gpulayer.engine.ends import below, end_text, final_state, stop_text
 from gpulayer.engine.events import NodePhase, NodeReport
@@ -152,6 +152,8 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
 
 
 def _wait_again(turn: Turn, job: Job, task: Task) -> None:
+    if holds.keep_off(turn, job, task):
+        return
     turn.has_new_head |= queue.push(turn.state, job, task)
     queue.class_of(turn.state, job).is_blocked = False
 

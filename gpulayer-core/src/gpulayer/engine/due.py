@@ -4,10 +4,11 @@ The driver logs and steps these events like any other, so a replay of the log ne
 """
 
 from gpulayer.clock import Instant
-from gpulayer.engine import ahead, asking
+from gpulayer.engine import ahead, asking, holds
 from gpulayer.engine.events import (
     AheadWaitPassed,
     Event,
+    HoldPassed,
     KeepForPassed,
     LeaseExpired,
     OpinionsLapsed,
@@ -29,10 +30,13 @@ def due(state: State, at: Instant) -> tuple[Event, ...]:
         if worker.state not in (WorkerState.SILENT, WorkerState.JOINING):
             events.append(WorkerWentSilent(at, worker.id))
         for epoch in sorted(worker.leases):
+            if at.ms < holds.expires_ms(state, worker, state.attempts[epoch]):
+                continue
             if at.ms >= _kept_until_ms(state, worker, epoch):
                 events.append(KeepForPassed(at, epoch, worker.id))
             elif _is_worth_acting_on(state, epoch):
                 events.append(LeaseExpired(at, epoch, worker.id))
+    events.extend(HoldPassed(at, *key) for key, until_ms in state.held.items() if at.ms >= until_ms)
     events.extend(
         AheadWaitPassed(at, epoch, worker_id) for worker_id, epoch, until_ms in ahead.waits(state) if at.ms >= until_ms
     )
@@ -51,9 +55,10 @@ def next_due_ms(state: State) -> int | None:
             moments.append(silent_at)
         for epoch in worker.leases:
             if _is_worth_acting_on(state, epoch):
-                moments.append(silent_at)
+                moments.append(holds.expires_ms(state, worker, state.attempts[epoch]))
             else:
                 moments.append(_kept_until_ms(state, worker, epoch))
+    moments.extend(state.held.values())
     moments.extend(until_ms for _, _, until_ms in ahead.waits(state))
     if (state.policy.scorers or state.undecided) and (lapse_ms := asking.next_lapse_ms(state)) is not None:
         moments.append(lapse_ms)
@@ -72,8 +77,9 @@ def _silent_at_ms(state: State, worker: Worker) -> int:
 
 def _kept_until_ms(state: State, worker: Worker, epoch: Epoch) -> int:
     """A worker ends an exclusive job within the lease (``protocol.agent``), any other after its keep time."""
-    entry = state.jobs[state.attempts[epoch].job_id].entry
+    attempt = state.attempts[epoch]
+    entry = state.jobs[attempt.job_id].entry
+    expires_ms = holds.expires_ms(state, worker, attempt)
     if entry.exclusive:
-        return _silent_at_ms(state, worker)
-    kept = state.policy.expiry_ms(entry.keep_for_ms + entry.grace_ms)
-    return max(worker.heard_ms + kept, _silent_at_ms(state, worker))
+        return expires_ms
+    return max(worker.heard_ms + state.policy.expiry_ms(entry.keep_for_ms + entry.grace_ms), expires_ms)

@@ -21,6 +21,7 @@ __all__ = [
     "CancelRequested",
     "DrainRequested",
     "Event",
+    "HoldPassed",
     "JobSubmitted",
     "KeepForPassed",
     "LeaseExpired",
@@ -135,6 +136,15 @@ class KeepForPassed:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldPassed:
+    """What of an exclusive job's earlier attempt may still have run has been ended by its worker by now."""
+
+    at: Instant
+    job_id: JobId
+    task_index: int
+
+
+@dataclass(frozen=True, slots=True)
 class AheadWaitPassed:
     """What was lent ahead has waited for too long at its worker."""
 
@@ -214,6 +224,7 @@ Event = (
     | WorkerWentSilent
     | LeaseExpired
     | KeepForPassed
+    | HoldPassed
     | AheadWaitPassed
     | OpinionsGiven
     | OpinionsLapsed

@@ -42,6 +42,7 @@ def check(state: State, effects: Iterable[Effect] = (), *, shrunk: Collection[Wo
         _check_worker(state, worker, is_shrunk=worker.id in shrunk)
     _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
     _check_queue(state)
+    _check_holds(state)
     _check_opinions(state)
     _check_undecided(state, state.jobs.values())
     _check_effects(state, effects)
@@ -86,6 +87,7 @@ def _check_effects(state: State, effects: Iterable[Effect]) -> None:
     for effect in effects:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
+            _check_not_held(state, effect)
             _check_let_go(state, effect)
         elif isinstance(effect, AskScorer):
             _check_held(state, effect)
@@ -176,6 +178,11 @@ def _check_lent(state: State, lent: Assign) -> None:
         _require(taken <= there, f"worker {worker.name} is lent {taken} × {name} and has {there}")
 
 
+def _check_not_held(state: State, lent: Assign) -> None:
+    task = state.jobs[lent.job_id].tasks[state.attempts[lent.epoch].task_index]
+    _require(task.held_until_ms <= state.now_ms, f"attempt {lent.epoch} begins while an earlier one may still run")
+
+
 def _check_ahead(state: State, worker: Worker) -> None:
     known = state.ahead.get(worker.id, {})
     _require(worker.id not in state.ahead or bool(known), f"worker {worker.name}: nothing is lent ahead, and noted")
@@ -198,7 +205,7 @@ def _check_queue(state: State) -> None:
         (job_id, task.index)
         for job_id, job in state.jobs.items()
         for task in job.tasks.values()
-        if task.epoch is None and not task.is_done
+        if task.epoch is None and not task.is_done and (job_id, task.index) not in state.held
     }
     queued: list[tuple[str, int]] = []
     for key, known in state.classes.items():
@@ -208,11 +215,21 @@ def _check_queue(state: State) -> None:
     _require(len(queued) == len(set(queued)), "a task waits twice")
 
 
+def _check_holds(state: State) -> None:
+    held = {
+        (job_id, task.index): task.held_until_ms
+        for job_id, job in state.jobs.items()
+        for task in job.tasks.values()
+        if task.held_until_ms and task.epoch is None and not task.is_done
+    }
+    _require(held == state.held, "what is held is not what is noted")
+
+
 def _check_waits(state: State, job_id: JobId, job: Job) -> None:
     """One job's part of ``_check_queue``."""
     known = state.classes.get(job.class_key)
     for task in job.tasks.values():
-        if task.epoch is None and not task.is_done:
+        if task.epoch is None and not task.is_done and (job_id, task.index) not in state.held:
             places = 0 if known is None else sum((entry[2], entry[3]) == (job_id, task.index) for entry in known.queue)
             _require(places == 1, f"task {task.index} of job {job_id} stands in the queue {places} times")
 
@@ -253,7 +270,7 @@ def _check_undecided(state: State, jobs: Iterable[Job]) -> None:
     latest_ms = state.now_ms + state.policy.opinion_wait_ms
     for job in jobs:
         task = job.tasks[0]
-        if not job.entry.wait and task.epoch is None and not task.attempts:
+        if not job.entry.wait and task.epoch is None and not task.attempts and (job.entry.id, 0) not in state.held:
             until_ms = state.undecided.get(job.class_key, {}).get(job.entry.id)
             _require(until_ms is not None and until_ms <= latest_ms, f"job {job.entry.id} waits and may not")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from gpulayer.engine.state import Job, QueueEntry, RequestClass, State, Task
 
-__all__ = ["class_of", "fill", "forget", "peek", "pop", "push"]
+__all__ = ["class_of", "fill", "forget", "peek", "pop", "push", "withdraw"]
 
 
 def class_of(state: State, job: Job) -> RequestClass:
@@ -44,7 +44,7 @@ def fill(state: State, jobs: Iterable[Job]) -> None:
         if known is None or job.class_key[0] is not known.request or job.class_key[1] != known.nodes:
             known = class_of(state, job)
         for task in job.tasks.values():
-            if task.epoch is None and not task.is_done:
+            if task.epoch is None and not task.is_done and (job.entry.id, task.index) not in state.held:
                 known.queue.append((-job.entry.priority, job.seq, job.entry.id, task.index))
     for each in state.classes.values():
         heapq.heapify(each.queue)
@@ -63,6 +63,14 @@ def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
     return None
 
 
+def withdraw(state: State, job: Job, task: Task) -> None:
+    """Take a waiting task out; ``push`` puts it back in its place."""
+    known = state.classes.get(job.class_key)
+    if known is not None:
+        known.queue[:] = [entry for entry in known.queue if (entry[2], entry[3]) != (job.entry.id, task.index)]
+        heapq.heapify(known.queue)
+
+
 def pop(request_class: RequestClass) -> QueueEntry:
     """Take the head, waiting or not: ``peek`` first, which says whether there is one."""
     return heapq.heappop(request_class.queue)
@@ -71,6 +79,8 @@ def pop(request_class: RequestClass) -> QueueEntry:
 def forget(state: State, job: Job) -> None:
     """Take a job out of the state; its queue entries die by themselves."""
     state.jobs.pop(job.entry.id, None)
+    for index in job.tasks if state.held else ():
+        state.held.pop((job.entry.id, index), None)
     request_class = state.classes.get(job.class_key)
     if request_class is not None and peek(state, request_class) is None:
         del state.classes[job.class_key]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpulayer.engine.events import NodePhase
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
-from gpulayer.spec.job import JobState
+from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.worker import WorkerState
@@ -50,7 +50,8 @@ class TaskImage:
     """Written from a task's first attempt on; a task without an image is queued and untried.
 
     Attempts that used up a retry: ``failures`` through no fault of the program, ``program_failures`` of its own.
-    ``avoid``: workers where it failed through no fault of its own.
+    ``avoid``: workers where it failed through no fault of its own. ``held_until_ms``: engine time before which it is
+    lent to nobody, because what it was lent before may still run; 0: nothing may.
     """
 
     job_id: JobId
@@ -60,6 +61,7 @@ class TaskImage:
     failures: int
     avoid: tuple[WorkerId, ...]
     program_failures: int = 0
+    held_until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class NodeImage:
 @dataclass(frozen=True, slots=True)
 class AttemptImage:
     """``number`` counts from 1 within the task. first_failure: index of the node that decides how the attempt ends.
-    is_unreachable: its worker has been silent for longer than the lease, and no retry is left."""
+    is_unreachable: its worker has been silent for longer than the lease, and no retry is left. lease_ttl_ms: what its
+    worker goes by."""
 
     epoch: Epoch
     job_id: JobId
@@ -97,6 +100,7 @@ class AttemptImage:
     ended_wall_ms: int | None
     outcome: Outcome | None
     placement: str
+    lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
 
     @property
     def is_shown(self) -> bool:

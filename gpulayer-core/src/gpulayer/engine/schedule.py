@@ -136,6 +136,7 @@ def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -
         number=task.attempts,
         nodes=nodes,
         placement=placement,
+        lease_ttl_ms=state.policy.lease_ttl_ms,
         lent_ms=state.now_ms,
     )
     state.attempts[epoch] = attempt

@@ -55,7 +55,8 @@ class Policy:
 
 @dataclass(slots=True)
 class Task:
-    """The unit that is placed. ``epoch``: its live attempt, None while it waits. ``failures``: see ``TaskImage``.
+    """The unit that is placed. ``epoch``: its live attempt, None while it waits. ``failures``, ``held_until_ms``: see
+    ``TaskImage``.
 
     full: workers on whose full disk it ended; while another can take it, it does not go there. Safe to forget: then
     it may end there once more.
@@ -67,6 +68,7 @@ class Task:
     attempts: int = 0
     failures: int = 0
     program_failures: int = 0
+    held_until_ms: int = 0
     avoid: frozenset[WorkerId] = frozenset()  # not sets: two empty ones would be a third of what a waiting job takes
     full: frozenset[WorkerId] = field(default=frozenset(), compare=False)
 
@@ -112,7 +114,8 @@ class Node:
 @dataclass(slots=True)
 class Attempt:
     """One try of a task; never revived. ``first_failure``: the node whose failure ended it. ``lent_ms``: when, in
-    engine time; volatile."""
+    engine time; volatile. ``lease_ttl_ms``: of the control plane's life in which its worker last reported it, which is
+    what that goes by."""
 
     epoch: Epoch
     job_id: JobId
@@ -127,6 +130,7 @@ class Attempt:
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
     placement: str = ""
+    lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
     lent_ms: int = field(default=0, compare=False)
 
     @property
@@ -219,7 +223,7 @@ class Capacity:
 class State:
     """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart.
     ``facts``: those that a worker has. ``ahead``: the attempts lent ahead, by worker; workers without one are not in
-    it. ``paces``: volatile.
+    it. ``paces``: volatile. ``held``: waiting tasks that are in no queue, and until when (``holds``).
 
     opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
     than this in it, it is time to forget some. sweep_ms: engine time at which to forget what is over. undecided:
@@ -239,6 +243,7 @@ class State:
     capacity: dict[str, Capacity] = field(default_factory=dict)
     ahead: dict[WorkerId, dict[Epoch, None]] = field(default_factory=dict)
     paces: dict[WorkerId, Pace] = field(default_factory=dict)
+    held: dict[tuple[JobId, int], int] = field(default_factory=dict)
     opinions: dict[Request, Opinions] = field(default_factory=dict)
     opinions_limit: int = 0
     sweep_ms: int = 0

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from gpulayer.engine import ahead, asking, attempts, opinions, queue, schedule, workers
+from gpulayer.engine import ahead, asking, attempts, holds, opinions, queue, schedule, workers
 from gpulayer.engine.effects import Effect, Notify
 from gpulayer.engine.events import (
     AheadWaitPassed,
     CancelRequested,
     DrainRequested,
     Event,
+    HoldPassed,
     JobSubmitted,
     KeepForPassed,
     LeaseExpired,
@@ -72,6 +73,8 @@ def step(state: State, event: Event) -> Step:
             workers.lease_expired(turn, event)
         case KeepForPassed():
             workers.keep_for_passed(turn, event)
+        case HoldPassed():
+            holds.passed(turn, event)
         case AheadWaitPassed():
             attempt = state.attempts.get(event.epoch)
             if attempt is not None:

@@ -90,6 +90,7 @@ def task_image(job_id: JobId, task: Task) -> TaskImage:
         failures=task.failures,
         avoid=tuple(sorted(task.avoid)),
         program_failures=task.program_failures,
+        held_until_ms=task.held_until_ms,
     )
 
 
@@ -124,6 +125,7 @@ def attempt_image(attempt: Attempt) -> AttemptImage:
         ended_wall_ms=attempt.ended_wall_ms,
         outcome=attempt.outcome,
         placement=attempt.placement,
+        lease_ttl_ms=attempt.lease_ttl_ms,
     )
 
 

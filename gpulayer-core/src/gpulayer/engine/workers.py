@@ -5,7 +5,7 @@ its epoch and ends at the next contact. Without, the attempt is shown unreachabl
 by itself.
 """
 
-from gpulayer.engine import ahead, attempts, opinions, schedule
+from gpulayer.engine import ahead, attempts, holds, opinions, schedule
 from gpulayer.engine.effects import Void
 from gpulayer.engine.events import (
     KeepForPassed,
@@ -136,7 +136,9 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
     if worker is None:
         return
     for epoch in list(worker.leases):
-        _lose(turn, worker, turn.state.attempts[epoch], f"worker {worker.name} was removed")
+        attempt = turn.state.attempts[epoch]
+        holds.hold(turn, attempt, holds.expires_ms(turn.state, worker, attempt))
+        _lose(turn, worker, attempt, f"worker {worker.name} was removed")
     worker.state = WorkerState.GONE
     turn.workers[worker.id] = worker
     turn.gained.pop(worker.id, None)
@@ -148,8 +150,10 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
 
 def restored(turn: Turn, event: PlaneRestored) -> None:
     """All attempts are lost at once: whatever has become of them since the backup, nothing is taken of them any more,
-    and their workers are told so at the next contact. Their tasks run again by their own rules."""
+    and their workers are told so at the next contact. Their tasks run again by their own rules; an exclusive job's
+    only when a lease has passed, also where it was queued: since the backup it may have been lent to anybody."""
     state = turn.state
+    holds.hold_all(turn)
     for worker in state.workers.values():
         worker.is_heard = False  # to this control plane none has reported, whatever it is that was told before
     schedule.workers_changed(state)
@@ -181,6 +185,9 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
         _end_begun(turn, worker, event.unstarted)
     for epoch in worker.leases:
         attempt = turn.state.attempts[epoch]
+        if attempt.lease_ttl_ms != turn.state.policy.lease_ttl_ms and len(attempt.nodes) == 1:
+            attempt.lease_ttl_ms = turn.state.policy.lease_ttl_ms  # its session is of this control plane
+            turn.attempts[epoch] = attempt
         if attempt.is_unreachable:
             attempt.is_unreachable = False
             attempts.refresh(turn, attempt)
@@ -208,6 +215,7 @@ def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> N
         attempt = turn.state.attempts.get(epoch)
         if attempt is None or epoch in recovered or attempt.nodes[index].phase is NodePhase.ASSIGNED:
             continue
+        _hold_of_before(turn, worker, attempt)
         _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
 
 
@@ -217,7 +225,13 @@ def _end_begun(turn: Turn, worker: Worker, unstarted: tuple[Epoch, ...]) -> None
     for epoch in unstarted:
         attempt = _lent_to(turn.state, worker, epoch)
         if attempt is not None and attempt.nodes[worker.leases[epoch]].phase in (NodePhase.RUNNING, NodePhase.ENDING):
+            _hold_of_before(turn, worker, attempt)
             _lose(turn, worker, attempt, f"worker {worker.name} started again without knowing that this attempt ran")
+
+
+def _hold_of_before(turn: Turn, worker: Worker, attempt: Attempt) -> None:
+    """The agent of before, where this one runs in a copy of its folder, may have been answered until now."""
+    holds.hold(turn, attempt, holds.expires_ms(turn.state, worker, attempt))
 
 
 def _stops(turn: Turn, worker: Worker) -> None:

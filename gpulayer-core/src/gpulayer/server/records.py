@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from gpulayer.clock import iso_utc
+from gpulayer.clock import Instant, iso_utc
 from gpulayer.engine import State, opinions
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
-from gpulayer.engine.state import Worker
+from gpulayer.engine.state import Job, Worker
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.server.store import AuditEntry, StoredEvent, StoredJob
@@ -38,6 +38,7 @@ __all__ = [
     "event_record",
     "explain_now",
     "explain_reply",
+    "held_reason",
     "job_record",
     "output_records",
     "presence",
@@ -71,8 +72,8 @@ def job_record(
     outputs: Sequence[OutputRecord] = (),
     tails: Mapping[Epoch, Tail] = MappingProxyType({}),
 ) -> JobRecord:
-    """``reason``: why it waits, for a queued job or one that its worker keeps waiting; else the record says what the
-    engine noted."""
+    """``reason``: why it waits, for a queued job or one that its worker keeps waiting, where the live state knows more
+    than the engine noted; else the record says that."""
     image, submission = job.image, job.submission
     outcome = image.outcome
     return {
@@ -80,7 +81,7 @@ def job_record(
         "name": submission.get("name", ""),
         "kind": submission.get("kind", str(JobKind.COMMAND)),
         "state": str(image.state),
-        "reason": _noted(image) or reason,
+        "reason": reason or _noted(image),
         "command": submission["command"],
         "request": placed_request(submission),
         "options": {name: submission[name] for name in _OPTIONS if name in submission},
@@ -216,6 +217,12 @@ def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -
             return {"code": str(ReasonCode.PLUGIN_REJECTED), "message": f"every worker that fits is refused: {refused}"}
         case VerdictKind.INELIGIBLE:
             return {"code": "no_worker_fits", "message": "no worker that is known now fits"}
+
+
+def held_reason(job: Job, *, until_ms: int, now: Instant) -> ReasonRecord:
+    """Why an exclusive job waits that was lent before, and for how long (engine time)."""
+    until = iso_utc(now.wall_ms + until_ms - now.ms)
+    return {"code": job.reason_code, "message": f"{job.reason_message}: it goes to nobody before {until}"}
 
 
 def restored_hint(told: AuditEntry) -> str:

@@ -8,6 +8,7 @@ looked for only where they are served.
 import asyncio
 import errno
 import gc
+import itertools
 import json
 import logging
 import os
@@ -39,20 +40,25 @@ if TYPE_CHECKING:
 
     from gpulayer.server.plane import Plane
 
-__all__ = ["serve"]
+__all__ = ["keep_collecting", "serve"]
 
 _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _HEARTBEAT_MS: Final = 10_000
 _HEARTBEATS_A_LEASE: Final = 3
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
+_COLLECT_S: Final = 10.0
+_MIDDLE_EVERY: Final = 30  # of these: 5 minutes
+_ALL_EVERY: Final = 360  # an hour; it takes 50 ms or so where 100,000 jobs wait
 
 _log = logging.getLogger(__name__)
 
 
 def serve(settings: ServeSettings) -> int:
-    """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
+    """Block until the plane has ended; 0 after a clean end, 70 after a fault of its own, so that whoever started it
+    starts it again. Uses SIGTERM and SIGINT; logs to stderr.
 
     Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
     that can't be used, StorageUnavailable where the store can't be read, and DiskFull where what a start needs finds no
@@ -76,7 +82,8 @@ def serve(settings: ServeSettings) -> int:
         limits = raise_file_limit()
         worker, join_token = _start_worker(settings, layout, limits, syncs)
         try:
-            asyncio.run(_serve(_Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)))
+            served = _Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)
+            has_failed = asyncio.run(_serve(served))
         except BaseException:
             if worker is not None:
                 worker.stop()
@@ -84,7 +91,7 @@ def serve(settings: ServeSettings) -> int:
             raise
         finally:
             endpoint.remove()
-    return 0
+    return _FAILED_EXIT if has_failed else 0
 
 
 @contextmanager
@@ -148,7 +155,8 @@ def _write_token(layout: Layout, token: str, syncs: Syncs) -> None:
     write_whole(layout.worker / "join-token", token.encode(), point="plane.token", is_synced=True, syncs=syncs)
 
 
-async def _serve(served: _Served) -> None:
+async def _serve(served: _Served) -> bool:
+    """Whether it ended for a fault of its own."""
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
     from gpulayer.server.app import create_app  # noqa: PLC0415
@@ -198,10 +206,12 @@ async def _serve(served: _Served) -> None:
             serving = group.create_task(server.serve())
             looking = group.create_task(_look_after(plane, served))
             sweeping = group.create_task(keep_sweeping(plane))
+            collecting = group.create_task(keep_collecting())
             await _until_first(plane.shutdown_asked.wait(), serving)
             served.endpoint.remove()
             looking.cancel()
             sweeping.cancel()
+            collecting.cancel()
             if served.worker is not None:
                 await _end_worker(plane, served.worker)
             plane.stop_holding()
@@ -209,6 +219,7 @@ async def _serve(served: _Served) -> None:
     finally:
         gc.enable()
         await plane.close()
+    return plane.has_failed
 
 
 def _end_now(path: str, error: OSError) -> None:
@@ -293,6 +304,15 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
                 _log.warning("the state folder %s was removed or replaced; ending", served.layout.root)
             plane.ask_shutdown(keep_worker=False)
             return
+
+
+async def keep_collecting(*, every_s: float = _COLLECT_S) -> None:
+    """Each connection that has ended is a garbage cycle (asyncio's transports hold a bound method of their own). A
+    plane that is not very busy makes so little else that ``_COLLECT`` alone would keep hours of them: 10 MiB and more.
+    """
+    for count in itertools.count(1):
+        await asyncio.sleep(every_s)
+        gc.collect(2 if count % _ALL_EVERY == 0 else 1 if count % _MIDDLE_EVERY == 0 else 0)
 
 
 async def _renew(plane: "Plane", served: _Served) -> None:

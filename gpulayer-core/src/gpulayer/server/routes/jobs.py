@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gpulayer.engine import State
 from gpulayer.engine.asking import is_undecided
 from gpulayer.engine.events import CancelRequested, NodePhase
+from gpulayer.engine.holds import HELD
 from gpulayer.engine.opinions import awaited
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
@@ -21,6 +22,7 @@ from gpulayer.server.records import (
     event_record,
     explain_now,
     explain_reply,
+    held_reason,
     job_record,
     output_records,
     restored_hint,
@@ -336,7 +338,8 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
     unexplained = [job for job in jobs if not job.image.reason_code]
     waiting = {job.image.id for job in unexplained if job.image.state is JobState.QUEUED}
     staging = {job.image.id for job in unexplained if job.image.state is JobState.STAGING and _may_need_plugins(job)}
-    if not waiting and not staging:
+    kept_off = {job.image.id for job in jobs if job.image.reason_code == HELD}
+    if not waiting and not staging and not kept_off:
         return {}
 
     def explain_all(state: State) -> dict[JobId, ReasonRecord]:
@@ -350,6 +353,10 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
             if request not in known:
                 known[request] = explain_now(state, request)
             found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
+        now = plane.driver.now()
+        for job_id, index in state.held if kept_off else ():
+            if job_id in kept_off:
+                found[job_id] = held_reason(state.jobs[job_id], until_ms=state.held[job_id, index], now=now)
         for job_id in staging:
             reason = _suspended(plane, state, job_id)
             if reason is not None:

@@ -13,7 +13,7 @@ from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, NodeImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
-from gpulayer.spec.job import Gang, JobEntry, JobSpec, RetryOn, Shape, Single
+from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Gang, JobEntry, JobSpec, RetryOn, Shape, Single
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.wire.convert import facts_from_wire, facts_to_wire, request_from_wire, request_to_wire
@@ -69,6 +69,7 @@ def attempt_to_text(image: AttemptImage) -> str:
             "e": image.ended_wall_ms,
             "o": _outcome_out(image.outcome),
             "w": image.placement,
+            **({} if image.lease_ttl_ms == DEFAULT_LEASE_TTL_MS else {"l": image.lease_ttl_ms}),
             "nodes": [
                 [
                     node.worker,
@@ -119,6 +120,7 @@ def attempt_from_text(epoch: int, job_id: str, text: str) -> AttemptImage:
         ended_wall_ms=fields["e"],
         outcome=_outcome_in(fields["o"]),
         placement=fields["w"],
+        lease_ttl_ms=fields.get("l", DEFAULT_LEASE_TTL_MS),
     )
 
 

@@ -69,11 +69,19 @@ class StoreDisk:
 
     def give_name(self, making: str, path: str) -> None:
         """What was made has its name, which is durable. Raises StorageUnavailable."""
+        if self._has_log(making):
+            raise StorageUnavailable(
+                f"the control plane's store {path} can't be made now: its log was not written back"
+            )
         try:
             os.rename(making, path)
             self._syncs.path(_folder(path))
         except OSError as error:
             raise _unmade(path, error) from None
+
+    def _has_log(self, path: str) -> bool:
+        """Whether something of it may lie beside it still."""
+        return os.path.exists(f"{path}-wal") and os.stat(f"{path}-wal").st_size > 0
 
     def prepare(self, path: str) -> bool:
         """Close the files to others; returns whether whoever had them last did not close the store. Raises

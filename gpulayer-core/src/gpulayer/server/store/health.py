@@ -23,6 +23,7 @@ from gpulayer.errors import DiskFull, StorageUnavailable
 from gpulayer.staging.blobs import storage_error
 
 __all__ = [
+    "check_all",
     "check_contents",
     "check_file",
     "check_lost",
@@ -136,9 +137,29 @@ def examine(path: Path, *, made_after: Path) -> str | None:
     check_lost(path, made_after=made_after)
     if not check_file(str(path)):
         return None
-    schema = check_start(str(path))
+    check_start(str(path))
     with closing(read_only(path)) as connection:
-        check_pages(connection, path, is_full=True)
+        return check_all(connection, path)
+
+
+def check_all(connection: sqlite3.Connection, path: Path) -> str:
+    """What a start refuses, and every page and index; its schema's version. What a backup and a doctor look at. Raises
+    StorageUnavailable."""
+    from gpulayer.server.store.schema import expected  # noqa: PLC0415 - SQLAlchemy, which not all who look here need
+    from gpulayer.server.store.tables import SCHEMA_VERSION  # noqa: PLC0415
+
+    check_pages(connection, path, is_full=True)
+    try:
+        found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        schema = str(found[0][0]) if len(found) == 1 else ""
+        if not schema:
+            raise damaged(path, "it does not say which schema it has")
+        if schema < SCHEMA_VERSION:
+            _check_counters(connection, str(path))  # its tables are those of an older version
+    except sqlite3.DatabaseError as error:
+        raise _of_sqlite(error, path) from error
+    if schema >= SCHEMA_VERSION:
+        check_contents(connection, str(path), tables=expected())
     return schema
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, QueuePool, Table, create_engine, delete, event, select
+from sqlalchemy import Connection, Engine, QueuePool, Table, create_engine, event, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from gpulayer import __version__
@@ -28,7 +28,7 @@ from gpulayer.engine.records import (
     TaskImage,
     WorkerImage,
 )
-from gpulayer.errors import BadRequest, InternalError, StorageUnavailable
+from gpulayer.errors import BadRequest, DiskFull, InternalError, StorageUnavailable
 from gpulayer.faults import here, here_each
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.store import tables
@@ -72,6 +72,7 @@ from gpulayer.wire.trail import FIRST_HASH
 __all__ = ["IDEMPOTENCY_KEPT_MS", "Store", "job_image"]
 
 IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
+KEYS_AT_A_TIME: Final = 1_000  # forgotten with one commit, which others wait for
 _BUSY_TIMEOUT_MS: Final = 5_000
 _SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
 _LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
@@ -156,8 +157,13 @@ class Store:
         try:
             with self._mapped():
                 ensure_schema(engine)
+                _settle(engine)
+        except StorageUnavailable as error:
+            if _is_full(error.__cause__):
+                raise DiskFull(f"there is no room left to make {self._path}", hint="free space on that disk") from error
+            raise
         finally:
-            engine.dispose()  # which brings all of it into the one file, synced
+            engine.dispose()
         self._disk.give_name(making, self._path)
 
     def close(self) -> None:
@@ -219,6 +225,12 @@ class Store:
         self._disk.note(self._path, self._count)
         self.check_place()
 
+    def settle(self) -> None:
+        """All of it is in the one file, synced. Closing does that, too, and says nothing where it fails. Raises
+        StorageUnavailable."""
+        with self._mapped():
+            _settle(self._engine)
+
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
         rows = _split(batch)
@@ -267,13 +279,6 @@ class Store:
             here("plane.in_probe")
         self._acknowledge()
 
-    def forget_idempotency(self, before_wall_ms: int) -> None:
-        """Drop the keys that are older than ``before_wall_ms``."""
-        table = tables.idempotency
-        with self._mapped(), self._engine.begin() as connection:
-            connection.execute(delete(table).where(table.c.wall_ms < before_wall_ms))
-            here("plane.in_key_sweep")
-
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
         that failed nobody knows whether it is there after all. Raises StorageUnavailable, also for rows that can't be
@@ -293,7 +298,8 @@ class Store:
             used = select(tables.workers.c.facts_digest).where(tables.workers.c.state != str(WorkerState.GONE))
             facts = connection.execute(select(tables.facts).where(tables.facts.c.digest.in_(used))).all()
             workers = connection.execute(select(tables.workers).order_by(tables.workers.c.id)).all()
-            rows = connection.exec_driver_sql(_SELECT_LIVE).all()
+            waiting_rows = connection.exec_driver_sql(_SELECT_WAITING).cursor.fetchall()
+            rows = connection.exec_driver_sql(_SELECT_BEGUN).all()
             of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
             task_rows = connection.execute(of_live.order_by(jobs.c.seq, tasks.c.task_index)).all()
             attempt_rows = connection.execute(
@@ -303,26 +309,8 @@ class Store:
             ).all()
         return Live(
             counters=CounterImage(counters.next_epoch, counters.next_seq, counters.now_ms),
-            # Flat, without a call that could be left out: a start waits for this, and there may be 100,000.
             jobs=[
-                (
-                    reader.entry(id_, owner, spec),
-                    JobImage(
-                        id_,
-                        seq,
-                        _STATES[state],
-                        code,
-                        text,
-                        None if stop is None else EndedBy(stop),
-                        grace_ms,
-                        start,
-                        end,
-                        None if outcome is None else outcome_from_text(outcome),
-                        tree,
-                        by,
-                    ),
-                )
-                for id_, owner, spec, seq, state, _, code, text, stop, grace_ms, start, end, outcome, tree, by in rows
+                (reader.entry(id_, owner, spec), job_image(id_, seq, image)) for id_, owner, spec, seq, *image in rows
             ],
             tasks=[
                 TaskImage(
@@ -333,6 +321,7 @@ class Store:
                     failures=row.failures,
                     avoid=tuple(WorkerId(worker) for worker in json.loads(row.avoid)),
                     program_failures=row.program_failures,
+                    held_until_ms=row.held_until_ms,
                 )
                 for row in task_rows
             ],
@@ -350,6 +339,7 @@ class Store:
                 for row in workers
             ],
             facts=[FactsImage(Digest(row.digest), facts_from_text(row.facts)) for row in facts],
+            waiting=[(reader.entry(id_, owner, spec), seq) for id_, owner, spec, seq in waiting_rows],
         )
 
     def _last_audit(self) -> tuple[int, str]:
@@ -394,6 +384,22 @@ class Store:
             ) from error
 
 
+def _settle(engine: Engine) -> None:
+    """Write SQLite's log back into its file. Raises sqlite3.OperationalError."""
+    connection = engine.raw_connection()
+    try:
+        (busy, *_) = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.close()
+    if busy:
+        raise sqlite3.OperationalError("its log can't be written back while others read it")
+
+
+def _is_full(error: BaseException | None) -> bool:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL"
+
+
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
     """The image from the columns of ``_JOB_IMAGE``, in that order."""
     state, _, reason_code, reason_message, stop, stop_grace_ms, started, ended, outcome, outputs, stop_by = row
@@ -432,7 +438,7 @@ def _image_columns(image: JobImage) -> Row:
 def _is_untouched(task: TaskImage) -> bool:
     """As ``rebuild`` makes a job's first task by itself, so that a row for it would tell nothing. A task gets back to
     that when its first attempt is given back; then it has a row."""
-    return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid)
+    return task.index == 0 and not (task.is_done or task.attempts or task.failures or task.avoid or task.held_until_ms)
 
 
 class _Split:
@@ -478,7 +484,7 @@ class _Split:
             [
                 (
                     *(task.job_id, task.index, task.is_done, task.attempts),
-                    *(task.failures, dump(task.avoid), task.program_failures),
+                    *(task.failures, dump(task.avoid), task.program_failures, task.held_until_ms),
                 )
                 for task in self.tasks.values()
                 if task.job_id not in self.new_jobs or not _is_untouched(task)
@@ -675,9 +681,20 @@ _FORGET_FACTS: Final = (
     " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
-_FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
+_FORGET_KEYS: Final = (
+    "DELETE FROM idempotency WHERE rowid IN"
+    f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
+)
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
-_SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
+_ONLY_WAITS: Final = (
+    "state = 'queued' AND reason_code = '' AND reason_message = '' AND stop IS NULL AND stop_grace_ms = 0"
+    " AND started_wall_ms IS NULL AND ended_wall_ms IS NULL AND outcome IS NULL AND outputs IS NULL AND stop_by = ''"
+)
+_SELECT_WAITING: Final = f"SELECT id, owner, schedule, seq FROM jobs WHERE is_live AND {_ONLY_WAITS} ORDER BY seq"  # noqa: S608
+_SELECT_BEGUN: Final = (
+    f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs"  # noqa: S608
+    f" WHERE is_live AND ({_ONLY_WAITS}) IS NOT TRUE ORDER BY seq"
+)
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 

@@ -42,7 +42,7 @@ __all__ = [
     "workers",
 ]
 
-SCHEMA_VERSION: Final = "0004"
+SCHEMA_VERSION: Final = "0005"
 
 metadata: Final = MetaData()
 
@@ -90,6 +90,7 @@ tasks: Final = Table(
     Column("failures", Integer, nullable=False),
     Column("avoid", Text, nullable=False),
     Column("program_failures", Integer, nullable=False, server_default="0"),
+    Column("held_until_ms", BigInteger, nullable=False, server_default="0"),
 )
 
 attempts: Final = Table(

@@ -31,8 +31,10 @@ HEARTBEAT_MS: Final = 10_000
 LEASE_MS: Final = 30_000
 HOLD_LIMIT_MS: Final = 30_000
 WRITE_LIMIT_MS: Final = 15_000
-STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
 WRITE_AGAIN_MS: Final = 500  # the journal, on a full disk (``worker.keeping``)
+LEAVE_AGAIN_MS: Final = 200
+SLOW_MS: Final = 60_000  # the most that a launcher takes
+REMOVED: Final = "removed"  # the answer to a report of an unknown worker
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class SimAgent:
     _asked: dict[int, Callable[[], None]] = field(default_factory=dict)  # of the spawner, and not answered
     _starts: dict[NodeKey, int] = field(default_factory=dict)
     _count: int = 0
+    _is_removed: bool = False
+    _launching: dict[NodeKey, int] = field(default_factory=dict)  # at a launcher that takes its time
     _wake_ms: int | None = None
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
@@ -60,6 +64,11 @@ class SimAgent:
         self.state = protocol.AgentState(
             cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources, has_new_facts=True
         )
+
+    @property
+    def is_at_work(self) -> bool:
+        """Something runs, or has been asked to be started."""
+        return any(held.phase in (m.Phase.SPAWNING, m.Phase.RUNNING) for held in self.state.held.values())
 
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
@@ -142,6 +151,8 @@ class SimAgent:
                     self._write("log", action.key, lambda: None)
             case m.DrainLog():
                 self._write("log", action.key, lambda: self.feed(m.LogDrained(action.key)))
+            case m.CollectOutputs() if self._fails("outputs"):
+                self._later(1, m.OutputsFailed(action.key, "its outputs have changed while they were read"))
             case m.CollectOutputs():
                 tree = Digest(f"{action.key.epoch:064x}")
                 self._write("outputs", action.key, lambda: self.feed(m.OutputsCollected(action.key, tree)))
@@ -153,10 +164,10 @@ class SimAgent:
                 self._refused.discard(action.key)
                 self._unwritten.pop(action.key, None)
                 self._ask(lambda: self._clear(action.key))
-            case m.AbandonStage() | m.CallOff():  # the spawner has been asked at once: it is too late to call it off
+            case m.AbandonStage():  # its answer comes too late to matter
                 pass
             case m.Finish():
-                self.host.agent = None
+                self.host.left(is_removed=self._is_removed)
             case _:
                 assert_never(action)
 
@@ -231,7 +242,7 @@ class SimAgent:
         if self._why_not(key):
             outcome = m.StagingFailed(key, "no space left on device", EndedBy.DISK_FULL)
         elif rng.random() < host.staging_failure:
-            host.clock.fault("staging_failed", host.id)
+            host.clock.fault("staging_failed", host.id, after_ms=0)
             outcome = m.StagingFailed(key, "a blob was damaged")
         self._later(spread_ms(rng, 50), outcome)
 
@@ -263,8 +274,41 @@ class SimAgent:
             self._later(1, m.SpawnFailed(key, None, "no space left on device", EndedBy.DISK_FULL, Blame.INFRASTRUCTURE))
             return
         if not set(assignment.devices) <= {device.uuid for device in host.facts.devices}:
-            self._later(1, m.SpawnFailed(key, None, "a device is not there any more"))
+            self._later(1, m.SpawnFailed(key, None, "a device is not there any more", EndedBy.DRIFT))
             return
+        if assignment.devices and host.is_taken:
+            self._later(1, m.SpawnFailed(key, None, "a device is in use by somebody else", EndedBy.DRIFT))
+            return
+        if self._fails("put off"):
+            self._later(1, m.SpawnPutOff(key))
+            return
+        if self._fails("slow launch"):
+            self._count += 1
+            number = self._launching[key] = self._count
+            delay_ms = host.numbers.randrange(SLOW_MS)
+            host.piece.after(delay_ms, lambda: self._launch(assignment, kill_by_ms, number))
+            return
+        self._start(assignment, kill_by_ms)
+
+    def _fails(self, what: str) -> bool:
+        host = self.host
+        if not host.launch_failure or host.clock.dice(f"{what} {host.id}").random() >= host.launch_failure:
+            return False
+        host.clock.fault(what.replace(" ", "_"), host.id, after_ms=0)
+        return True
+
+    def _launch(self, assignment: Assignment, kill_by_ms: int, number: int) -> None:
+        """Its launcher is done, unless it was called off or this agent has died meanwhile."""
+        if self._launching.get(assignment.key) != number or self.host.agent is not self:
+            return
+        if self.host.is_stopped(Part.AGENT):
+            self.host.run(Part.AGENT, lambda: self._launch(assignment, kill_by_ms, number))
+            return
+        del self._launching[assignment.key]
+        self._start(assignment, kill_by_ms)
+
+    def _start(self, assignment: Assignment, kill_by_ms: int) -> None:
+        key, host = assignment.key, self.host
 
         def spawn() -> None:
             process = host.spawner.spawn(assignment, kill_by_ms)
@@ -281,8 +325,9 @@ class SimAgent:
     def _call_off(self, key: NodeKey) -> None:
         """Of a start that has not reached the spawner."""
         number = self._starts.pop(key, None)
-        if number in self._asked and not self.host.spawner.is_up:
-            del self._asked[number]
+        is_asked_for = number in self._asked and not self.host.spawner.is_up
+        if self._launching.pop(key, None) is not None or is_asked_for:
+            self._asked.pop(number or 0, None)
             self._later(1, m.SpawnPutOff(key))
 
     def _kill(self, key: NodeKey) -> None:
@@ -345,11 +390,19 @@ class SimAgent:
                 self.feed(m.ReportFailed(plan.seq, backoff_ms(self._tries, random=host.numbers.random())))
                 return
             self._tries = 0
+            if effects is REMOVED:
+                self._leave(plan.seq)
+                return
             assert isinstance(effects, tuple)
             host.contact_ms = max(host.contact_ms, plan.sent_ms)
-            self.feed(m.ReportAnswered(plan.seq, _void(effects, host)))
+            void = _void(effects, host)
+            self.feed(m.ReportAnswered(plan.seq, void))
+            host.guard.answered(host, void, has_work=bool(self.state.held))
 
         def send(reply: Callable[[object], None]) -> None:
+            if not host.plane.knows(host.id):
+                reply(REMOVED)
+                return
             host.plane.handle(
                 lambda at: WorkerReported(
                     at,
@@ -379,6 +432,14 @@ class SimAgent:
             )
 
         self._request(answer_limit_ms(self.state, tries=self._tries), send, heard)
+
+    def _leave(self, seq: int) -> None:
+        """The control plane does not know this worker any more: none of its work goes on."""
+        if not self._is_removed:
+            self._is_removed = True
+            self.feed(m.AttemptsVoided(tuple(sorted({key.epoch for key in self.state.held}))))
+            self.feed(m.StopAllRequested(evidence="it was removed"))
+        self.feed(m.ReportFailed(seq, LEAVE_AGAIN_MS))
 
     def _write(self, kind: str, key: NodeKey, then: Callable[[], None], *, tries: int = 1) -> None:
         """Send it until the control plane has it, or says that the attempt is not ours any more."""

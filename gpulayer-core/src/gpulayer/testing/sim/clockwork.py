@@ -19,6 +19,7 @@ WALL_MS: Final = 1_700_000_000_000
 
 _MASK: Final = (1 << 64) - 1
 _BUCKET_MS: Final = 1_000
+CALM_MS: Final = 40_000  # what went wrong before that has no consequences any more
 
 
 class Dice:
@@ -47,7 +48,8 @@ class Clockwork:
     """Nothing happens but what was asked for, in order of time, then of asking. ``now_ms`` is true time, which nobody
     in the world can read.
 
-    faults: by kind. troubled_ms: by entity (a host, ``plane``), until when something was wrong with it.
+    faults: by kind. troubled_ms: by entity (a host, ``plane``), until when what was wrong with it may have
+    consequences.
     """
 
     seed: int
@@ -96,9 +98,14 @@ class Clockwork:
         if self.story is not None:
             self.story.say(self.now_ms, text)
 
-    def fault(self, kind: str, entity: str, *, lasts_ms: int = 0) -> None:
-        """Count it, and remember that all is not well with the entity so long."""
+    def fault(self, kind: str, entity: str, *, lasts_ms: int = 0, after_ms: int = CALM_MS) -> None:
+        """Count it, and remember that all is not well with the entity so long, and for what it brings about after it;
+        with 0 for both, nothing is late by it."""
         self.faults[kind] += 1
+        self.trouble(entity, lasts_ms + after_ms)
+
+    def trouble(self, entity: str, lasts_ms: int = CALM_MS) -> None:
+        """All is not well with it, though nothing has gone wrong."""
         self.troubled_ms[entity] = max(self.troubled_ms.get(entity, 0), self.now_ms + lasts_ms)
 
 

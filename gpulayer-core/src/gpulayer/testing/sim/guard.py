@@ -4,7 +4,7 @@ decides it."""
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpulayer.ids import JobId
+from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork
@@ -21,19 +21,28 @@ MARGIN_MS: Final = 1_000  # of an exclusive job, for SIGKILL (``protocol.leases`
 LATER: Final = 16  # the part of its keep time after which the spawner ends a job by itself
 WATCHED_MS: Final = 5_000  # a watchdog's patience, and then some
 AWAKE_MS: Final = 4_000  # what went on a moment ago is ended within that
-CALM_MS: Final = 40_000  # what went wrong before that has no consequences any more
 CANCEL_MS: Final = 5_000
+SAVED_MS: Final = 5_000  # how far the contact that an agent saves may lie behind
+VOID_MS: Final = 10_000  # so long after its worker was told what is void is dead
 
 
 @dataclass(slots=True)
 class Guard:
-    """``hosts``: all that ever were."""
+    """``hosts``: all that ever were. judged: how often the end of a cancelled job was asked for, and not excused.
+    disowned: what was lent to a worker when a person said that it is gone for good."""
 
     clock: Clockwork
+    plane: SimPlane | None = None
     hosts: list[SimHost] = field(default_factory=list)
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
-    where: dict[NodeKey, tuple[SimHost, int]] = field(default_factory=dict)  # started there, and on which of its disks
+    where: dict[NodeKey, SimHost] = field(default_factory=dict)  # started there
+    judged: int = 0
+    disowned: set[Epoch] = field(default_factory=set)
     _starts: dict[JobId, NodeKey] = field(default_factory=dict)
+
+    def started_on(self, host: SimHost) -> list[NodeKey]:
+        """Ever."""
+        return [key for key, there in self.where.items() if there is host]
 
     def started(self, host: SimHost, new: Process) -> None:
         """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job
@@ -51,11 +60,12 @@ class Guard:
             if set(process.assignment.devices) & set(assignment.devices):
                 raise Violation(f"{key} starts on a device that {process.assignment.key} still uses")
         before = self._starts.get(job_id)
-        if key in self.where and self._is_known(key):
+        if key in self.where and self.is_known(key):
             raise Violation(f"attempt {key} of job {job_id} starts a second time, on {host.id}")
-        if before is not None and self.entries[job_id].retries == 0 and self._is_known(before):
+        if before is not None and self.entries[job_id].retries == 0 and self.is_known(before):
             raise Violation(f"job {job_id} has no retries, and starts again as {key} after {before}")
-        self.where[key] = (host, host.disks)
+        self.where[key] = host
+        host.forgotten.discard(key)
         self._starts[job_id] = key
         if assignment.exclusive:
             self._check_exclusive(host, assignment)
@@ -65,15 +75,45 @@ class Guard:
         not know yet what it was told meanwhile."""
         if self.clock.now_ms < host.went_on_ms[Part.SPAWNER] + AWAKE_MS:
             return
-        saved_ms = host.disk.contact_ms
-        contact_ms = host.contact_ms if saved_ms is None else min(host.contact_ms, saved_ms)
+        contact_ms = host.contact_ms if host.kept_ms is None else min(host.contact_ms, host.kept_ms)
         keep_ms = _keep(assignment)[0]
         if host.piece.now_ms < contact_ms + keep_ms:
             long_ms = host.piece.now_ms - contact_ms
             raise Violation(f"{assignment.key} was given up on {host.id} after {long_ms} ms, not {keep_ms}, alone")
 
+    def answered(self, host: SimHost, void: tuple[Epoch, ...], *, has_work: bool) -> None:
+        """A report of a host was: an agent that has work keeps that in mind for its successor, not much behind; and
+        what is void is dead soon."""
+        saved_ms = host.contact_ms - SAVED_MS
+        if has_work and not host.disk.is_full and saved_ms >= host.disk.missed_ms:
+            host.kept_ms = saved_ms if host.kept_ms is None else max(host.kept_ms, saved_ms)
+        told = set(void)
+        alive = [process for process in host.spawner.alive if process.assignment.key.epoch in told]
+        if not alive:
+            return
+        at_ms = self.clock.now_ms
+
+        def look() -> None:
+            if self.clock.troubled_ms.get(host.id, 0) > at_ms:
+                return
+            for process in alive:
+                if process.is_alive:
+                    raise Violation(f"{process.assignment.key} was void {VOID_MS} ms ago, and runs on at {host.id}")
+
+        self.clock.after(VOID_MS, look)
+
+    def given_up(self, worker: WorkerId, epoch: Epoch) -> None:
+        """The control plane says that its worker must have ended it by now: where an agent sees to that, it has."""
+        host = next(host for host in self.hosts if host.id == worker)
+        if not host.is_whole or any(self.clock.now_ms < ms + AWAKE_MS for ms in host.went_on_ms.values()):
+            return
+        for process in host.spawner.alive:
+            if process.assignment.key.epoch == epoch and not process.is_orphan:
+                raise Violation(f"{process.assignment.key} was given up for want of contact, and runs on at {worker}")
+
     def sweep(self) -> None:
         """And no longer, agent or no agent: as long as somebody watches it."""
+        self._check_overlaps()
         for host in self.hosts:
             if (
                 host.is_dark
@@ -90,19 +130,22 @@ class Guard:
                     raise Violation(f"{process.assignment.key} runs on at {host.id}, {over_ms} ms too long, alone")
 
     def cancelled(self, plane: SimPlane, job_id: JobId) -> None:
-        """It ends within its grace time and a little, where nothing is wrong with its worker and the way there."""
+        """It ends within its grace time and a little, where nothing is wrong with its worker and the way there; at
+        once, where it has not been lent."""
         assert plane.state is not None
         job = plane.state.jobs[job_id]
         epoch = job.tasks[0].epoch
         if epoch is None:
-            return
+            raise Violation(f"job {job_id} was cancelled while it waited, and waits on")
         worker = plane.state.attempts[epoch].nodes[0].allocation.worker
         at_ms = self.clock.now_ms
         limit_ms = int((job.stop_grace_ms + CANCEL_MS) * 1.06)
 
         def look() -> None:
-            troubled_ms = max(self.clock.troubled_ms.get(name, 0) for name in (worker, PLANE))
-            if troubled_ms > at_ms - CALM_MS or plane.state is None or job_id not in plane.state.jobs:
+            if max(self.clock.troubled_ms.get(name, 0) for name in (worker, PLANE)) > at_ms:
+                return
+            self.judged += 1
+            if plane.state is None or job_id not in plane.state.jobs:
                 return
             raise Violation(f"job {job_id} was cancelled {limit_ms} ms ago, and has not ended on {worker}")
 
@@ -123,21 +166,38 @@ class Guard:
             if not host.is_gone and (alive or host.disk.folders):
                 raise Stuck(f"{host.id} still has {alive or list(host.disk.folders)} when all is over")
 
-    def _is_known(self, key: NodeKey) -> bool:
-        """A host that has lost its disk, or the folder with it, does not know what it had started."""
-        host, disks = self.where[key]
-        return host.disks == disks
+    def is_known(self, key: NodeKey) -> bool:
+        """Whether anybody still knows that it was started: its host does unless it has lost its disk, or the folder
+        with it, and the control plane does once that was committed."""
+        if key not in self.where[key].forgotten:
+            return True
+        image = self.plane.disk.attempts.get(key.epoch) if self.plane is not None else None
+        return image is not None and image.started_wall_ms is not None
 
     def _check_exclusive(self, host: SimHost, assignment: Assignment) -> None:
         for other in self.hosts:
             # What is stopped does nothing, and is ended as soon as it goes on; without a watchdog nothing is promised.
-            if other is host or other.is_stopped(Part.PROGRAMS):
+            if other.is_stopped(Part.PROGRAMS):
                 continue
             for process in other.spawner.alive:
-                if process.assignment.job_id == assignment.job_id and not process.is_orphan:
+                is_promised = not process.is_orphan and process.assignment.key.epoch not in self.disowned
+                if process.assignment.job_id == assignment.job_id and is_promised:
                     raise Violation(
                         f"exclusive job {assignment.job_id} starts on {host.id} while it runs on {other.id}"
                     )
+
+    def _check_overlaps(self) -> None:
+        """What was stopped when another began is ended soon after it goes on."""
+        runs: dict[JobId, SimHost] = {}
+        for host in self.hosts:
+            if host.is_stopped(Part.PROGRAMS) or self.clock.now_ms < host.went_on_ms[Part.PROGRAMS] + AWAKE_MS:
+                continue
+            for process in host.spawner.alive:
+                entry, job_id = process.assignment, process.assignment.job_id
+                if entry.exclusive and not process.is_orphan and entry.key.epoch not in self.disowned:
+                    if job_id in runs:
+                        raise Violation(f"exclusive job {job_id} runs on {host.id} and on {runs[job_id].id}")
+                    runs[job_id] = host
 
 
 def _keep(assignment: Assignment) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from gpulayer.testing.sim.network import Network
 from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import SimPlane
 from gpulayer.testing.sim.scenario import HostPlan, Trouble
-from gpulayer.testing.sim.spawner import SimSpawner
+from gpulayer.testing.sim.spawner import WRITEBACK_MS, SimSpawner
 
 if TYPE_CHECKING:
     from gpulayer.testing.sim.guard import Guard
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["HostDisk", "SimHost", "facts_of"]
 
 STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
-WRITEBACK_MS: Final = 30_000  # what is older than that has reached the disk by itself
 START_AGAIN_MS: Final = 5_000
+LEAVING_MS: Final = 30_000  # what an agent takes to end, and then some
+STUMBLES: Final = 0.3  # of the programs on a disk that is full
 
 
 def facts_of(plan: HostPlan, name: str) -> WorkerFacts:
@@ -51,13 +52,15 @@ def facts_of(plan: HostPlan, name: str) -> WorkerFacts:
 @dataclass(slots=True)
 class HostDisk:
     """Folders of attempts with all that was ever noted of their progress, and the last contact. ``is_full``: nothing
-    can be written."""
+    can be written. missed_ms: the last contact that was not saved for that."""
 
     clock: Clockwork
     is_full: bool = False
     folders: dict[NodeKey, tuple[Assignment, list[tuple[int, m.Progress]]]] = field(default_factory=dict)
-    contact_ms: int | None = None
-    has_rebooted: bool = False  # and no contact was saved since
+    contact_ms: int | None = None  # of this boot
+    missed_ms: int = -(10**9)
+    _is_old: bool = False  # the file is there, and of an earlier boot
+    _saved_ms: int = 0  # true time
 
     def admit(self, assignment: Assignment) -> bool:
         """Whether it could."""
@@ -71,9 +74,16 @@ class HostDisk:
             self.folders[key][1].append((self.clock.now_ms, progress))
         return not self.is_full
 
+    @property
+    def has_rebooted(self) -> bool:
+        """What has folders, and no contact that was saved since it started, is taken for one that did."""
+        return self.contact_ms is None and (self._is_old or bool(self.folders))
+
     def save_contact(self, contact_ms: int) -> None:
-        if not self.is_full:
-            self.contact_ms, self.has_rebooted = contact_ms, False
+        if self.is_full:
+            self.missed_ms = contact_ms
+        else:
+            self.contact_ms, self._is_old, self._saved_ms = contact_ms, False, self.clock.now_ms
 
     def forget(self, key: NodeKey) -> None:
         self.folders.pop(key, None)
@@ -82,26 +92,33 @@ class HostDisk:
         """As a new agent reads them."""
         return {key: (assignment, lines[-1][1]) for key, (assignment, lines) in self.folders.items()}
 
-    def lose_power(self, rng: Random) -> bool:
-        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new. Whether any
-        folder is gone."""
-        self.has_rebooted = self.has_rebooted or self.contact_ms is not None
-        self.contact_ms = None  # it is of this boot alone
-        is_any_gone = False
+    def lose_power(self, rng: Random) -> set[NodeKey]:
+        """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new, and what
+        was written of the last contact may be torn. Which folders are gone."""
+        is_torn = self._saved_ms > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5
+        self._is_old = (self._is_old or self.contact_ms is not None) and not is_torn
+        self.contact_ms, self.missed_ms = None, -(10**9)  # it is of this boot alone
+        gone = set()
         for key, (_, lines) in list(self.folders.items()):
             while lines and lines[-1][0] > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5:
                 lines.pop()
             if not lines:
                 del self.folders[key]
-                is_any_gone = True
-        return is_any_gone
+                gone.add(key)
+        return gone
+
+    def lose_all(self) -> None:
+        """Another disk, an empty one."""
+        self.folders.clear()
+        self.contact_ms, self._is_old, self.missed_ms = None, False, -(10**9)
 
 
 @dataclass(slots=True)
 class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
-    boot's clock. most_cpus: the most that it ever claimed to have. went_on_ms: true time at which each part last
-    did. is_dark: without power. is_gone: for ever."""
+    boot's clock. most_cpus: the most that it has claimed to have since it last had nothing to do. went_on_ms: true
+    time at which each part last did. is_dark: without power. is_gone: for ever. forgotten: what it had started, and
+    nothing on its disk tells of any more; kept_ms: what it must know of its last contact when its agent starts anew."""
 
     id: WorkerId
     plan: HostPlan
@@ -119,11 +136,14 @@ class SimHost:
     numbers: Random = field(init=False)
     agent: SimAgent | None = None
     boots: int = 0
-    disks: int = 0
+    forgotten: set[NodeKey] = field(default_factory=set)
     most_cpus: int = 0
     contact_ms: int = 0
+    kept_ms: int | None = None
     went_on_ms: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, -(10**9)))
     staging_failure: float = 0.0
+    launch_failure: float = 0.0
+    enrol: Callable[[], None] = lambda: None
     is_enrolled: bool = False
     is_gone: bool = False
     is_dark: bool = False
@@ -131,12 +151,14 @@ class SimHost:
     _late: dict[Part, list[Callable[[], None]]] = field(default_factory=lambda: {part: [] for part in Part})
     _since_ms: int = 0  # since when its programs are stopped
     _starts: int = 0  # of agents, also of those that come to nothing
+    _back_ms: int = 0  # after its end in good order
+    _strangers: int = 0
 
     def __post_init__(self) -> None:
         self.piece = Timepiece(self.clock, self.plan.rate, self.plan.wall_ms)
         self.disk, self.spawner = HostDisk(self.clock), SimSpawner(self)
         self.numbers = self.clock.numbers("host's", self.id)
-        self.staging_failure = self.plan.staging_failure
+        self.staging_failure, self.launch_failure = self.plan.staging_failure, self.plan.launch_failure
         self._claim(facts_of(self.plan, self.id))
 
     # Its parts ----------------------------------------------------------------------------------------------------
@@ -195,6 +217,13 @@ class SimHost:
         if not self.is_dark and not self.is_gone:
             what()
 
+    @property
+    def is_whole(self) -> bool:
+        """Agent, spawner and watchdog are there and at work."""
+        agent, spawner = self.agent, self.spawner
+        is_there = agent is not None and agent.is_begun and spawner.is_up and spawner.has_watchdog
+        return is_there and not self.is_dark and not any(self._stops.values())
+
     def is_stopped(self, part: Part) -> bool:
         return self._stops[part] > 0
 
@@ -219,6 +248,38 @@ class SimHost:
         self._trouble(Trouble.AGENT_DIES, restart_ms)
         self._lose_agent()
         self._start_in(restart_ms)
+
+    def leave(self, back_ms: int) -> None:
+        """Its agent ends its work and itself, and is started again so long after that."""
+        if self.agent is None or not self.agent.is_begun:
+            return
+        self._trouble(Trouble.AGENT_LEAVES, back_ms + LEAVING_MS)
+        self._back_ms = back_ms
+        self.agent.feed(m.StopAllRequested(evidence="somebody stopped the worker"))
+
+    def left(self, *, is_removed: bool) -> None:
+        """Its agent has ended in good order. Who was removed joins again."""
+        self._lose_agent()
+        if is_removed:
+            self.is_enrolled = False
+            self.enrol()
+        else:
+            self._start_in(self._back_ms)
+
+    def let_stranger(self, lasts_ms: int) -> None:
+        """Its devices are in use for so long, and no probe sees it."""
+        self._trouble(Trouble.STRANGER, lasts_ms)
+        self._strangers += 1
+
+        def go() -> None:
+            self._strangers = max(0, self._strangers - 1)
+
+        self.clock.after(lasts_ms, go)
+
+    @property
+    def is_taken(self) -> bool:
+        """Its devices are, by somebody else."""
+        return self._strangers > 0
 
     def crash_spawner(self, *, with_watchdog: bool) -> None:
         """Where the agent lives it starts another one; else the next agent does."""
@@ -253,20 +314,21 @@ class SimHost:
     def take_away(self) -> None:
         """Its provider was asked to."""
         if not self.is_gone:
+            self.clock.trouble(self.id)
             self._go_dark(Trouble.SPOT_LOST)
 
     def _go_dark(self, cause: Trouble) -> None:
         self._lose_agent()
         for part in EVERYTHING:
             self.drop_late(part)
-        self.spawner.lose_power()
+        rng = self.clock.numbers("power", self.id)
+        self.spawner.lose_power(self.clock.numbers("power of its table", self.id))
         if cause is Trouble.LOSES_DISK:
-            self.disk.folders.clear()
-            self.disk.contact_ms = None
+            self.forgotten.update(self.guard.started_on(self))
+            self.disk.lose_all()
             self.spawner.processes.clear()
-            self.disks += 1
-        if self.disk.lose_power(self.clock.numbers("power", self.id)):
-            self.disks += 1
+        self.forgotten |= self.disk.lose_power(rng)
+        self.kept_ms = None
         self.is_dark = True
         self.is_gone = cause is Trouble.SPOT_LOST
 
@@ -275,6 +337,11 @@ class SimHost:
         self._trouble(Trouble.DISK_FULL, lasts_ms)
         self.disk.is_full = True
         self.clock.after(lasts_ms, self.make_room)
+        agent, rng = self.agent, self.clock.numbers("full disk", self.id)
+        if agent is not None:
+            for key in [key for key, held in agent.state.held.items() if held.started_ms is not None]:
+                if rng.random() < STUMBLES:
+                    agent.feed(m.DiskFilled(key, "no space left on device"))
 
     def make_room(self) -> None:
         """It can be written again."""
@@ -282,7 +349,7 @@ class SimHost:
 
     def jump(self, ms: int) -> None:
         """Its wall clock does."""
-        self._trouble(Trouble.WALL_JUMPS, 0)
+        self.clock.fault(Trouble.WALL_JUMPS, self.id, after_ms=0)
         self.piece.wall_ms += ms
 
     def lie(self, kind: int, lasts_ms: int) -> None:
@@ -311,7 +378,8 @@ class SimHost:
 
     def rest(self) -> None:
         """Nothing goes wrong here any more."""
-        self.staging_failure = 0.0
+        self.staging_failure = self.launch_failure = 0.0
+        self._strangers = 0
         self.make_room()
         self.be_honest()
         while any(self._stops.values()):
@@ -365,7 +433,8 @@ class SimHost:
         self.piece.after(STUCK_MS, lambda: self.run(Part.AGENT, look))
 
     def _claim(self, facts: WorkerFacts) -> None:
-        self.most_cpus = max(self.most_cpus, facts.cpus)
+        is_idle = not self.spawner.alive and self.agent is not None and not self.agent.is_at_work
+        self.most_cpus = facts.cpus if is_idle else max(self.most_cpus, facts.cpus)
         if getattr(self, "facts", None) == facts:
             return
         self.facts, self.facts_digest = facts, Digest(sha256(repr(facts).encode()).hexdigest())

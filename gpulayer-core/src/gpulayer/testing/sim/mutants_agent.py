@@ -6,7 +6,7 @@ from typing import Any, Final
 from gpulayer.protocol import agent, leases, messages
 from gpulayer.testing.sim.mutant import Mutant
 
-__all__ = ["AGENT"]
+__all__ = ["AGENT", "UNSEEN_AGENT"]
 
 # How long it goes on --------------------------------------------------------------------------------------------------
 
@@ -72,12 +72,53 @@ def _no_sigkill(look: Any) -> Any:
     return broken
 
 
+def _no_kill_grace_at_the_spawner(kill_by_ms: Any) -> Any:
+    """The spawner is told to end an exclusive job a grace time too late."""
+
+    def broken(state: Any, held: Any) -> Any:
+        return kill_by_ms(state, held) + (held.assignment.grace_ms if held.assignment.exclusive else 0)
+
+    return broken
+
+
+def _contact_unsaved(_: Any) -> Any:
+    """While work goes on, the last contact is not kept for the next agent."""
+    return lambda state, actions: None
+
+
+def _reboot_unread(recover: Any) -> Any:
+    """After its machine was restarted an agent believes its notes, the last of which may be lost."""
+
+    def broken(state: Any, event: Any, now_ms: int, actions: Any) -> None:
+        recover(state, replace(event, has_rebooted=False), now_ms, actions)
+
+    return broken
+
+
 # What it starts -------------------------------------------------------------------------------------------------------
 
 
 def _stale_commands_taken(_: Any) -> Any:
     """What was on its way while contact was lost for longer than the lease is started all the same."""
     return lambda state, asked_ms, *, now_ms: True
+
+
+def _asked_before(_: Any) -> Any:
+    """What was asked for before contact was lost, and answered after it was there again, is started."""
+    return lambda state, asked_ms, *, now_ms: now_ms <= state.contact_ms + state.lease_ttl_ms
+
+
+def _void_same_job(start_staged: Any) -> Any:
+    """An attempt is started while a void one of the same job is not dead yet, unless a device keeps it back."""
+
+    def broken(state: Any, now_ms: int, actions: Any) -> None:
+        void = {key: held for key, held in state.held.items() if held.is_void and not held.assignment.devices}
+        for key in void:
+            del state.held[key]
+        start_staged(state, now_ms, actions)
+        state.held.update(void)
+
+    return broken
 
 
 def _starts_out_of_contact(start_staged: Any) -> Any:
@@ -151,6 +192,21 @@ def _void_unheard(void: Any) -> Any:
     return lambda state, epochs, actions: None
 
 
+def _put_off_unstopped(put_off: Any) -> Any:
+    """What was called off before it began waits for its turn again."""
+
+    def broken(state: Any, held: Any, now_ms: int, actions: Any) -> None:
+        held.stop, held.is_void = None, False
+        put_off(state, held, now_ms, actions)
+
+    return broken
+
+
+def _stops_nothing(_: Any) -> Any:
+    """An agent that is to end waits for its work, and tells nobody."""
+    return lambda state, event, now_ms, actions: None
+
+
 def _stop_of_the_unknown(_: Any) -> Any:
     """A stop that overtakes its assignment is forgotten."""
     return lambda state, epoch, node, ended_by, now_ms: None
@@ -204,23 +260,33 @@ def _log_left_behind(deliver: Any) -> Any:
 
 AGENT: Final[dict[str, Mutant]] = {
     "endless_work": Mutant(3, leases, "kill_by_ms", _endless_work),
-    "counts_from_arrival": Mutant(3, agent, "_answered", _counts_from_arrival),
     "exclusive_unminded": Mutant(3, leases, "keep_for", _exclusive_unminded),
     "no_kill_grace": Mutant(3, leases, "keep_for", _no_kill_grace),
     "keeps_nothing": Mutant(6, leases, "keep_for", _keeps_nothing),
     "contact_forgotten": Mutant(3, agent, "_recover", _contact_forgotten),
+    "exclusive_killed_late": Mutant(3, leases, "kill_by_ms", _no_kill_grace_at_the_spawner),
+    "contact_unsaved": Mutant(6, agent, "_save_contact", _contact_unsaved),
+    "reboot_unread": Mutant(4, agent, "_recover", _reboot_unread),
+    "asked_before": Mutant(3, agent, "is_current", _asked_before),
+    "void_same_job": Mutant(3, agent, "_start_staged", _void_same_job),
+    "put_off_unstopped": Mutant(8, agent, "_put_off", _put_off_unstopped),
+    "stops_nothing": Mutant(13, agent, "_stop_all", _stops_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
-    "stale_commands_taken": Mutant(3, agent, "is_current", _stale_commands_taken),
+    "void_unheard": Mutant(3, agent, "_void", _void_unheard),
+    "early_forget": Mutant(4, agent, "_report", _early_forget),
+}
+
+UNSEEN_AGENT: Final[dict[str, Mutant]] = {
+    "counts_from_arrival": Mutant(3, agent, "_answered", _counts_from_arrival),
     "starts_out_of_contact": Mutant(3, agent, "_start_staged", _starts_out_of_contact),
     "void_holds_nothing": Mutant(2, agent, "_start_staged", _void_holds_nothing),
     "starts_unsettled": Mutant(4, agent, "_start_staged", _starts_unsettled),
     "forgets_what_is_done": Mutant(4, agent, "_remember", _forgets_what_is_done),
     "void_runs_on": Mutant(3, agent, "_void", _void_runs_on),
     "void_starts": Mutant(3, agent, "_spawned", _void_starts),
-    "void_unheard": Mutant(3, agent, "_void", _void_unheard),
     "stop_of_the_unknown": Mutant(8, agent, "_refuse_unheard", _stop_of_the_unknown),
-    "early_forget": Mutant(4, agent, "_report", _early_forget),
     "starts_unwritten": Mutant(4, agent, "_start_staged", _starts_unwritten),
-    "ends_unwritten": Mutant(4, agent, "_end", _ends_unwritten),
     "log_left_behind": Mutant(6, agent, "_deliver", _log_left_behind),
+    "ends_unwritten": Mutant(4, agent, "_end", _ends_unwritten),
+    "stale_commands_taken": Mutant(3, agent, "is_current", _stale_commands_taken),
 }

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gpulayer import engine
 from gpulayer.engine import attempts, schedule, workers
-from gpulayer.engine.effects import Void
+from gpulayer.engine.effects import Stop, Void
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import CounterImage
 from gpulayer.engine.state import Policy
@@ -17,9 +17,11 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.worker import WorkerState
 from gpulayer.testing.sim.mutant import Mutant
 
-__all__ = ["ENGINE"]
+__all__ = ["ENGINE", "UNSEEN_ENGINE"]
 
-_DUE: Final = import_module("gpulayer.engine.due")  # the package has a function of that name
+# The package has functions of these names.
+_DUE: Final = import_module("gpulayer.engine.due")
+_STEP: Final = import_module("gpulayer.engine.step")
 
 # Fencing --------------------------------------------------------------------------------------------------------------
 
@@ -95,6 +97,17 @@ def _wall_clock_decides(due_: Any) -> Any:
 def _keep_for_unheard(_: Any) -> Any:
     """The control plane gives a silent worker's job up with the lease, however long it is to be kept."""
     return lambda state, worker, epoch: worker.heard_ms + state.policy.expiry_ms(state.policy.lease_ttl_ms)
+
+
+def _grace_unminded(kept_until_ms: Any) -> Any:
+    """The control plane forgets that a worker which gives a job up leaves it its grace time."""
+
+    def broken(state: Any, worker: Any, epoch: Any) -> Any:
+        entry = state.jobs[state.attempts[epoch].job_id].entry
+        late_ms = 0 if entry.exclusive else entry.grace_ms
+        return max(kept_until_ms(state, worker, epoch) - late_ms, worker.heard_ms + state.policy.lease_ttl_ms)
+
+    return broken
 
 
 def _silence_unseen(_: Any) -> Any:
@@ -252,6 +265,80 @@ def _cancelled_runs_again(runs_again: Any) -> Any:
     return broken
 
 
+def _detours_cost(_: Any) -> Any:
+    """What was in the way before anything ran uses up a retry."""
+    return lambda attempt, outcome: False
+
+
+def _cancel_unheard(_: Any) -> Any:
+    """A cancel is answered, and nothing comes of it."""
+    return lambda turn, event: None
+
+
+def _cancel_untold(stop: Any) -> Any:
+    """The worker is never told of a cancel."""
+
+    def broken(turn: Any, attempt: Any, ended_by: Any, grace_ms: int) -> None:
+        before = len(turn.effects)
+        stop(turn, attempt, ended_by, grace_ms)
+        turn.effects[before:] = [effect for effect in turn.effects[before:] if not isinstance(effect, Stop)]
+
+    return broken
+
+
+# People ---------------------------------------------------------------------------------------------------------------
+
+
+def _removed_keeps(removed: Any) -> Any:
+    """What a removed worker had stays lent to it."""
+
+    def broken(turn: Any, event: Any) -> None:
+        worker = turn.state.workers.get(event.worker)
+        if worker is not None:
+            worker.leases.clear()
+        removed(turn, event)
+
+    return broken
+
+
+def _drain_unheard(set_draining: Any) -> Any:
+    """A drained worker is lent more."""
+
+    def broken(turn: Any, worker_id: Any, *, draining: bool) -> None:
+        set_draining(turn, worker_id, draining=draining)
+        worker = turn.state.workers.get(worker_id)
+        if worker is not None and worker.state is WorkerState.DRAINING:
+            worker.state = WorkerState.READY
+
+    return broken
+
+
+def _stops_unheard(_: Any) -> Any:
+    """A worker that is about to end is lent more."""
+    return lambda turn, worker: None
+
+
+def _leaving_unheard(_: Any) -> Any:
+    """That a worker has ended in good order is not taken in: it is lent more."""
+    return lambda turn, worker: None
+
+
+def _restored_goes_on(restored: Any) -> Any:
+    """A restored control plane takes what the backup says is lent for lent."""
+
+    def broken(turn: Any, event: Any) -> None:
+        attempts_, turn.state.attempts = turn.state.attempts, {}
+        restored(turn, event)
+        turn.state.attempts = attempts_
+
+    return broken
+
+
+def _generation_reuses(restored: Any) -> Any:
+    """A restored control plane gives numbers out that were given out before."""
+    return lambda turn, event: restored(turn, replace(event, first=0))
+
+
 def _forgets_failures(rebuilt: Any) -> Any:
     """After a restart nobody knows how often a task has failed."""
 
@@ -279,22 +366,34 @@ ENGINE: Final[dict[str, Mutant]] = {
     "no_tenth": Mutant(10, Policy, "expiry_ms", _no_tenth),
     "wall_clock_decides": Mutant(10, engine, "due", _wall_clock_decides),
     "keep_for_unheard": Mutant(6, _DUE, "_kept_until_ms", _keep_for_unheard),
+    "grace_unminded": Mutant(6, _DUE, "_kept_until_ms", _grace_unminded),
     "silence_unseen": Mutant(13, workers, "went_silent", _silence_unseen),
     "unheard_is_lent_to": Mutant(3, schedule, "takes_work", _unheard_is_lent_to),
     "lost_while_unreachable": Mutant(6, workers, "lease_expired", _lost_while_unreachable),
     "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),
-    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
     "no_vanish_check": Mutant(4, workers, "_end_vanished", _no_vanish_check),
-    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
     "told_is_taken": Mutant(4, Mailboxes, "waiting", _told_is_taken),
     "never_retracted": Mutant(3, Mailboxes, "deliver", _never_retracted),
-    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
     "endless_retries": Mutant(4, attempts, "_runs_again", _endless_retries),
     "one_retry_more": Mutant(4, attempts, "_runs_again", _one_retry_more),
     "one_retry_fewer": Mutant(4, attempts, "_runs_again", _one_retry_fewer),
     "failures_mixed_up": Mutant(4, attempts, "_spend_retry", _failures_mixed_up),
     "cancelled_runs_again": Mutant(8, attempts, "_runs_again", _cancelled_runs_again),
+    "detours_cost": Mutant(4, attempts, "_is_detour", _detours_cost),
+    "cancel_unheard": Mutant(8, _STEP, "_cancel", _cancel_unheard),
+    "cancel_untold": Mutant(8, attempts, "stop", _cancel_untold),
+    "removed_keeps": Mutant(13, workers, "removed", _removed_keeps),
+    "drain_unheard": Mutant(13, workers, "set_draining", _drain_unheard),
+    "stops_unheard": Mutant(13, workers, "_stops", _stops_unheard),
+    "leaving_unheard": Mutant(13, workers, "_left", _leaving_unheard),
+    "restored_goes_on": Mutant(3, workers, "restored", _restored_goes_on),
     "forgets_failures": Mutant(4, engine, "rebuild", _forgets_failures),
     "gives_up": Mutant(1, retry, "_may_repeat", _gives_up),
+}
+
+UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
+    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
+    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
+    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
 }

@@ -12,6 +12,7 @@ __all__ = ["IN", "OUT", "Network"]
 OUT: Final = "out"  # from a host to the control plane
 IN: Final = "in"
 LONGEST_STALL_MS: Final = 30_000
+DEAF_MS: Final = 30_000  # whose request for commands was lost, or its answer, asks again after so long
 
 
 @dataclass(slots=True)
@@ -39,16 +40,16 @@ class Network:
         dice, noise, copies = self.clock.dice(f"{way} {host}"), self.noise, 1
         kind = dice.random()
         if kind < noise.loss:
-            self.clock.fault("message_lost", host)
+            self.clock.fault("message_lost", host, after_ms=DEAF_MS)
             return
         if kind < noise.loss + noise.doubling:
-            self.clock.fault("message_doubled", host)
+            self.clock.fault("message_doubled", host, after_ms=0)
             copies = 2
         for _ in range(copies):
             delay_ms = dice.spread_ms(noise.mean_ms)
             if dice.random() < noise.stall:
                 stalled_ms = int(dice.random() * LONGEST_STALL_MS)
-                self.clock.fault("message_stalled", host, lasts_ms=stalled_ms)
+                self.clock.fault("message_stalled", host, lasts_ms=stalled_ms, after_ms=0)
                 delay_ms += stalled_ms
             self.clock.after(delay_ms, lambda: None if line.is_dead or line.cuts[way] else what())
 

@@ -5,7 +5,7 @@ answered; after a commit that failed it is read-only until the disk can be writt
 ends and is started again. It dies at every point of that. What it commits to is a ``SimStore``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,13 +19,16 @@ from gpulayer.engine.events import (
     KeepForPassed,
     LeaseExpired,
     OpinionsGiven,
+    PlaneRestored,
+    ScorersRegistered,
+    WorkerRemoved,
     WorkerReported,
     WorkerWentSilent,
 )
 from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.engine.records import AttemptImage, Record
 from gpulayer.errors import StorageUnavailable
-from gpulayer.ids import JobId, WorkerId
+from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.server.store import Batch, EventRow, Live
@@ -47,6 +50,7 @@ WHOLE_CHECK: Final = 64  # steps: so often everything is looked at, and not only
 WHOLE_COMPARE: Final = 16  # commits: so often what is stored is compared with what is live
 LEAST_SILENCE_MS: Final = 30_000  # the lease
 AWAY_MS: Final = 11_500  # so long it notices that it was stopped, and looks once a second
+REFUSED_MS: Final = 10_000  # who was refused for a commit that failed has tried again by then
 _RESTART_MS: Final = 1_000
 MOST_SILENCE_MS: Final = 45_000  # of one that is lent anything: the lease, its tenth, and what it takes to see that
 _PROBE_MS: Final = (100, 5_000)
@@ -68,7 +72,8 @@ _Done = list[tuple[_Waiting, engine.Step]]
 class SimPlane:
     """``state`` is None while the plane is down. ``commit_failure``: probability that a commit fails. ``armed``: where
     it dies as soon as it gets there, and how long until it is started again. ``cancelled`` is told of every cancel of a
-    live job, once that is committed."""
+    live job, once that is committed; ``given_up`` of what a worker is thought to have ended by itself; ``disown`` of
+    what a person has said to be lost, whatever has become of it."""
 
     clock: Clockwork
     piece: Timepiece
@@ -76,6 +81,8 @@ class SimPlane:
     store: SimStore
     ledger: Ledger
     cancelled: Callable[[JobId], None]
+    given_up: Callable[[WorkerId, Epoch], None]
+    disown: Callable[[Iterable[Epoch]], None]
     commit_failure: float = 0.01
     armed: dict[Trouble, int] = field(default_factory=dict)
     state: engine.State | None = None
@@ -88,6 +95,7 @@ class SimPlane:
     _is_committing: bool = False
     _is_read_only: bool = False
     _history: History = field(default_factory=History)
+    _is_restored: bool = False  # when it starts next
     _under_way: tuple[list[Record], list[Effect]] | None = None  # stepped, and not known to be committed
     _origin_ms: int = 0
     _attention: engine.Attention = field(default_factory=engine.Attention)
@@ -97,7 +105,8 @@ class SimPlane:
     _heard_ms: dict[WorkerId, int] = field(default_factory=dict)  # by the time that it listened
     _anew_ms: int = 0  # when everybody counted as heard of, by the same time
     _reported: set[WorkerId] = field(default_factory=set)  # to this start of it
-    _shrunk: set[WorkerId] = field(default_factory=set)
+    _most: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)  # cores and memory, since it had no leases
+    _shrunk: set[WorkerId] = field(default_factory=set)  # what runs there began when it had more
     _stepped: int = 0
     _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
     _commits: int = 0
@@ -113,14 +122,16 @@ class SimPlane:
         try:
             is_kept = self.store.open()
             live = self.store.load()
+            if is_kept and self._under_way is not None:
+                self.ledger.committed(*self._under_way)
+            self._under_way = None
+            if self._is_restored:
+                live = self._begin_generation(live)
         except StorageUnavailable as error:
             self.clock.say(f"control plane can't start: {error.message}")
             self.store.die()
             self.clock.after(_RESTART_MS, self.start)
             return
-        if is_kept and self._under_way is not None:
-            self.ledger.committed(*self._under_way)
-        self._under_way = None
         self.state = self._of(live)
         self._origin_ms = self.piece.now_ms - self.state.now_ms
         self.mailboxes = Mailboxes(str(self.incarnation))
@@ -146,6 +157,8 @@ class SimPlane:
             return
         if why not in (Trouble.PLANE_DIES, Trouble.PLANE_LOSES_POWER):  # which were told already
             self.clock.say("the control plane dies")
+        if why == Trouble.PLANE_LOSES_POWER and not self.store.keeps_events:
+            why = Trouble.PLANE_DIES  # to what is in memory it makes no difference
         self.clock.fault(why, PLANE, lasts_ms=restart_ms)
         self.state = self._late = None
         if why == Trouble.PLANE_LOSES_POWER:
@@ -154,6 +167,29 @@ class SimPlane:
             self.store.die()
         self._untold.clear()
         self.clock.after(restart_ms, self.start)
+
+    def restore(self, restart_ms: int) -> None:
+        """It ends, a backup is made, and the next one is restored from that."""
+        self._is_restored = self._is_restored or self.state is not None
+        self.crash(Trouble.PLANE_RESTORED, restart_ms)
+
+    def _begin_generation(self, live: Live) -> Live:
+        """As ``server.restoring`` does, in a store that nobody has seen yet."""
+        state = self._of(live)
+        epochs, first = tuple(state.attempts), max(state.next_epoch, state.next_seq) + 1000
+        event = PlaneRestored(Instant(state.now_ms, self.piece.wall_now_ms), first)
+        result = engine.step(state, event)
+        events = self._history.rows(event, result.records) if self.store.keeps_events else []
+        self.store.commit(Batch(list(result.records), events, []))
+        self._is_restored = False
+        self.ledger.committed(result.records, result.effects)
+        self.disown(epochs)
+        return self.store.load()
+
+    def register(self, scorers: tuple[str, ...]) -> None:
+        """From now on it has these, and every later start of it."""
+        self.scorers.names = scorers
+        self.arrive(lambda: self.handle(lambda at: ScorersRegistered(at, scorers), lambda _: None))
 
     @property
     def disk(self) -> Rows:
@@ -239,6 +275,10 @@ class SimPlane:
         """Something waits to be stepped or to be committed."""
         return self._is_committing or bool(self._queue)
 
+    def knows(self, worker: WorkerId) -> bool:
+        """It has joined, and was not removed."""
+        return self.state is not None and worker in self.state.workers
+
     def is_lent(self, worker: WorkerId, epoch: int) -> bool:
         """May this worker write for this attempt?"""
         known = self.state.workers.get(worker) if self.state is not None else None
@@ -301,7 +341,7 @@ class SimPlane:
         dice = self.clock.dice("commit")
         is_noise = dice.random() < self.commit_failure
         if is_noise:
-            self.clock.fault("commit_failed", PLANE)
+            self.clock.fault("commit_failed", PLANE, after_ms=REFUSED_MS)
         if is_noise:
             self._after(5, lambda: self._commit_failed(done))
         else:
@@ -315,6 +355,8 @@ class SimPlane:
                 self._heard(event)
             case LeaseExpired() | KeepForPassed() | WorkerWentSilent():
                 self._check_silence(event.worker)
+            case WorkerRemoved() if event.worker in self.state.workers:
+                self.disown(tuple(self.state.workers[event.worker].leases))
             case _:
                 pass
         result = engine.step(self.state, event)
@@ -490,7 +532,12 @@ class SimPlane:
         self._heard_ms[event.worker] = self._listened_ms
         self._reported.add(event.worker)
         facts = event.facts or known.facts
-        if facts.cpus < known.facts.cpus or facts.memory_bytes < known.facts.memory_bytes:
+        has = facts.cpus, facts.memory_bytes
+        most = self._most.get(event.worker, has) if known.leases else (known.facts.cpus, known.facts.memory_bytes)
+        self._most[event.worker] = max(has[0], most[0]), max(has[1], most[1])
+        if has == self._most[event.worker]:
+            self._shrunk.discard(event.worker)
+        else:
             self._shrunk.add(event.worker)
 
     def _check_step(self, event: Event, result: engine.Step) -> None:
@@ -510,6 +557,8 @@ class SimPlane:
                 entry = self.disk.entries[record.job_id]
                 silent_ms = self._listened_ms - self._heard_ms.get(event.worker, 0)
                 is_last = isinstance(event, KeepForPassed) or entry.retries == 0
+                if isinstance(event, KeepForPassed) or entry.exclusive:
+                    self.given_up(event.worker, event.epoch)
                 wanted_ms = 0 if entry.exclusive or not is_last else entry.keep_for_ms
                 if record.stop is None and silent_ms < wanted_ms * LEAST_SILENCE_MS // 33_000:
                     raise Violation(f"job {record.job_id} was given up by the control plane after {silent_ms} ms")
@@ -518,6 +567,11 @@ class SimPlane:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)
         if silent_ms < LEAST_SILENCE_MS:
             raise Violation(f"{worker} is taken for lost, and was heard {silent_ms} ms ago")
+
+    def check_whole(self) -> None:
+        """All that must hold of its state."""
+        if self.state is not None:
+            engine.check(self.state, shrunk=self._shrunk)
 
     def compare_with_disk(self) -> None:
         """What would be loaded now is what is live: nothing that scheduling needs lives in memory alone. Only while
@@ -538,6 +592,7 @@ class SimPlane:
             engine.Policy(scorers=self.scorers.names),
             live.counters,
             jobs=live.jobs,
+            waiting=live.waiting,
             tasks=live.tasks,
             attempts=live.attempts,
             workers=live.workers,

@@ -19,9 +19,9 @@ MOST_SKEW: Final = 1.05  # what two clocks' rates may differ by
 
 
 class Trouble(StrEnum):
-    """What goes wrong. Of the control plane: it dies (anywhere, or at the next moment of the kind that is named), its
-    power is lost, it is stopped by a signal. Of a host: see ``SimHost``. Of the fleet: a provider makes a machine and
-    does not say so.
+    """What goes wrong, or is done by people while work goes on. Of the control plane: it dies (anywhere, or at the next
+    moment of the kind that is named), its power is lost, it is stopped by a signal. Of a host: see ``SimHost``. Of the
+    fleet: a provider makes a machine and does not say so.
 
     lasts_ms of a fault is how long it goes on, or how long until what has died is started again.
     """
@@ -37,8 +37,11 @@ class Trouble(StrEnum):
     PLANE_DISK_FULL = "plane_disk_full"
     PLANE_FSYNC_FAILS = "plane_fsync_fails"
     PLANE_WALL_JUMPS = "plane_wall_jumps"  # by ``amount`` ms
+    PLANE_RESTORED = "plane_restored"  # from a backup that was made at its end
+    PLANE_SCORERS_CHANGE = "plane_scorers_change"
     AGENT_DIES = "agent_dies"
     AGENT_STOPS = "agent_stops"
+    AGENT_LEAVES = "agent_leaves"  # it is asked to end, and started again so long after it has
     SPAWNER_DIES = "spawner_dies"
     SPAWNER_STOPS = "spawner_stops"
     AGENT_AND_SPAWNER_STOP = "agent_and_spawner_stop"
@@ -55,6 +58,9 @@ class Trouble(StrEnum):
     CUT_OUT = "cut_out"  # what the host sends is lost
     CUT_IN = "cut_in"  # what it is sent is lost
     HALF_OPEN = "half_open"
+    DRAINED = "drained"  # by a person, and resumed
+    REMOVED = "removed"  # by a person, and it joins again
+    STRANGER = "stranger"  # somebody who can't be seen has its devices
     PROVIDER_ERRS = "provider_errs"  # ``amount``: how often
     PROVIDER_HANGS = "provider_hangs"
 
@@ -87,7 +93,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """A machine. ``rate``: how fast its clock runs. ``staging_failure``: probability that a source does not come.
+    """A machine. ``rate``: how fast its clock runs. ``staging_failure``: probability that a source does not come;
+    launch_failure: that a start is put off, and that outputs can't be brought home; a start takes long as often.
     wall_ms: how far its wall clock is off from the start."""
 
     number: int
@@ -99,6 +106,7 @@ class HostPlan:
     rate: float = 1.0
     staging_failure: float = 0.03
     wall_ms: int = 0
+    launch_failure: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,7 @@ def _host(seed: int, number: int, *, rate: float, has_licences: bool) -> HostPla
         licences=rng.choice([1, 2]) if has_licences else 0,
         rate=round(min(max(rate * skew, 0.95), 1.05), 5),
         wall_ms=rng.choice([0, 0, rng.randrange(-DAY_MS, DAY_MS)]),
+        launch_failure=0.03,
     )
 
 
@@ -252,8 +261,11 @@ _RATES: Final[dict[Trouble, float]] = {
     Trouble.PLANE_DISK_FULL: 0.4,
     Trouble.PLANE_FSYNC_FAILS: 0.2,
     Trouble.PLANE_WALL_JUMPS: 0.7,
+    Trouble.PLANE_RESTORED: 0.1,
+    Trouble.PLANE_SCORERS_CHANGE: 0.1,
     Trouble.AGENT_DIES: 1.2,
     Trouble.AGENT_STOPS: 0.5,
+    Trouble.AGENT_LEAVES: 0.4,
     Trouble.SPAWNER_DIES: 0.5,
     Trouble.SPAWNER_STOPS: 0.4,
     Trouble.AGENT_AND_SPAWNER_STOP: 0.5,
@@ -270,6 +282,9 @@ _RATES: Final[dict[Trouble, float]] = {
     Trouble.CUT_OUT: 0.5,
     Trouble.CUT_IN: 0.5,
     Trouble.HALF_OPEN: 0.5,
+    Trouble.DRAINED: 0.3,
+    Trouble.REMOVED: 0.15,
+    Trouble.STRANGER: 0.4,
     Trouble.PROVIDER_ERRS: 0.15,
     Trouble.PROVIDER_HANGS: 0.15,
 }
@@ -321,11 +336,13 @@ def _fault(rng: Random, kind: Trouble, host: int | None, shape: Shape) -> Fault:
             | Trouble.ALL_STOP
             | Trouble.SLEEPS
             | Trouble.PLANE_STOPS
+            | Trouble.PLANE_SCORERS_CHANGE
+            | Trouble.DRAINED
         ):
             # About as often for less than the lease as for more, and often around it, where it is decided.
             usual = 1 + int(rng.expovariate(1 / 40_000))
             lasts_ms = rng.choice([usual, usual, LEASE_MS + rng.randrange(-6_000, 8_000)])
-        case Trouble.LOSES_POWER | Trouble.LOSES_DISK:
+        case Trouble.LOSES_POWER | Trouble.LOSES_DISK | Trouble.DRAINED | Trouble.STRANGER:
             lasts_ms = 1 + int(rng.expovariate(1 / 40_000))
         case _:
             pass

@@ -7,6 +7,7 @@ prove on real processes; here it is the part that they play.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.protocol import messages as m
@@ -17,12 +18,13 @@ from gpulayer.testing.sim.parts import Part
 if TYPE_CHECKING:
     from gpulayer.testing.sim.host import SimHost
 
-__all__ = ["Process", "SimSpawner"]
+__all__ = ["WRITEBACK_MS", "Process", "SimSpawner"]
 
 WATCHDOG_MS: Final = (
     2_250  # it sees that the spawner does not do what it should have done (``spawner.lifeline.Patience``)
 )
 _SIGKILL: Final = 9
+WRITEBACK_MS: Final = 30_000  # what is older than that has reached the disk by itself
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Process:
     ends_ms: int
     exit_code: int
     kill_by_ms: int
+    known_ms: int = 0  # true time at which the last was written down of it
     is_alive: bool = True
     is_orphan: bool = False
     is_signalled: bool = False
@@ -107,13 +110,18 @@ class SimSpawner:
             self.host.run(Part.WATCHDOG, self._clean_up)
         self.host.spawner_lost()
 
-    def lose_power(self) -> None:
-        """Nothing is left, and nobody has written down how it ended."""
+    def lose_power(self, rng: Random) -> None:
+        """Nothing is left, and nobody has written down how it ended. Neither the table nor what was recorded of an end
+        is synced: of what is new some is gone."""
         self._life += 1
         self.is_up = self.has_watchdog = self._is_starting = False
-        for key, process in self.processes.items():
+        since_ms = self.host.clock.now_ms - WRITEBACK_MS
+        for key, process in list(self.processes.items()):
             process.is_alive = False
-            process.end = process.end or m.ProcessLost(key, "the machine lost power")
+            if process.began_ms > since_ms and rng.random() < 0.5:
+                del self.processes[key]
+            elif process.end is None or (process.known_ms > since_ms and rng.random() < 0.5):
+                process.end = m.ProcessLost(key, "the machine lost power")
 
     # Requests of the agent: only while it is up ----------------------------------------------------------------------
 
@@ -204,13 +212,14 @@ class SimSpawner:
         if process.end is None:
             ran_ms = int((self.host.clock.now_ms - process.began_ms) * self.host.piece.rate)
             process.end = m.ProcessExited(key, exit_code=process.exit_code, ran_ms=ran_ms)
+            process.known_ms = self.host.clock.now_ms
             self.host.tell_agent(process.end)
 
     def _end(self, key: NodeKey, end: m.ProcessExited | m.ProcessLost) -> None:
         process = self.processes.get(key)
         if process is None or not process.is_alive:
             return
-        process.is_alive, process.end = False, end
+        process.is_alive, process.end, process.known_ms = False, end, self.host.clock.now_ms
         if isinstance(end, m.ProcessLost) and end.is_expired:
             self.host.guard.gave_up(self.host, process.assignment)
         self.host.tell_agent(end)
@@ -222,12 +231,16 @@ class SimSpawner:
         self.has_watchdog = False
         for key, process in self.processes.items():
             if not process.is_alive and process.end is None:
-                process.end = m.ProcessExited(key, exit_code=process.exit_code)
+                process.end, process.known_ms = (
+                    m.ProcessExited(key, exit_code=process.exit_code),
+                    self.host.clock.now_ms,
+                )
             self._record(key, process, m.ProcessLost(key, "the spawner died"))
 
     def _record(self, key: NodeKey, process: Process, lost: m.ProcessLost) -> None:
         process.is_alive = process.is_orphan = False
-        process.end = process.end or lost
+        if process.end is None:
+            process.end, process.known_ms = lost, self.host.clock.now_ms
 
     def _timer(self, delay_ms: int, what: Callable[[], None]) -> None:
         life = self._life

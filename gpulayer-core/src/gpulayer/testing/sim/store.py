@@ -498,7 +498,7 @@ def _stored(store: Store) -> _Tables:
                 row.epoch: attempt_from_text(row.epoch, row.job_id, row.image)
                 for row in connection.execute(select(attempts))
             },
-            "live jobs": {image.id: image for _, image in live.jobs},
+            "live jobs": {image.id: image for _, image in live.all_jobs()},
             "tasks": _told({(image.job_id, image.index): image for image in live.tasks}),
             "workers": {image.id: image for image in live.workers},
             "counters": {0: live.counters},
@@ -532,4 +532,8 @@ def _difference(found: _Tables, known: Rows) -> str:
 
 def _told(tasks: dict[tuple[JobId, int], TaskImage]) -> dict[tuple[JobId, int], TaskImage]:
     """Without those that are as ``rebuild`` makes them by itself."""
-    return {key: task for key, task in tasks.items() if task.is_done or task.attempts or task.failures or task.avoid}
+    return {
+        key: task
+        for key, task in tasks.items()
+        if task.is_done or task.attempts or task.failures or task.avoid or task.held_until_ms
+    }

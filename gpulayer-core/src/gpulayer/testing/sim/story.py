@@ -15,6 +15,7 @@ from gpulayer.engine.events import (
     AheadWaitPassed,
     CancelRequested,
     Event,
+    HoldPassed,
     JobSubmitted,
     KeepForPassed,
     LeaseExpired,
@@ -105,6 +106,8 @@ class Story:
                 self.say(at_ms, f"{worker} has been silent for longer than its lease of {self._named(epoch)}")
             case KeepForPassed(worker=worker, epoch=epoch):
                 self.say(at_ms, f"{worker} has been away for longer than it keeps {self._named(epoch)}")
+            case HoldPassed(job_id=job_id):
+                self.say(at_ms, f"whatever may still have run of {job_name(job_id)} has ended by now")
             case AheadWaitPassed(worker=worker, epoch=epoch):
                 self.say(at_ms, f"{self._named(epoch)} has waited for too long for room on {worker}", is_detail=True)
             case OpinionsGiven(scorer=scorer):
@@ -302,8 +305,11 @@ _FAULTS: Final[dict[Trouble, str]] = {
     Trouble.PLANE_DISK_FULL: "the disk of the control plane is full for {lasts}",
     Trouble.PLANE_FSYNC_FAILS: "the disk of the control plane fails to sync",
     Trouble.PLANE_WALL_JUMPS: "the wall clock of the control plane jumps",
+    Trouble.PLANE_RESTORED: "the control plane ends, and is restored from a backup after {lasts}",
+    Trouble.PLANE_SCORERS_CHANGE: "the control plane has other scorers for {lasts}",
     Trouble.AGENT_DIES: "the agent of {host} dies, and is back after {lasts}",
     Trouble.AGENT_STOPS: "the agent of {host} stands still for {lasts}",
+    Trouble.AGENT_LEAVES: "the agent of {host} is asked to end, and started again {lasts} after that",
     Trouble.SPAWNER_DIES: "the spawner of {host} dies",
     Trouble.SPAWNER_STOPS: "the spawner of {host} stands still for {lasts}",
     Trouble.AGENT_AND_SPAWNER_STOP: "agent and spawner of {host} stand still for {lasts}",
@@ -320,6 +326,9 @@ _FAULTS: Final[dict[Trouble, str]] = {
     Trouble.CUT_OUT: "the network of {host} is cut for {lasts}: what it sends is lost",
     Trouble.CUT_IN: "the network of {host} is cut for {lasts}: what is sent to it is lost",
     Trouble.HALF_OPEN: "the connections of {host} are dead, and it does not know",
+    Trouble.DRAINED: "{host} is drained for {lasts}",
+    Trouble.REMOVED: "{host} is removed, and joins again once it has heard of that",
+    Trouble.STRANGER: "somebody who can't be seen has the devices of {host} for {lasts}",
     Trouble.PROVIDER_ERRS: "a provider makes a machine and answers with an error, {times} times",
     Trouble.PROVIDER_HANGS: "a provider makes a machine and does not answer, {times} times",
 }

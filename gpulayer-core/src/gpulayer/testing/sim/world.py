@@ -5,10 +5,12 @@ invariants). *Liveness*, once nothing goes wrong any more: everything comes to i
 ``Stuck`` is raised. What is raised says in its notes which of the two, and when.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
-from gpulayer.engine.events import WorkerJoined
+from gpulayer.clock import Instant
+from gpulayer.engine.events import DrainRequested, Event, WorkerJoined, WorkerRemoved, WorkerResumed
 from gpulayer.engine.records import JobImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Epoch, JobId, WorkerId
@@ -35,13 +37,16 @@ __all__ = ["Report", "Shape", "Stuck", "Violation", "play", "run"]
 SETTLED_MS: Final = 120_000  # so long after the faults every worker has been told what is not its own any more
 PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish within this much virtual time
 SWEEP_MS: Final = 5_000
+ASKED_AGAIN_MS: Final = 5_000
+CANCELLED: Final = 0.5  # of what is not over then
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a run was; ``faults`` counts what went wrong in it, ``kinds`` by its kind. ``states`` counts the jobs' final
     states, ``given_back`` the attempts that were revoked in time, of those that were lent ahead, ``refusals`` what
-    scorers refused, ``fenced`` what workers wrote for attempts that were not theirs any more."""
+    scorers refused, ``fenced`` what workers wrote for attempts that were not theirs any more, ``judged`` the cancels
+    whose end was due with nothing in its way."""
 
     seed: int
     steps: int
@@ -54,6 +59,7 @@ class Report:
     given_back: int = 0
     refusals: int = 0
     fenced: int = 0
+    judged: int = 0
     trace: tuple[str, ...] = ()
 
 
@@ -102,8 +108,11 @@ def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None)
         _store(scenario),
         Ledger(),
         cancelled=lambda job_id: guard.cancelled(plane, job_id),
+        given_up=guard.given_up,
+        disown=guard.disowned.update,
         commit_failure=scenario.noise.commit_failure,
     )
+    guard.plane = plane
     world = _World(scenario, clock, network, plane, SimClients(clock, network, plane), guard)
     try:
         _play(world)
@@ -139,6 +148,7 @@ def _report(world: _World) -> Report:
         given_back=sum(image.outcome is not None and not image.is_shown for image in disk.attempts.values()),
         refusals=world.plane.scorers.refusals,
         fenced=world.plane.ledger.refused.total(),
+        judged=world.guard.judged,
         trace=tuple(clock.story.told(in_full=True)) if clock.story is not None else (),
     )
 
@@ -155,6 +165,7 @@ def _play(world: _World) -> None:
     _sweep(world)
     clock.after(scenario.trouble_ms, lambda: _make_peace(world))
     clock.after(scenario.trouble_ms + SETTLED_MS, lambda: world.guard.check_fenced(world.plane))
+    clock.after(scenario.trouble_ms + SETTLED_MS, lambda: _cancel_some(world))
     deadline = scenario.trouble_ms + PEACE_MS
     while clock.now_ms < deadline and clock.run_next():
         if world.is_peace and clock.now_ms > scenario.trouble_ms and _is_all_over(world):
@@ -189,6 +200,7 @@ def _add_host(world: _World, plan: HostPlan, worker: WorkerId) -> SimHost:
         )
         clock.after(10_000, enrol)  # the answer may be lost with the control plane: enrolling again is harmless
 
+    host.enrol = enrol
     clock.after(plan.joins_ms, enrol)
     return host
 
@@ -255,11 +267,17 @@ def _strike_plane(world: _World, fault: Fault) -> None:
             plane.store.fail_writes()
             world.clock.after(lasts_ms, plane.store.heal)
         case Trouble.PLANE_WALL_JUMPS:
-            world.clock.fault(fault.kind, PLANE)
+            world.clock.fault(fault.kind, PLANE, after_ms=0)
             plane.piece.wall_ms += fault.amount
         case Trouble.PROVIDER_ERRS | Trouble.PROVIDER_HANGS:
             name = f"made-{fault.at_ms}"
             world.fleet.want(name, kind=fault.kind, silent=max(fault.amount, 1), lasts_ms=lasts_ms)
+        case Trouble.PLANE_RESTORED:
+            plane.restore(lasts_ms)
+        case Trouble.PLANE_SCORERS_CHANGE:
+            world.clock.fault(fault.kind, PLANE, after_ms=0)
+            plane.register(world.scenario.scorers[:-1] or ("cheap",))
+            world.clock.after(lasts_ms, lambda: plane.register(world.scenario.scorers))
         case _:
             plane.armed[fault.kind] = lasts_ms
 
@@ -277,6 +295,8 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             host.stop(fault.kind, (Part.AGENT,), lasts_ms)
         case Trouble.SPAWNER_STOPS:
             host.stop(fault.kind, (Part.SPAWNER,), lasts_ms)
+        case Trouble.AGENT_LEAVES:
+            host.leave(lasts_ms)
         case Trouble.AGENT_AND_SPAWNER_STOP:
             host.stop(fault.kind, (Part.AGENT, Part.SPAWNER), lasts_ms)
         case Trouble.ALL_STOP | Trouble.SLEEPS:
@@ -304,6 +324,15 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
         case Trouble.HALF_OPEN:
             _count(world, host, fault)
             world.network.half_open(host.id)
+        case Trouble.DRAINED:
+            _count(world, host, fault)
+            _drain(world, host, is_drained=True)
+            world.clock.after(lasts_ms, lambda: _drain(world, host, is_drained=False))
+        case Trouble.REMOVED:
+            _count(world, host, fault)
+            _until_done(world, lambda at: WorkerRemoved(at, host.id))
+        case Trouble.STRANGER:
+            host.let_stranger(lasts_ms)
         case (
             Trouble.PLANE_DIES
             | Trouble.PLANE_DIES_BEFORE_STEP
@@ -316,12 +345,35 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             | Trouble.PLANE_DISK_FULL
             | Trouble.PLANE_FSYNC_FAILS
             | Trouble.PLANE_WALL_JUMPS
+            | Trouble.PLANE_RESTORED
+            | Trouble.PLANE_SCORERS_CHANGE
             | Trouble.PROVIDER_ERRS
             | Trouble.PROVIDER_HANGS
         ):
             raise ValueError(f"{fault.kind} happens to no host")
         case _:
             assert_never(fault.kind)
+
+
+def _drain(world: _World, host: SimHost, *, is_drained: bool) -> None:
+    kind = DrainRequested if is_drained else WorkerResumed
+    _until_done(world, lambda at: kind(at, host.id))
+
+
+def _until_done(world: _World, make: Callable[[Instant], Event]) -> None:
+    """A person asks until it is done."""
+
+    def ask() -> None:
+        is_done = False
+
+        def answered(effects: object) -> None:
+            nonlocal is_done
+            is_done = effects is not None
+
+        world.plane.arrive(lambda: world.plane.handle(make, answered))
+        world.clock.after(ASKED_AGAIN_MS, lambda: None if is_done else ask())
+
+    ask()
 
 
 def _count(world: _World, host: SimHost, fault: Fault) -> None:
@@ -336,12 +388,21 @@ def _make_peace(world: _World) -> None:
     plane.store.heal()
     plane.armed.clear()
     plane.scorers.is_honest = True
+    plane.register(world.scenario.scorers)
     plane.go_on()
     for host in world.guard.hosts:
         host.rest()
     world.fleet.provider.silent.clear()
     plane.start()
     world.is_peace = True
+
+
+def _cancel_some(world: _World) -> None:
+    """While nothing goes wrong, so that there is no excuse for those that do not end in time."""
+    state = world.plane.state
+    for job_id in list(state.jobs) if state is not None else ():
+        if world.clock.numbers("cancelled in peace", job_id).random() < CANCELLED:
+            world.clients.cancel(job_id)
 
 
 def _sweep(world: _World) -> None:
@@ -361,14 +422,16 @@ def _is_all_over(world: _World) -> bool:
     )
 
 
+_FREE: Final = (EndedBy.WORKER_STOPPED, EndedBy.DRIFT, EndedBy.PREEMPTED)  # these use up no retry
+
+
 def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[Outcome]) -> None:
     """A job that nobody stopped has had all its retries of the kind that ended it."""
     last = image.outcome
     if last is None or image.stop is not None:
         return
     if last.ended_by is EndedBy.WORKER_LOST:
-        others = (EndedBy.WORKER_STOPPED, EndedBy.DRIFT, EndedBy.PREEMPTED)
-        spent = sum(end.blame is not Blame.USER and end.ended_by not in others for end in ends)
+        spent = sum(end.blame is not Blame.USER and end.ended_by not in _FREE for end in ends)
     elif last.ended_by is EndedBy.PROGRAM and not last.is_success and entry.retry_on is RetryOn.ANY:
         spent = sum(end.blame is Blame.USER for end in ends)
     else:
@@ -391,6 +454,7 @@ def _check_end(world: _World) -> None:
         entry = world.guard.entries[job_id]
         tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
         retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
+        retried = [outcome for outcome in retried if outcome is None or outcome.ended_by not in _FREE]
         own = sum(outcome is not None and outcome.blame is Blame.USER for outcome in retried)
         allowed = entry.retries if entry.retry_on is RetryOn.ANY else 0
         if own > allowed or len(retried) - own > entry.retries:
@@ -399,10 +463,11 @@ def _check_end(world: _World) -> None:
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
     for epoch, attempt in disk.attempts.items():
-        host, number = world.guard.where.get(NodeKey(Epoch(epoch), 0), (None, 0))
-        # A host that lost its disk does not know what it had started.
-        if attempt.outcome is not None and not attempt.is_shown and host is not None and host.disks == number:
-            raise Violation(f"attempt {epoch} counts as given back, and was started on {host.id}")
+        node = NodeKey(Epoch(epoch), 0)
+        is_back = attempt.outcome is not None and not attempt.is_shown
+        if is_back and node in world.guard.where and world.guard.is_known(node):
+            raise Violation(f"attempt {epoch} counts as given back, and was started on {world.guard.where[node].id}")
+    world.plane.check_whole()
     world.plane.compare_with_disk()
     world.guard.check_empty()
     world.fleet.check()
