@@ -103,7 +103,7 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
 def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
     """What a start would refuse, and more: every page, every index. Nothing is started, changed or kept from starting
     for it: what was seen while a control plane began or ended is looked at once more."""
-    from gpulayer.server.store.health import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
+    from gpulayer.server.store.disk import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
 
     if not layout.root.is_dir():
         return

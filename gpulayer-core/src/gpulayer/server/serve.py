@@ -16,7 +16,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from gpulayer import __version__
 from gpulayer.clock import SystemClock
@@ -224,11 +224,20 @@ async def _serve(served: _Served) -> bool:
 def _end_now(path: str, error: OSError) -> None:
     """A sync has failed: end without a clean-up, which would write. What was answered is on the disk; of what was not
     nobody knows. The next start begins from the disk, as after a kill."""
+    if error.errno == errno.ESTALE:  # of the store, whose files were taken away
+        _log.critical(
+            "%s: %s. This control plane ends at once, with exit code %d", path, error.strerror, SYNC_FAILED_EXIT
+        )
+        _leave()
     _log.critical(
         "%s could not be synced: %s. What was written of it may be gone, so this control plane ends at once, with exit "
         "code %d; nothing that was answered is lost. Look after the disk (the system's log names it), then start again",
         *(path, error.strerror or error, SYNC_FAILED_EXIT),
     )
+    _leave()
+
+
+def _leave() -> NoReturn:
     for handler in logging.getLogger().handlers:
         handler.flush()
     os._exit(SYNC_FAILED_EXIT)
@@ -251,7 +260,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
             TokenKind.JOIN, name="local worker", life_s=life_s, is_local=True, token=join_token
         )
         rows.append(joining)
-    stale = tuple(plane.auth.stale_tokens())
+    stale = tuple(plane.auth.stale_tokens(plane.kept_time.now_ms()))
     told = entry(
         *(plane.clock.wall_ms(), SYSTEM, "plane.start", plane.incarnation),
         version=__version__,
@@ -269,7 +278,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
 
 async def _look_after(plane: "Plane", served: _Served) -> None:
     """Keep the worker, the certificate and the endpoint file going; end an embedded plane that nobody has needed for a
-    while, and any whose folder was taken away: nobody finds it any more, and what it writes is lost."""
+    while, and any whose folder or store was taken away: nobody finds it any more, and what it writes is lost."""
     settings = served.settings
     idle_ms = settings.idle_exit_s * 1000
     while True:
@@ -278,6 +287,8 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
         if not is_orphaned:
             await _renew(plane, served)
             served.endpoint.mend()
+            if plane.store.misses():
+                await plane.in_thread(plane.store.check_place)
         if served.worker is not None:
             if is_orphaned:
                 served.worker.leave_folder()
