@@ -61,6 +61,18 @@ def test_what_was_called_off_is_never_asked_for_and_what_was_asked_for_is_not_ca
     assert not starter.call_off()
 
 
+def test_a_start_that_was_called_off_meanwhile_is_not_wanted_by_anybody() -> None:
+    class Asks:
+        async def spawn(self, *, is_wanted, **_: object) -> SpawnFailed:
+            assert is_wanted()
+            assert not starter.call_off()
+            assert not is_wanted()
+            return SpawnFailed(0, str(KEY), 0, "it was called off", None)
+
+    starter = SpawnerStarter(Asks(), Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 0)
+    assert asyncio.run(starter.start(plan_of("true"))) == NotLaunched(None, "it was called off", "")
+
+
 def start(*argv: str, exit_code: int = 127, number: int = errno.ENOENT) -> NotLaunched:
     attempt = Assignment(KEY, JobId("7f3a000000000001"), 1, ("python", "train.py"), launcher="nicetime")
     found = asyncio.run(SpawnerStarter(Link(exit_code, number), attempt, 0).start(plan_of(*argv)))
