@@ -59,7 +59,13 @@ def prove_apart(runs: int, *, seed: int, say: Say) -> Tally:
 
 
 def _round(tally: Tally, points: Sequence[str], rng: random.Random, seed: int, number: int, say: Say) -> None:
-    before = tally.runs
+    before, died = tally.runs, 0
+
+    def tell(text: str) -> None:
+        nonlocal died
+        died = int(text.partition(" ")[0])
+        say(f"{before:,} deaths; {text}")
+
     try:
         with tempfile.TemporaryDirectory(prefix="gpulayer-points-") as folder:
             chains.die_in_traffic(
@@ -67,12 +73,13 @@ def _round(tally: Tally, points: Sequence[str], rng: random.Random, seed: int, n
                 points,
                 rng=rng,
                 count=lambda: rng.randint(1, _REACHES),
-                say=lambda text: say(f"{before:,} deaths; {text}"),
+                say=tell,
             )
+        died = len(points)
     except AssertionError as error:
         tally.violations.append(f"round {number} of --seed {seed}: {error}")
     tally.runs += len(points)
-    tally.faults += len(points)
+    tally.faults += died
 
 
 _APART = len(chains.setup_points()) + len(chains.sweep_points())

@@ -181,8 +181,7 @@ def _life_of_a_disk(rng: Random, tally: Tally, cuts: int, most: int) -> None:
                     stream.turn()
                 stream.commit()
                 if rng.random() < 1 / most:
-                    _fail_for_a_while(rng, store, stream)
-                    tally.faults += 1
+                    tally.faults += _fail_for_a_while(rng, store, stream)
             tally.runs += 1
             tally.faults += 1
             _cut(rng, store, stream)
@@ -204,9 +203,10 @@ def _make(rng: Random, store: SqliteStore) -> None:
     store.heal()
 
 
-def _fail_for_a_while(rng: Random, store: SqliteStore, stream: Stream) -> None:
+def _fail_for_a_while(rng: Random, store: SqliteStore, stream: Stream) -> bool:
     """As the driver: after a sync that failed the process ends, after another error it is read-only until a probe
-    succeeds."""
+    succeeds. Whether anything failed by it."""
+    has_failed = False
     trouble = rng.choice((store.fail_writes, store.fail_writes, store.break_sync, store.break_sync))
     trouble()
     try:
@@ -216,9 +216,11 @@ def _fail_for_a_while(rng: Random, store: SqliteStore, stream: Stream) -> None:
     except StorageUnavailable:
         if trouble == store.break_sync and not store.must_exit:
             raise Violation("a sync failed, and the process goes on") from None
+        has_failed = True
         _go_on(store)
         stream.reload()
     store.heal()
+    return has_failed
 
 
 def _go_on(store: SqliteStore) -> None:

@@ -102,7 +102,11 @@ class Clockwork:
         """Count it, and remember that all is not well with the entity so long, and for what it brings about after it;
         with 0 for both, nothing is late by it."""
         self.faults[kind] += 1
-        self.troubled_ms[entity] = max(self.troubled_ms.get(entity, 0), self.now_ms + lasts_ms + after_ms)
+        self.trouble(entity, lasts_ms + after_ms)
+
+    def trouble(self, entity: str, lasts_ms: int = CALM_MS) -> None:
+        """All is not well with it, though nothing has gone wrong."""
+        self.troubled_ms[entity] = max(self.troubled_ms.get(entity, 0), self.now_ms + lasts_ms)
 
 
 @dataclass(slots=True)

@@ -314,6 +314,7 @@ class SimHost:
     def take_away(self) -> None:
         """Its provider was asked to."""
         if not self.is_gone:
+            self.clock.trouble(self.id)
             self._go_dark(Trouble.SPOT_LOST)
 
     def _go_dark(self, cause: Trouble) -> None:

@@ -265,7 +265,7 @@ AGENT: Final[dict[str, Mutant]] = {
     "no_kill_grace": Mutant(3, leases, "keep_for", _no_kill_grace),
     "keeps_nothing": Mutant(6, leases, "keep_for", _keeps_nothing),
     "contact_forgotten": Mutant(3, agent, "_recover", _contact_forgotten),
-    "exclusive_killed_late": Mutant(3, agent, "kill_by_ms", _no_kill_grace_at_the_spawner),
+    "exclusive_killed_late": Mutant(3, leases, "kill_by_ms", _no_kill_grace_at_the_spawner),
     "contact_unsaved": Mutant(6, agent, "_save_contact", _contact_unsaved),
     "reboot_unread": Mutant(4, agent, "_recover", _reboot_unread),
     "asked_before": Mutant(3, agent, "is_current", _asked_before),

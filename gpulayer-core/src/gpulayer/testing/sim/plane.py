@@ -72,8 +72,8 @@ _Done = list[tuple[_Waiting, engine.Step]]
 class SimPlane:
     """``state`` is None while the plane is down. ``commit_failure``: probability that a commit fails. ``armed``: where
     it dies as soon as it gets there, and how long until it is started again. ``cancelled`` is told of every cancel of a
-    live job, once that is committed; ``given_up`` of what a worker is thought to have ended by itself; ``disown`` of what
-    a person has said to be lost, whatever has become of it."""
+    live job, once that is committed; ``given_up`` of what a worker is thought to have ended by itself; ``disown`` of
+    what a person has said to be lost, whatever has become of it."""
 
     clock: Clockwork
     piece: Timepiece
@@ -176,10 +176,8 @@ class SimPlane:
     def _begin_generation(self, live: Live) -> Live:
         """As ``server.restoring`` does, in a store that nobody has seen yet."""
         state = self._of(live)
-        epochs = tuple(state.attempts)
-        event = PlaneRestored(
-            Instant(state.now_ms, self.piece.wall_now_ms), max(state.next_epoch, state.next_seq) + 1000
-        )
+        epochs, first = tuple(state.attempts), max(state.next_epoch, state.next_seq) + 1000
+        event = PlaneRestored(Instant(state.now_ms, self.piece.wall_now_ms), first)
         result = engine.step(state, event)
         events = self._history.rows(event, result.records) if self.store.keeps_events else []
         self.store.commit(Batch(list(result.records), events, []))

@@ -463,10 +463,10 @@ def _check_end(world: _World) -> None:
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt")
     for epoch, attempt in disk.attempts.items():
-        key = NodeKey(Epoch(epoch), 0)
+        node = NodeKey(Epoch(epoch), 0)
         is_back = attempt.outcome is not None and not attempt.is_shown
-        if is_back and key in world.guard.where and world.guard.is_known(key):
-            raise Violation(f"attempt {epoch} counts as given back, and was started on {world.guard.where[key].id}")
+        if is_back and node in world.guard.where and world.guard.is_known(node):
+            raise Violation(f"attempt {epoch} counts as given back, and was started on {world.guard.where[node].id}")
     world.plane.check_whole()
     world.plane.compare_with_disk()
     world.guard.check_empty()
