@@ -9,7 +9,7 @@ from gpulayer.engine import workers
 from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.testing.sim import Shape, Violation, run
 from gpulayer.testing.sim.__main__ import main
-from gpulayer.testing.sim.mutants import MUTANTS, Mutant, StaleMutant, planted
+from gpulayer.testing.sim.mutants import MUTANTS, UNSEEN, Mutant, StaleMutant, planted
 from gpulayer.testing.sim.replay import written
 from gpulayer.testing.sim.scenario import Scenario
 from tests.soak.simulation import find_mutant
@@ -64,7 +64,7 @@ def test_a_planted_fault_is_found(name):
 
 
 def test_every_planted_fault_is_in_place_only_while_it_is_wanted_and_says_what_it_is():
-    for name, mutant in MUTANTS.items():
+    for name, mutant in {**MUTANTS, **UNSEEN}.items():
         sound = getattr(mutant.owner, mutant.attribute)
         with planted(name):
             assert getattr(mutant.owner, mutant.attribute) is not sound
@@ -151,4 +151,4 @@ def test_the_faults_that_can_be_planted_are_listed(capsys):
     assert main(["--mutants"]) == 0
     listed = capsys.readouterr().out
     assert "no_fence                     The control plane never says that an attempt is void." in listed
-    assert len(listed.splitlines()) == len(MUTANTS)
+    assert len(listed.splitlines()) == len(MUTANTS) + len(UNSEEN)

@@ -72,6 +72,7 @@ class Stream:
             engine.Policy(),
             live.counters,
             jobs=live.jobs,
+            waiting=live.waiting,
             tasks=live.tasks,
             attempts=live.attempts,
             workers=live.workers,

@@ -133,13 +133,8 @@ class _Simulation:
         return tally
 
     def prove_mutants(self, runs: int, *, seed: int, say: Say) -> Tally:
-        """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to.
-
-        Which was noticed where, and how, is written to ``MATRIX``.
-        """
+        """``runs``: how many worlds there are to notice each in. Only with the full number it is a violation not to."""
         searches = self.searches(runs, seed, say)
-        MATRIX.parent.mkdir(exist_ok=True)
-        MATRIX.write_text("".join(_row(one) for one in searches))
         stale = [f"{one.name} does not fit the code: {one.how}" for one in searches if one.is_stale]
         missed = [
             f"{one.name} was not noticed in {one.tried:,} worlds"
@@ -155,15 +150,18 @@ class _Simulation:
         )
 
     def searches(self, runs: int, seed: int, say: Say) -> list[Search]:
-        """All mutants, by name."""
+        """All mutants, by name. Which was noticed where, and how, is written to ``MATRIX`` as it goes."""
         known = self._searches.get((runs, seed))
         if known is not None:
             return known
         seeds, done = _seeds(runs, seed), []
         for one in spread(find_mutant, [(name, seeds) for name in MUTANTS]):
             done.append(one)
+            MATRIX.parent.mkdir(exist_ok=True)
+            lines = (f"{one.name:<28} {one.seed or '-':>10}  {one.how}\n" for one in sorted(done, key=_by_name))
+            MATRIX.write_text("".join(lines))
             say(f"{len(done)} of {len(MUTANTS)} mutants, the last was {one.name}")
-        self._searches[runs, seed] = sorted(done, key=lambda one: one.name)
+        self._searches[runs, seed] = sorted(done, key=_by_name)
         return self._searches[runs, seed]
 
     def _play(self, runs: int, seed: int, say: Say) -> Worlds:
@@ -175,6 +173,10 @@ class _Simulation:
         broken = tuple(one for worlds in done for one in worlds.broken)
         self._worlds[runs, seed] = Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
         return self._worlds[runs, seed]
+
+
+def _by_name(search: Search) -> str:
+    return search.name
 
 
 def _seeds(runs: int, seed: int) -> range:

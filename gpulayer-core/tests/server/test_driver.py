@@ -355,7 +355,7 @@ def test_closing_commits_what_waits_and_refuses_what_comes(committer) -> None:
             await waiting
             with pytest.raises(StorageUnavailable, match="shutting down"):
                 await submit(driver, 2)
-        assert len(committer.store.load_live().jobs) == 1
+        assert len(committer.store.load_live().all_jobs()) == 1
 
     asyncio.run(main())
 

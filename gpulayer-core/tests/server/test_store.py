@@ -42,7 +42,7 @@ from gpulayer.server.store.codec import attempt_from_text, attempt_to_text
 from gpulayer.server.store.schema import alembic_config
 from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
 from gpulayer.server.store.tables import facts as facts_table
-from gpulayer.spec.job import JobEntry, JobSpec, RetryOn
+from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
@@ -188,6 +188,23 @@ def _comparable(state: State) -> object:
     )
 
 
+def test_a_job_that_only_waits_is_loaded_as_no_more_than_that_and_every_other_as_it_is(store) -> None:
+    world = _World(5, store)
+    for _ in range(80):
+        world.turn()
+    world.commit()
+    live = store.load_live()
+    images = {entry.id: image for entry, image in live.all_jobs()}
+    with store.reading() as connection:
+        page, _ = reads.page_of_jobs(connection, states=(), name="", before_seq=None, limit=500)
+    assert images == {job.image.id: job.image for job in page if not job.image.state.is_final}
+    assert live.waiting
+    assert live.jobs
+    plain = {entry.id for entry, _ in live.waiting}
+    assert plain.isdisjoint(entry.id for entry, _ in live.jobs)
+    assert {images[id_].state for id_ in plain} == {JobState.QUEUED}
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_factory) -> None:
@@ -203,6 +220,7 @@ def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_facto
             Policy(),
             live.counters,
             jobs=live.jobs,
+            waiting=live.waiting,
             tasks=live.tasks,
             attempts=live.attempts,
             workers=live.workers,
@@ -407,12 +425,12 @@ def test_a_store_of_an_older_schema_is_brought_up_to_date_with_all_that_is_in_it
     again = Store(str(path))
     try:
         after = again.load_live()
-        jobs = [(replace(entry, owner="local"), image) for entry, image in before.jobs]
+        jobs = [(replace(entry, owner="local"), image) for entry, image in before.all_jobs()]
         tasks = list(before.tasks)
         if revision == "0001":  # who asked for a job's end was not kept, nor whose failures a task had
             jobs = [(entry, replace(image, stop_by="")) for entry, image in jobs]
             tasks = [replace(task, program_failures=0) for task in tasks]
-        assert list(after.jobs) == jobs
+        assert after.all_jobs() == jobs
         assert list(after.tasks) == tasks
         assert (after.attempts, after.workers, after.facts) == (before.attempts, before.workers, before.facts)
         assert after.counters == before.counters

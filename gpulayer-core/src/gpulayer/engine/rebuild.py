@@ -6,6 +6,7 @@ gets new work before it has reported, for it may have gone while nobody listened
 """
 
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 
 from gpulayer.engine import attempts as attempts_
 from gpulayer.engine import holds, queue
@@ -13,7 +14,8 @@ from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobI
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
 from gpulayer.ids import WorkerId
 from gpulayer.placement.capacity import Allocation, usable_capacity
-from gpulayer.spec.job import Gang, JobEntry
+from gpulayer.spec.job import Gang, JobEntry, JobState
+from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
 __all__ = ["rebuild"]
@@ -24,6 +26,7 @@ def rebuild(
     counters: CounterImage | None,
     *,
     jobs: Iterable[tuple[JobEntry, JobImage]] = (),
+    waiting: Iterable[tuple[JobEntry, int]] = (),
     tasks: Iterable[TaskImage] = (),
     attempts: Iterable[AttemptImage] = (),
     workers: Iterable[WorkerImage] = (),
@@ -33,6 +36,7 @@ def rebuild(
     """Images of final jobs, ended attempts, removed workers and facts that no worker has may be among them; they are
     passed over.
 
+    waiting: with their ``seq``, more jobs, whose images would say that they are queued and nothing else.
     heard: workers that have reported to this very process, when it only discards a state that ran ahead of the store.
     """
     state = State(policy=policy)
@@ -43,9 +47,10 @@ def rebuild(
         if worker_image.state is not WorkerState.GONE:
             state.facts[worker_image.facts_digest] = known_facts[worker_image.facts_digest]
             state.workers[worker_image.id] = _worker(state, worker_image, is_heard=worker_image.id in heard)
-    for entry, job_image in sorted(jobs, key=lambda pair: pair[1].seq):
-        if not job_image.state.is_final:
-            state.jobs[entry.id] = _job(entry, job_image)
+    found = [_job(entry, image) for entry, image in jobs if not image.state.is_final]
+    found += [Job(entry, seq, JobState.QUEUED, _class_key(entry), {0: Task(0)}) for entry, seq in waiting]
+    found.sort(key=attrgetter("seq"))
+    state.jobs = {job.entry.id: job for job in found}
     for task_image in tasks:
         job = state.jobs.get(task_image.job_id)
         if job is not None:
@@ -91,12 +96,11 @@ def _worker(state: State, image: WorkerImage, *, is_heard: bool) -> Worker:
 
 
 def _job(entry: JobEntry, image: JobImage) -> Job:
-    nodes = entry.shape.nodes if isinstance(entry.shape, Gang) else 1
     return Job(
         entry,
         image.seq,
         image.state,
-        (entry.request, nodes),
+        _class_key(entry),
         {0: Task(0)},
         image.reason_code,
         image.reason_message,
@@ -108,6 +112,10 @@ def _job(entry: JobEntry, image: JobImage) -> Job:
         image.outcome,
         image.outputs,
     )
+
+
+def _class_key(entry: JobEntry) -> tuple[Request, int]:
+    return entry.request, entry.shape.nodes if isinstance(entry.shape, Gang) else 1
 
 
 def _add_attempt(state: State, image: AttemptImage) -> None:

@@ -156,6 +156,7 @@ class Driver:
                 self._policy,
                 live.counters,
                 jobs=live.jobs,
+                waiting=live.waiting,
                 tasks=live.tasks,
                 attempts=live.attempts,
                 workers=live.workers,

@@ -63,11 +63,11 @@ class History:
 
     def __init__(self) -> None:
         self._phases: dict[Epoch, tuple[NodePhase, bool]] = {}
-        self._states: dict[JobId, JobState] = {}
+        self._states: dict[JobId, JobState] = {}  # but of those that are queued, which may be very many
 
     def restart(self, jobs: Iterable[JobImage], attempts: Iterable[AttemptImage]) -> None:
         """Begin from what the store holds, so that nothing of it is told as new."""
-        self._states = {image.id: image.state for image in jobs}
+        self._states = {image.id: image.state for image in jobs if image.state is not JobState.QUEUED}
         self._phases = {image.epoch: (image.phase, image.is_unreachable) for image in attempts if image.is_shown}
 
     def rows(self, event: Event, records: Sequence[Record]) -> list[EventRow]:
@@ -109,15 +109,13 @@ class History:
         return [*changes, (kind, _attempt_body(image, image.phase))]
 
     def _job_change(self, image: JobImage) -> str:
-        before = self._states.get(image.id)
-        if image.state.is_final:
+        before = self._states.get(image.id, JobState.QUEUED)
+        if image.state.is_final or image.state is JobState.QUEUED:
             self._states.pop(image.id, None)
         else:
             self._states[image.id] = image.state
         if image.state is before or image.state not in _SHOWN_STATES:
-            return ""
-        if image.state is JobState.QUEUED and before is None:
-            return ""  # the submission itself
+            return ""  # of one that is queued and was: the submission itself
         return f"job_{image.state}"
 
 

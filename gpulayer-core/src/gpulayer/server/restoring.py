@@ -150,7 +150,9 @@ def _begin(layout: Layout, head: archive.Head, members: int, *, clock: Clock) ->
         with suppress(OSError):
             leftover.unlink()  # the backup itself is that copy
     workers = sum(worker.state is not WorkerState.GONE for worker in again.workers)
-    return Restored(head, members, lost=len(live.attempts), queued=len(again.jobs), workers=workers)
+    return Restored(
+        head, members, lost=len(live.attempts), queued=len(again.jobs) + len(again.waiting), workers=workers
+    )
 
 
 def _batch(live: Live, event: PlaneRestored) -> Batch:
@@ -159,6 +161,7 @@ def _batch(live: Live, event: PlaneRestored) -> Batch:
         Policy(),
         live.counters,
         jobs=live.jobs,
+        waiting=live.waiting,
         tasks=live.tasks,
         attempts=live.attempts,
         workers=live.workers,

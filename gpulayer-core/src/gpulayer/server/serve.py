@@ -8,6 +8,7 @@ looked for only where they are served.
 import asyncio
 import errno
 import gc
+import itertools
 import json
 import logging
 import os
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from gpulayer.server.plane import Plane
 
-__all__ = ["serve"]
+__all__ = ["keep_collecting", "serve"]
 
 _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _LOOK_S: Final = 0.5
@@ -47,6 +48,9 @@ _STOP_POLL_S: Final = 0.02
 _HEARTBEAT_MS: Final = 10_000
 _HEARTBEATS_A_LEASE: Final = 3
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
+_COLLECT_S: Final = 10.0
+_MIDDLE_EVERY: Final = 30  # of these: 5 minutes
+_ALL_EVERY: Final = 360  # an hour; it takes 50 ms or so where 100,000 jobs wait
 
 _log = logging.getLogger(__name__)
 
@@ -198,10 +202,12 @@ async def _serve(served: _Served) -> None:
             serving = group.create_task(server.serve())
             looking = group.create_task(_look_after(plane, served))
             sweeping = group.create_task(keep_sweeping(plane))
+            collecting = group.create_task(keep_collecting())
             await _until_first(plane.shutdown_asked.wait(), serving)
             served.endpoint.remove()
             looking.cancel()
             sweeping.cancel()
+            collecting.cancel()
             if served.worker is not None:
                 await _end_worker(plane, served.worker)
             plane.stop_holding()
@@ -282,6 +288,15 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
                 _log.warning("the state folder %s was removed or replaced; ending", served.layout.root)
             plane.ask_shutdown(keep_worker=False)
             return
+
+
+async def keep_collecting(*, every_s: float = _COLLECT_S) -> None:
+    """Each connection that has ended is a garbage cycle (asyncio's transports hold a bound method of their own). A
+    plane that is not very busy makes so little else that ``_COLLECT`` alone would keep hours of them: 10 MiB and more.
+    """
+    for count in itertools.count(1):
+        await asyncio.sleep(every_s)
+        gc.collect(2 if count % _ALL_EVERY == 0 else 1 if count % _MIDDLE_EVERY == 0 else 0)
 
 
 async def _renew(plane: "Plane", served: _Served) -> None:

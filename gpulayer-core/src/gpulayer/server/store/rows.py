@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, Record, TaskImage, WorkerImage
 from gpulayer.ids import Digest, JobId, WorkerId
-from gpulayer.spec.job import JobEntry, JobSpec
+from gpulayer.spec.job import JobEntry, JobSpec, JobState
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = [
@@ -199,7 +199,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The inputs of ``engine.rebuild``: the last image of everything that is not final."""
+    """The inputs of ``engine.rebuild``: the last image of everything that is not final.
+
+    waiting: with their ``seq``, in its order, the jobs that wait and of which nothing else is to be told; they are not
+    among ``jobs``. There may be 100,000 of them, and a start waits for an object each.
+    """
 
     counters: CounterImage
     jobs: Sequence[tuple[JobEntry, JobImage]]
@@ -207,6 +211,16 @@ class Live:
     attempts: Sequence[AttemptImage]
     workers: Sequence[WorkerImage]
     facts: Sequence[FactsImage]
+    waiting: Sequence[tuple[JobEntry, int]] = ()
+
+    def all_jobs(self) -> list[tuple[JobEntry, JobImage]]:
+        """``jobs``, and those of ``waiting`` with the images that they would have."""
+        queued = JobState.QUEUED
+        plain = [
+            (entry, JobImage(entry.id, seq, queued, "", "", None, 0, None, None, None, None))
+            for entry, seq in self.waiting
+        ]
+        return sorted([*self.jobs, *plain], key=lambda pair: pair[1].seq)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,8 @@ class Store:
             used = select(tables.workers.c.facts_digest).where(tables.workers.c.state != str(WorkerState.GONE))
             facts = connection.execute(select(tables.facts).where(tables.facts.c.digest.in_(used))).all()
             workers = connection.execute(select(tables.workers).order_by(tables.workers.c.id)).all()
-            rows = connection.exec_driver_sql(_SELECT_LIVE).all()
+            waiting_rows = connection.exec_driver_sql(_SELECT_WAITING).cursor.fetchall()
+            rows = connection.exec_driver_sql(_SELECT_BEGUN).all()
             of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
             task_rows = connection.execute(of_live.order_by(jobs.c.seq, tasks.c.task_index)).all()
             attempt_rows = connection.execute(
@@ -240,26 +241,8 @@ class Store:
             ).all()
         return Live(
             counters=CounterImage(counters.next_epoch, counters.next_seq, counters.now_ms),
-            # Flat, without a call that could be left out: a start waits for this, and there may be 100,000.
             jobs=[
-                (
-                    reader.entry(id_, owner, spec),
-                    JobImage(
-                        id_,
-                        seq,
-                        _STATES[state],
-                        code,
-                        text,
-                        None if stop is None else EndedBy(stop),
-                        grace_ms,
-                        start,
-                        end,
-                        None if outcome is None else outcome_from_text(outcome),
-                        tree,
-                        by,
-                    ),
-                )
-                for id_, owner, spec, seq, state, _, code, text, stop, grace_ms, start, end, outcome, tree, by in rows
+                (reader.entry(id_, owner, spec), job_image(id_, seq, image)) for id_, owner, spec, seq, *image in rows
             ],
             tasks=[
                 TaskImage(
@@ -288,6 +271,7 @@ class Store:
                 for row in workers
             ],
             facts=[FactsImage(Digest(row.digest), facts_from_text(row.facts)) for row in facts],
+            waiting=[(reader.entry(id_, owner, spec), seq) for id_, owner, spec, seq in waiting_rows],
         )
 
     def _last_audit(self) -> tuple[int, str]:
@@ -614,7 +598,15 @@ _FORGET_FACTS: Final = (
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
 _FORGET_KEYS: Final = "DELETE FROM idempotency WHERE wall_ms < ?"
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
-_SELECT_LIVE: Final = f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs WHERE is_live ORDER BY seq"  # noqa: S608
+_ONLY_WAITS: Final = (
+    "state = 'queued' AND reason_code = '' AND reason_message = '' AND stop IS NULL AND stop_grace_ms = 0"
+    " AND started_wall_ms IS NULL AND ended_wall_ms IS NULL AND outcome IS NULL AND outputs IS NULL AND stop_by = ''"
+)
+_SELECT_WAITING: Final = f"SELECT id, owner, schedule, seq FROM jobs WHERE is_live AND {_ONLY_WAITS} ORDER BY seq"  # noqa: S608
+_SELECT_BEGUN: Final = (
+    f"SELECT id, owner, schedule, seq, {', '.join(_JOB_IMAGE)} FROM jobs"  # noqa: S608
+    f" WHERE is_live AND ({_ONLY_WAITS}) IS NOT TRUE ORDER BY seq"
+)
 _FORGET_IDENTITY: Final = "DELETE FROM identities WHERE worker = ?"
 _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a statement
 

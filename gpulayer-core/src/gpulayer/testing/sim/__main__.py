@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpulayer.testing.sim.failing import explained, shrunk
-from gpulayer.testing.sim.mutants import MUTANTS, planted
+from gpulayer.testing.sim.mutants import MUTANTS, UNSEEN, planted
 from gpulayer.testing.sim.replay import scenario_from
 from gpulayer.testing.sim.scenario import Scenario, Shape
 from gpulayer.testing.sim.story import Story
@@ -28,12 +28,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=Shape().workers)
     parser.add_argument("--jobs", type=int, default=Shape().jobs)
     parser.add_argument("--minimise-s", type=float, default=60, help="seconds for making it small (0: leave it)")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="NAME", help="with a planted fault")
+    parser.add_argument("--mutant", choices=sorted({**MUTANTS, **UNSEEN}), metavar="NAME", help="with a planted fault")
     parser.add_argument("--mutants", action="store_true", help="list the faults that can be planted")
     arguments = parser.parse_args(argv)
     if arguments.mutants:
-        for name, mutant in sorted(MUTANTS.items()):
-            print(f"{name:<28} {mutant.text}")
+        for name, mutant in sorted({**MUTANTS, **UNSEEN}.items()):
+            unseen = " (nobody has noticed this one)" if name in UNSEEN else ""
+            print(f"{name:<28} {mutant.text}{unseen}")
         return 0
     try:
         scenarios = _scenarios(arguments)

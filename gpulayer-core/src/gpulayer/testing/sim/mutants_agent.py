@@ -6,7 +6,7 @@ from typing import Any, Final
 from gpulayer.protocol import agent, leases, messages
 from gpulayer.testing.sim.mutant import Mutant
 
-__all__ = ["AGENT"]
+__all__ = ["AGENT", "UNSEEN_AGENT"]
 
 # How long it goes on --------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,6 @@ def _log_left_behind(deliver: Any) -> Any:
 
 AGENT: Final[dict[str, Mutant]] = {
     "endless_work": Mutant(3, leases, "kill_by_ms", _endless_work),
-    "counts_from_arrival": Mutant(3, agent, "_answered", _counts_from_arrival),
     "exclusive_unminded": Mutant(3, leases, "keep_for", _exclusive_unminded),
     "no_kill_grace": Mutant(3, leases, "keep_for", _no_kill_grace),
     "keeps_nothing": Mutant(6, leases, "keep_for", _keeps_nothing),
@@ -273,17 +272,21 @@ AGENT: Final[dict[str, Mutant]] = {
     "put_off_unstopped": Mutant(8, agent, "_put_off", _put_off_unstopped),
     "stops_nothing": Mutant(13, agent, "_stop_all", _stops_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
-    "stale_commands_taken": Mutant(3, agent, "is_current", _stale_commands_taken),
+    "void_unheard": Mutant(3, agent, "_void", _void_unheard),
+    "early_forget": Mutant(4, agent, "_report", _early_forget),
+}
+
+UNSEEN_AGENT: Final[dict[str, Mutant]] = {
+    "counts_from_arrival": Mutant(3, agent, "_answered", _counts_from_arrival),
     "starts_out_of_contact": Mutant(3, agent, "_start_staged", _starts_out_of_contact),
     "void_holds_nothing": Mutant(2, agent, "_start_staged", _void_holds_nothing),
     "starts_unsettled": Mutant(4, agent, "_start_staged", _starts_unsettled),
     "forgets_what_is_done": Mutant(4, agent, "_remember", _forgets_what_is_done),
     "void_runs_on": Mutant(3, agent, "_void", _void_runs_on),
     "void_starts": Mutant(3, agent, "_spawned", _void_starts),
-    "void_unheard": Mutant(3, agent, "_void", _void_unheard),
     "stop_of_the_unknown": Mutant(8, agent, "_refuse_unheard", _stop_of_the_unknown),
-    "early_forget": Mutant(4, agent, "_report", _early_forget),
     "starts_unwritten": Mutant(4, agent, "_start_staged", _starts_unwritten),
-    "ends_unwritten": Mutant(4, agent, "_end", _ends_unwritten),
     "log_left_behind": Mutant(6, agent, "_deliver", _log_left_behind),
+    "ends_unwritten": Mutant(4, agent, "_end", _ends_unwritten),
+    "stale_commands_taken": Mutant(3, agent, "is_current", _stale_commands_taken),
 }

@@ -17,7 +17,7 @@ from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.worker import WorkerState
 from gpulayer.testing.sim.mutant import Mutant
 
-__all__ = ["ENGINE"]
+__all__ = ["ENGINE", "UNSEEN_ENGINE"]
 
 # The package has functions of these names.
 _DUE: Final = import_module("gpulayer.engine.due")
@@ -372,12 +372,9 @@ ENGINE: Final[dict[str, Mutant]] = {
     "lost_while_unreachable": Mutant(6, workers, "lease_expired", _lost_while_unreachable),
     "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),
-    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
     "no_vanish_check": Mutant(4, workers, "_end_vanished", _no_vanish_check),
-    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
     "told_is_taken": Mutant(4, Mailboxes, "waiting", _told_is_taken),
     "never_retracted": Mutant(3, Mailboxes, "deliver", _never_retracted),
-    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
     "endless_retries": Mutant(4, attempts, "_runs_again", _endless_retries),
     "one_retry_more": Mutant(4, attempts, "_runs_again", _one_retry_more),
     "one_retry_fewer": Mutant(4, attempts, "_runs_again", _one_retry_fewer),
@@ -393,4 +390,10 @@ ENGINE: Final[dict[str, Mutant]] = {
     "restored_goes_on": Mutant(3, workers, "restored", _restored_goes_on),
     "forgets_failures": Mutant(4, engine, "rebuild", _forgets_failures),
     "gives_up": Mutant(1, retry, "_may_repeat", _gives_up),
+}
+
+UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
+    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
+    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
+    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
 }

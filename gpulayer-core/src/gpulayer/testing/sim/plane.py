@@ -592,6 +592,7 @@ class SimPlane:
             engine.Policy(scorers=self.scorers.names),
             live.counters,
             jobs=live.jobs,
+            waiting=live.waiting,
             tasks=live.tasks,
             attempts=live.attempts,
             workers=live.workers,

@@ -467,7 +467,7 @@ def _stored(store: Store) -> _Tables:
                 row.epoch: attempt_from_text(row.epoch, row.job_id, row.image)
                 for row in connection.execute(select(attempts))
             },
-            "live jobs": {image.id: image for _, image in live.jobs},
+            "live jobs": {image.id: image for _, image in live.all_jobs()},
             "tasks": _told({(image.job_id, image.index): image for image in live.tasks}),
             "workers": {image.id: image for image in live.workers},
             "counters": {0: live.counters},
