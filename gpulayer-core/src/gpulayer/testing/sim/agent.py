@@ -20,6 +20,7 @@ from gpulayer.testing.sim.clockwork import spread_ms
 from gpulayer.testing.sim.network import IN, OUT
 from gpulayer.testing.sim.parts import Part
 from gpulayer.testing.sim.plane import Commands
+from gpulayer.testing.sim.rules import Violation
 from gpulayer.testing.sim.spawner import Process
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SimAgent:
     _starts: dict[NodeKey, int] = field(default_factory=dict)
     _count: int = 0
     _is_removed: bool = False
+    _never: set[NodeKey] = field(default_factory=set)
     _launching: dict[NodeKey, tuple[int, int]] = field(default_factory=dict)  # at a launcher; until when it may run
     _wake_ms: int | None = None
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
@@ -121,8 +123,22 @@ class SimAgent:
             if clock.story is not None:
                 clock.story.acted(clock.now_ms, self.host.id, action)
             self._act(action)
+        self._refuse(event)
         self._wake()
         self._poll()
+
+    def _refuse(self, event: m.Input) -> None:
+        """What it was told to end, and has not asked its spawner for, never begins."""
+        match event:
+            case m.CommandsReceived(commands=commands):
+                told = [command.epoch for command in commands if isinstance(command, m.Stop)]
+            case m.ReportAnswered(void=epochs) | m.AttemptsVoided(epochs=epochs):
+                told = list(epochs)
+            case _:
+                return
+        for key in (NodeKey(epoch, 0) for epoch in told):
+            if self._starts.get(key) not in self._asked and key not in self.host.spawner.processes:
+                self._never.add(key)
 
     def _act(self, action: m.Action) -> None:
         match action:
@@ -318,6 +334,8 @@ class SimAgent:
         key, host = assignment.key, self.host
 
         def spawn() -> None:
+            if key in self._never:
+                raise Violation(f"{key} starts on {host.id}, which was told to end it before")
             process = host.spawner.spawn(assignment, kill_by_ms)
             if process is None:
                 self._later(1, m.SpawnFailed(key, None, "the time by which it must be over has passed"))
