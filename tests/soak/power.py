@@ -338,6 +338,7 @@ def _old_disk() -> SimDisk:
     from alembic import command  # noqa: PLC0415 - slow to import
 
     store = SqliteStore(Random(0))
+    store.disk.open(STORE_PATH, create=True)
     made = store_._engine(STORE_PATH, store.vfs_name)
     with made.begin() as connection:
         command.upgrade(alembic_config(connection), "0003")

@@ -42,9 +42,6 @@ POINTS: Final[Mapping[str, str]] = {
     "plane.before_key": "a first secret has come; nothing is written of the key that it is to be sealed with",
     "plane.in_key": "the key for secrets is whole and synced under a temporary name",
     "plane.after_key": "the key for secrets has its name; the folder is not synced, nothing is sealed with it",
-    "plane.before_key_sweep": "its state is loaded; idempotency keys that have had their time are there",
-    "plane.in_key_sweep": "idempotency keys that have had their time are deleted, and that is not committed",
-    "plane.after_key_sweep": "idempotency keys that have had their time are gone; nobody can find it yet",
     "plane.before_endpoint": "its state is loaded and its own tokens are durable; nobody can find it yet",
     "plane.in_endpoint": "the endpoint file is whole under a temporary name; nobody can find it yet",
     "plane.after_endpoint": "it can be found; it answers nobody yet",
@@ -192,7 +189,7 @@ WRITES: Final = frozenset(
     {
         # The control plane.
         *("plane.before_port", "plane.before_token", "plane.before_certificate", "plane.in_certificate"),
-        *("plane.before_pepper", "plane.before_key", "plane.in_key_sweep", "plane.before_endpoint"),
+        *("plane.before_pepper", "plane.before_key", "plane.before_endpoint"),
         *("plane.in_transaction", "plane.in_probe", "plane.before_log_piece", "plane.before_log_mark"),
         *("plane.before_log_removal", "plane.in_log_removal"),
         *("blobs.before_write", "blobs.in_stream", "blobs.before_rename"),

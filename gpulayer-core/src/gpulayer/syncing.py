@@ -22,7 +22,11 @@ SYNC_FAILED_EXIT: Final = 74
 SyncFailed = Callable[[str, OSError], None]
 """Told of the path and the error. It may end the process; where it returns, the error is raised."""
 
-_NOT_SYNCABLE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
+_NOT_SYNCABLE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+"""Not EROFS: a file system that met an error is read-only from then on, and what it had to write is lost."""
+
+_TELLS: Final = (5, 8)
+"""Since this Linux ``syncfs`` says whether anything could not be written."""
 
 
 def _leave(_path: str, _error: OSError) -> None:
@@ -58,8 +62,9 @@ class Syncs:
             os.close(descriptor)
 
     def file_system(self, folder: str | os.PathLike[str]) -> bool:
-        """One sync of all that the folder's file system holds; False where there is no such call. Raises OSError."""
-        if not sys.platform.startswith("linux"):
+        """One sync of all that the folder's file system holds; False where there is no call that does it and says
+        whether it could. Raises OSError."""
+        if not sys.platform.startswith("linux") or _version(os.uname().release) < _TELLS:
             return False
         import ctypes  # noqa: PLC0415 - half a megabyte, and only this needs it
 
@@ -88,3 +93,9 @@ class Syncs:
     def _say(self, path: str | os.PathLike[str], error: OSError) -> None:
         if error.errno not in _NOT_SYNCABLE:  # of those nothing was lost: such a file is never synced
             self.failed(os.fspath(path), error)
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """Of a kernel: its first two numbers."""
+    numbers = [int(part) if part.isdigit() else 0 for part in release.replace("-", ".").split(".")[:2]]
+    return (*numbers, 0, 0)[:2]

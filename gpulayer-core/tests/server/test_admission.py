@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections import Counter
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -15,6 +17,7 @@ from gpulayer.net import parse_url
 from gpulayer.server.admission import Admission, AdmissionLimits, Backlog, Demand, Load, decide
 from gpulayer.server.routes import ROUTES
 from gpulayer.server.store import Store
+from gpulayer.server.tokens import TokenKind
 from gpulayer.worker.http import HttpClient
 
 LIMITS = AdmissionLimits()
@@ -71,19 +74,79 @@ def test_the_further_behind_and_the_more_refused_the_later_they_come_again():
 def test_what_has_ended_counts_no_more_and_refusals_are_forgotten_after_a_second():
     now = [10_000]
     gate = Admission(AdmissionLimits(submits=1, refusals_a_second=1), backlog=Backlog, monotonic_ms=lambda: now[0])
-    with gate.admitted(Demand.SUBMIT, 5):
+    with gate.admitted(Demand.SUBMIT, "a") as held:
+        held.take(5)
         for again_s in (1, 2, 3):
-            with pytest.raises(Overloaded) as refused, gate.admitted(Demand.SUBMIT, 5):
+            with pytest.raises(Overloaded) as refused, gate.admitted(Demand.SUBMIT, "b"):
                 pass
             assert refused.value.details == {"retry_after_s": again_s}
         now[0] += 1_000
         assert gate.load(Demand.SUBMIT).refused == 3
         now[0] += 1_000
-        assert gate.load(Demand.SUBMIT) == Load(under_way=1, body_bytes=5)
-    with pytest.raises(ValueError, match="broken"), gate.admitted(Demand.SUBMIT, 5):
+        assert gate.load(Demand.SUBMIT, "a") == Load(under_way=1, body_bytes=5, of_party=1, party_bytes=5)
+        assert gate.load(Demand.SUBMIT, "b") == Load(under_way=1, body_bytes=5)
+    with pytest.raises(ValueError, match="broken"), gate.admitted(Demand.SUBMIT, "a"):
         raise ValueError("broken")
     assert gate.load(Demand.SUBMIT) == Load()
     assert gate.refusals == 3
+
+
+@pytest.mark.parametrize("demand", [Demand.SUBMIT, Demand.UPLOAD, Demand.LOOK])
+def test_whatever_one_party_does_half_of_the_places_and_of_the_memory_are_for_others(demand):
+    gate = Admission(AdmissionLimits(), backlog=Backlog, monotonic_ms=lambda: 0)
+    with ExitStack() as under_way:
+        for _ in range(LIMITS.at_once(demand) // 2):
+            held = under_way.enter_context(gate.admitted(demand, "greedy"))
+            with suppress(Overloaded):
+                held.take(16 * 2**20)
+        with pytest.raises(Overloaded):
+            under_way.enter_context(gate.admitted(demand, "greedy"))
+        assert gate.load(demand, "greedy").party_bytes <= LIMITS.body_bytes // 2
+        for _ in range(7):
+            held = under_way.enter_context(gate.admitted(demand, "modest"))
+            held.take(16 * 2**20)
+
+
+def test_a_body_counts_by_what_has_come_of_it(plane):
+    """What is only announced takes no memory: a hundred that announce as much as they may keep nobody out."""
+    drips = [slow_body(plane, "POST", "/v1/jobs", 16 * 2**20) for _ in range(100)]
+    drips += [slow_body(plane, "PUT", f"/v1/blobs/{'0' * 64}", 10**9) for _ in range(30)]
+    try:
+        plane.until(lambda: plane.plane.admission.load(Demand.SUBMIT).under_way == 100)
+        plane.until(lambda: plane.plane.admission.load(Demand.UPLOAD).under_way == 30)
+        plane.until(lambda: plane.plane.admission.load(Demand.SUBMIT).body_bytes == 100 * len(SOME))
+        assert plane.submit()["id"]
+        assert plane.put_blob(b"hello")
+        assert plane.http.post("/v1/sources:missing", json={"digests": []}).status_code == 200
+    finally:
+        for drip in drips:
+            drip.close()
+
+
+def test_who_drips_on_all_places_that_a_party_has_keeps_others_from_none(plane):
+    other = plane.new_token(TokenKind.CLIENT, owner="other")
+    drips = [slow_body(plane, "POST", "/v1/jobs", 1_000) for _ in range(LIMITS.submits // 2)]
+    try:
+        plane.until(lambda: plane.plane.admission.load(Demand.SUBMIT).under_way == len(drips))
+        assert plane.http.post("/v1/jobs", json={"schema": 1, "command": ["true"]}).status_code == 503
+        headers = {"Authorization": f"Bearer {other}"}
+        answer = plane.http.post("/v1/jobs", json={"schema": 1, "command": ["true"]}, headers=headers)
+        assert answer.status_code == 201, answer.text
+    finally:
+        for drip in drips:
+            drip.close()
+
+
+SOME = b"[" * 100
+
+
+def slow_body(plane, method, path, announced):
+    """A request whose body has begun and goes on some time."""
+    url = parse_url(plane.url)
+    connection = socket.create_connection((url.host, url.port))
+    head = f"{method} {path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nAuthorization: Bearer {plane.token}\r\n"
+    connection.sendall(f"{head}Content-Length: {announced}\r\n\r\n".encode() + SOME)
+    return connection
 
 
 def test_what_a_worker_needs_and_what_asks_of_one_job_is_never_refused():

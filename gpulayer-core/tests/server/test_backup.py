@@ -1,24 +1,43 @@
 """A backup of a control plane that runs, and what becomes of it: the same plane, and no lease, number or signature of
 the time that was lost means anything any more."""
 
+import errno
 import io
 import os
 import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulayer.clock import SystemClock
-from gpulayer.errors import Conflict, GpulayerError, NotSupported, StorageUnavailable, UsageError
-from gpulayer.server import archive
+from gpulayer.clock import ManualClock, SystemClock
+from gpulayer.errors import (
+    Conflict,
+    DigestMismatch,
+    DiskFull,
+    GpulayerError,
+    NotSupported,
+    StorageUnavailable,
+    UsageError,
+)
+from gpulayer.ids import Digest, JobId
+from gpulayer.server import archive, restoring
 from gpulayer.server.backup import open_backup
+from gpulayer.server.folder import locked
 from gpulayer.server.generations import HIGHEST, first_of_generation
 from gpulayer.server.restoring import restore
+from gpulayer.server.retention import sweep
 from gpulayer.server.settings import Layout
-from gpulayer.server.store import Store
+from gpulayer.server.store import SecretRow, Side, Store
+from gpulayer.server.store.health import examine
+from gpulayer.server.store.tables import SCHEMA_VERSION
+from gpulayer.spec.tree import digest_of
+from gpulayer.staging.blobs import BlobFolder
+from gpulayer.syncing import Syncs
 
 YEAR_MS = 31_536_000_000
 NOW_MS = 1_795_000_000_000
@@ -122,12 +141,129 @@ def test_a_backup_without_blobs_and_logs_holds_neither_and_says_so(plane, tmp_pa
 
 
 def test_what_is_deleted_from_a_store_is_in_no_backup(plane, tmp_path) -> None:
-    with plane.plane.store.reading() as connection:
-        before = connection.exec_driver_sql("SELECT secret_hash FROM tokens").scalars().all()
-    backup = kept(plane, tmp_path / "kept")
-    assert len(backup.read_bytes()) % 512 == 0
-    assert before  # hashes, never tokens
-    assert plane.token.encode() not in backup.read_bytes()
+    job = JobId(plane.submit()["id"])
+    sealed = b"what was sealed, and is forgotten"
+    plane.call(lambda: plane.plane.driver.submit(side=Side(secrets=(SecretRow(job, "A", sealed),))))
+    assert sealed in kept(plane, tmp_path / "before").read_bytes()
+    with closing(sqlite3.connect(plane.settings.layout.store)) as connection:
+        connection.execute("PRAGMA secure_delete=OFF")  # as SQLite is built in some places
+        connection.execute("DELETE FROM secrets")
+        connection.commit()
+    plane.plane.store.settle()
+    assert sealed in plane.settings.layout.store.read_bytes(), "in a page that is free now"
+    assert sealed not in kept(plane, tmp_path / "kept").read_bytes()
+
+
+def test_what_is_old_is_taken_away_before_a_backup_and_after_it_and_not_meanwhile(plane, tmp_path) -> None:
+    worker = plane.worker()
+    worker.report()
+    plane.submit()
+    (command,) = worker.commands(hold_s=5)
+    worker.put_log(command["epoch"], 0, b"hello\n")
+    damaged = plane.plane.blobs.path(Digest(plane.put_blob(b"content")))
+    damaged.write_bytes(b"CONTENT")
+    large = plane.plane.blobs.path(Digest("0" * 64))
+    large.parent.mkdir(exist_ok=True)
+    large.touch()
+    os.truncate(large, 128 * 2**20)  # more than is on its way at once
+    with plane.http.stream("POST", "/v1/plane:backup", json={}) as answer:
+        pieces = answer.iter_bytes()
+        content = next(pieces)
+        again = plane.http.post("/v1/plane:backup", json={})
+        assert (again.status_code, plane.check_envelope(again)["code"]) == (409, "conflict")
+        worker.report(worker.ended(command["epoch"]))
+        assert _swept(plane) == 0
+        with pytest.raises(DigestMismatch):
+            plane.plane.blobs.read(Digest(damaged.parent.name + damaged.name))
+        content += b"".join(pieces)
+    assert int(answer.headers["Content-Length"]) == len(content)
+    head = archive.check(io.BytesIO(content), what="it")
+    assert head.holds == ("blobs", "logs")
+    plane.until(lambda: not plane.plane.is_backed_up)
+    assert _swept(plane) == 1
+    with pytest.raises(DigestMismatch):
+        plane.plane.blobs.read(Digest(damaged.parent.name + damaged.name))
+    assert not damaged.exists()
+
+
+def _swept(plane) -> int:
+    """By a clock of long after."""
+    real = plane.plane.clock
+    plane.plane.clock = ManualClock(now_ms=real.monotonic_ms(), wall_offset_ms=real.wall_ms() + YEAR_MS)
+    try:
+        return plane.call(lambda: sweep(plane.plane))
+    finally:
+        plane.plane.clock = real
+
+
+def test_there_are_as_many_members_the_second_time_whatever_has_come_meanwhile(tmp_path) -> None:
+    layout = Layout(tmp_path)
+    Store(str(layout.store)).close()
+    blobs = BlobFolder(layout.blobs, durable=False)
+    held = [digest_of(bytes([number])) for number in range(200)]
+    for number, digest in enumerate(held):
+        blobs.put_bytes(digest, bytes([number]))
+    with open_backup(layout, made_wall_ms=NOW_MS) as made:
+        blobs.put_bytes(digest_of(b"late"), b"late")
+        content = b"".join(made.pieces())
+        assert len(content) == made.size
+    archive.check(io.BytesIO(content), what="it")
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        found = {name.removeprefix("blobs").replace("/", "") for name in tar.getnames() if name.startswith("blobs/")}
+    assert found == set(held)
+
+
+def test_a_copy_that_finds_no_room_is_not_begun(disk_of, tmp_path) -> None:
+    layout = Layout(disk_of(4_000))
+    Store(str(layout.store)).close()
+    with pytest.raises(DiskFull, match="no room for a copy"), open_backup(layout, made_wall_ms=NOW_MS):
+        pass
+    assert list(layout.root.glob("backup-*")) == []
+
+
+def test_a_backup_sweeps_the_copies_of_others_that_were_killed_and_nothing_else(tmp_path) -> None:
+    layout = Layout(tmp_path)
+    Store(str(layout.store)).close()
+    mine, left = tmp_path / "backup-monday.db", tmp_path / f"backup-{'0' * 16}.db"
+    for path in (mine, left):
+        path.write_bytes(b"x")
+        os.utime(path, (1, 1))
+    with open_backup(layout, made_wall_ms=NOW_MS):
+        pass
+    assert (mine.exists(), left.exists()) == (True, False)
+
+
+def _lose_log(layout: Layout) -> None:
+    """It was in use, and its newest part is gone."""
+    Path(f"{layout.store}-open").touch()
+
+
+def _lose_counters(layout: Layout) -> None:
+    with closing(sqlite3.connect(layout.store)) as connection:
+        connection.execute("DELETE FROM counters")
+        connection.commit()
+
+
+def _lose_table(layout: Layout) -> None:
+    with closing(sqlite3.connect(layout.store)) as connection:
+        connection.execute("DROP TABLE sink_cursors")
+        connection.commit()
+
+
+def _lose_store(layout: Layout) -> None:
+    layout.store.unlink()
+
+
+@pytest.mark.parametrize("lose", [_lose_log, _lose_counters, _lose_table, _lose_store])
+def test_what_a_start_refuses_is_not_backed_up_and_a_doctor_says_it(tmp_path, lose) -> None:
+    layout = Layout(tmp_path)
+    Store(str(layout.store)).close()
+    layout.pepper.write_bytes(b"p" * 32)
+    lose(layout)
+    with pytest.raises(StorageUnavailable), open_backup(layout, made_wall_ms=NOW_MS):
+        pass
+    with pytest.raises(StorageUnavailable):
+        examine(layout.store, made_after=layout.pepper)
 
 
 def test_a_backup_leaves_nothing_in_the_folder_also_where_nobody_takes_it(plane) -> None:
@@ -183,12 +319,15 @@ def test_a_backup_with_another_byte_is_refused(whole, tmp_path) -> None:
         assert isinstance(error, Conflict | UsageError | StorageUnavailable), place
 
 
+def _head(ms: bytes) -> bytes:
+    said = b'{"format": 1, "gpulayer": "0", "store_schema": "0004", "made_wall_ms": %s, "incarnation": "", "holds": []}'
+    return said % ms
+
+
 def _forged(name: str, kind: bytes = tarfile.REGTYPE, *, head: bytes = b"", link: str = "") -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        said = head or (
-            b'{"format": 1, "gpulayer": "0", "store_schema": "0004", "made_wall_ms": 1, "incarnation": "", "holds": []}'
-        )
+        said = head or _head(b"1")
         info = tarfile.TarInfo("gpulayer-backup.json")
         info.size = len(said)
         tar.addfile(info, io.BytesIO(said))
@@ -218,6 +357,134 @@ def test_a_backup_of_a_newer_format_is_refused_with_the_version_that_made_it(tmp
     assert "gpulayer 9.9" in error.hint
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(b"[" * 60_000, b'{"format": ' + b"[" * 10_000, b"9" * 5_000),
+        *(_head(ms) for ms in (b"-1", b"1e30", b"1" + b"0" * 30, b"253402300799001", b"null", b"[]")),
+    ],
+)
+def test_a_head_that_makes_no_sense_is_damage(tmp_path, head) -> None:
+    assert isinstance(_refused(_forged("pepper", head=head), tmp_path), Conflict)
+
+
+def test_what_a_newer_backup_says_of_itself_is_shown_without_what_a_terminal_would_obey(tmp_path) -> None:
+    error = _refused(_forged("pepper", head=b'{"format": 2, "gpulayer": "9\\n\\u001b[31mevil"}'), tmp_path)
+    assert error.hint.isprintable()
+
+
+@pytest.mark.parametrize("change", [lambda whole: whole + b"x", lambda whole: whole[:-1024], lambda whole: whole[:-1]])
+def test_nothing_is_missing_after_the_end_and_nothing_follows(whole, tmp_path, change) -> None:
+    assert isinstance(_refused(change(whole), tmp_path), Conflict)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path) -> None:
+    pipe, root = tmp_path / "pipe", tmp_path / "root"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is no plain file"):
+        restore(pipe, root, clock=SystemClock())
+    assert not root.exists()
+
+
+def test_a_damaged_store_in_a_backup_is_the_backups_fault(whole, tmp_path) -> None:
+    store, backup = tmp_path / "store.db", tmp_path / "kept"
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        held = tar.extractfile("store.db")
+        assert held is not None
+        store.write_bytes(held.read())
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("DELETE FROM counters")
+        connection.commit()
+    head = archive.Head("0", SCHEMA_VERSION, NOW_MS)
+    pepper = tmp_path / "pepper"
+    pepper.write_bytes(b"p" * 32)
+    members = [archive.Member(path.name, path, path.stat().st_size) for path in (store, pepper)]
+    backup.write_bytes(b"".join(archive.pieces_of(head, members)))
+    with pytest.raises(Conflict) as refused:
+        restore(backup, tmp_path / "root", clock=SystemClock())
+    assert str(backup) in refused.value.message
+    assert "nothing was restored" in refused.value.hint
+    assert ".restore-" not in refused.value.message
+    assert not (tmp_path / "root").exists()
+
+
+def test_it_is_restored_through_a_link_and_onto_another_disk_and_where_only_the_folder_may_be_written(
+    whole, tmp_path, disk_of
+) -> None:
+    backup, target, link = tmp_path / "kept", tmp_path / "target", tmp_path / "link"
+    backup.write_bytes(whole)
+    target.mkdir()
+    link.symlink_to(target)
+    disk = disk_of(4_000)
+    (disk / "lost+found").mkdir()
+    for root in (link, disk):
+        restore(backup, root, clock=SystemClock())
+        assert {path.name for path in root.iterdir()} - {"lost+found"} == {"store.db", "pepper", "plane.lock"}
+        Store(str(Layout(root).store)).close()
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "target", "link", "disk0"}
+
+
+@pytest.mark.parametrize("step", ["_unpack", "_begin", "_sync_all", "_give_names"])
+def test_what_a_killed_restore_has_left_goes_with_the_next(whole, tmp_path, step) -> None:
+    backup, root = tmp_path / "kept", tmp_path / "root"
+    backup.write_bytes(whole)
+    with mock.patch.object(restoring, step, side_effect=_Killed), mock.patch.object(restoring, "_sweep"):
+        with pytest.raises(_Killed):
+            restore(backup, root, clock=SystemClock())
+    assert [path for path in root.iterdir() if path.name.startswith(".restore-")]
+    restore(backup, root, clock=SystemClock())
+    assert {path.name for path in root.iterdir()} == {"store.db", "pepper", "plane.lock"}
+
+
+def test_a_restore_that_was_killed_between_two_names_is_no_control_plane_and_goes_with_the_next(
+    whole, tmp_path
+) -> None:
+    backup, root = tmp_path / "kept", tmp_path / "root"
+    backup.write_bytes(whole)
+    real = os.rename
+
+    def rename(source, target):
+        if Path(target).name == "store.db":
+            raise _Killed
+        real(source, target)
+
+    with mock.patch.object(restoring.os, "rename", rename), mock.patch.object(restoring, "_sweep"):
+        with pytest.raises(_Killed):
+            restore(backup, root, clock=SystemClock())
+    assert (root / "pepper").exists()
+    restore(backup, root, clock=SystemClock())
+    assert {path.name for path in root.iterdir()} == {"store.db", "pepper", "plane.lock"}
+
+
+def test_a_last_sync_that_fails_leaves_nothing_and_says_so(whole, tmp_path) -> None:
+    backup, root = tmp_path / "kept", tmp_path / "root"
+    backup.write_bytes(whole)
+    real, synced = Syncs.path, []
+
+    def path(self, where):
+        synced.append(where)
+        if len([each for each in synced if Path(each) == root]) == 2:
+            raise OSError(errno.EIO, "I/O error", str(where))
+        real(self, where)
+
+    with mock.patch.object(Syncs, "path", path), pytest.raises(StorageUnavailable) as refused:
+        restore(backup, root, clock=SystemClock())
+    assert "is not empty" not in refused.value.message
+    assert not root.exists()
+
+
+def test_a_folder_that_a_control_plane_serves_is_not_restored_to(whole, tmp_path) -> None:
+    backup, root = tmp_path / "kept", tmp_path / "root"
+    backup.write_bytes(whole)
+    root.mkdir()
+    with locked(Layout(root)), pytest.raises(Conflict, match="already running"):
+        restore(backup, root, clock=SystemClock())
+
+
+class _Killed(BaseException):
+    pass
+
+
 @given(st.binary(max_size=3_000))
 def test_no_rubbish_makes_more_than_a_refusal(content) -> None:
     with pytest.raises((Conflict, UsageError, NotSupported)):
@@ -240,7 +507,7 @@ def test_what_is_restored_is_closed_to_others(whole, tmp_path) -> None:
     backup.write_bytes(whole)
     restore(backup, root, clock=SystemClock())
     assert os.stat(root).st_mode & 0o077 == 0
-    assert {path.name for path in root.iterdir()} == {"store.db", "pepper"}
+    assert {path.name for path in root.iterdir()} == {"store.db", "pepper", "plane.lock"}
     assert all(os.stat(path).st_mode & 0o077 == 0 for path in root.iterdir())
 
 
@@ -256,7 +523,10 @@ def test_two_restores_of_one_backup_count_above_each_other_by_the_clock() -> Non
 
 
 @given(
-    highest=st.integers(1, 2**46), wall_ms=st.integers(0, 2**50), made_ms=st.integers(0, 2**50), chance=st.integers(0)
+    highest=st.integers(1, HIGHEST - 2**34),
+    wall_ms=st.integers(0, 2**50),
+    made_ms=st.integers(0, 2**50),
+    chance=st.integers(0),
 )
 def test_a_generation_begins_above_all_that_the_backup_gave_out_whatever_the_clock_says(
     highest, wall_ms, made_ms, chance
@@ -264,4 +534,10 @@ def test_a_generation_begins_above_all_that_the_backup_gave_out_whatever_the_clo
     first = first_of_generation(
         highest=highest, wall_ms=wall_ms, made_wall_ms=made_ms, below=lambda limit: chance % limit
     )
-    assert highest < first < 2**48
+    assert highest < first <= HIGHEST
+
+
+@pytest.mark.parametrize("highest", [HIGHEST - 1, HIGHEST, 2**63 - 1])
+def test_where_no_numbers_are_left_nothing_is_restored(highest) -> None:
+    with pytest.raises(Conflict, match="no numbers are left"):
+        first_of_generation(highest=highest, wall_ms=NOW_MS, made_wall_ms=NOW_MS + 1, below=lambda limit: limit - 1)

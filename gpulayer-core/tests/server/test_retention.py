@@ -7,7 +7,7 @@ import pytest
 from gpulayer.clock import ManualClock
 from gpulayer.errors import StorageUnavailable
 from gpulayer.server.lastuse import save_uses
-from gpulayer.server.retention import keep_sweeping, sweep, sweep_events, sweep_tokens
+from gpulayer.server.retention import keep_sweeping, sweep, sweep_events, sweep_keys, sweep_tokens
 from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Side, log, reads
 from gpulayer.server.tokens import TokenKind, parse_token
 
@@ -185,6 +185,7 @@ def test_a_served_plane_forgets_tokens_by_itself_whatever_becomes_of_the_logs(st
 
 
 def _swept(plane) -> int:
+    plane.call(lambda: sweep_keys(plane.plane))
     return plane.call(lambda: sweep_events(plane.plane))
 
 

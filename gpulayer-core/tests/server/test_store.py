@@ -34,7 +34,7 @@ from gpulayer.engine.events import (
     WorkerResumed,
 )
 from gpulayer.engine.records import AttemptImage, NodeImage, TaskImage
-from gpulayer.errors import Blame, Conflict, StorageUnavailable
+from gpulayer.errors import Blame, Conflict, DiskFull, StorageUnavailable
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import AuditEntry, Batch, IdempotencyRow, IdentityRow, JobRow, Side, Store, log, reads
@@ -42,7 +42,7 @@ from gpulayer.server.store.codec import attempt_from_text, attempt_to_text
 from gpulayer.server.store.schema import alembic_config
 from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
 from gpulayer.server.store.tables import facts as facts_table
-from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
+from gpulayer.spec.job import JobEntry, JobSpec, RetryOn
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
@@ -188,23 +188,6 @@ def _comparable(state: State) -> object:
     )
 
 
-def test_a_job_that_only_waits_is_loaded_as_no_more_than_that_and_every_other_as_it_is(store) -> None:
-    world = _World(5, store)
-    for _ in range(80):
-        world.turn()
-    world.commit()
-    live = store.load_live()
-    images = {entry.id: image for entry, image in live.all_jobs()}
-    with store.reading() as connection:
-        page, _ = reads.page_of_jobs(connection, states=(), name="", before_seq=None, limit=500)
-    assert images == {job.image.id: job.image for job in page if not job.image.state.is_final}
-    assert live.waiting
-    assert live.jobs
-    plain = {entry.id for entry, _ in live.waiting}
-    assert plain.isdisjoint(entry.id for entry, _ in live.jobs)
-    assert {images[id_].state for id_ in plain} == {JobState.QUEUED}
-
-
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_the_state_rebuilt_from_the_store_is_the_live_state(seed, tmp_path_factory) -> None:
@@ -257,7 +240,8 @@ def test_facts_are_kept_while_anybody_has_them_and_no_longer(store) -> None:
         world.commit()
         store.commit(Batch(sides=[Side(forget_events=10**9)]))
         with store.reading() as connection:
-            unnamed, seen = log.unnamed_facts(connection)
+            named, seen = log.named_facts(connection, after=0, limit=10**6)
+            unnamed = log.unnamed_facts(connection, named)
         store.commit(Batch(sides=[Side(forget_facts=tuple(unnamed), facts_after=seen)]))
         return {int(digest, 16) for digest in _kept_facts(store)}
 
@@ -525,10 +509,34 @@ def test_opening_a_store_imports_no_alembic(tmp_path) -> None:
 def test_idempotency_keys_are_dropped_after_their_time(store) -> None:
     rows = tuple(IdempotencyRow("o", f"k{n}", "d", (JobId("j"),), n) for n in range(3))
     store.commit(Batch(sides=[Side(idempotency=rows)]))
-    store.forget_idempotency(2)
+    store.commit(Batch(sides=[Side(forget_idempotency_ms=2)]))
     with store.reading() as connection:
         assert reads.find_idempotency(connection, "o", "k1") is None
         assert reads.find_idempotency(connection, "o", "k2") == rows[2]
+
+
+def test_however_many_keys_have_had_their_time_one_commit_drops_the_oldest_thousand(store) -> None:
+    rows = tuple(IdempotencyRow("o", f"k{n}", "d", (JobId("j"),), n) for n in range(2_500))
+    store.commit(Batch(sides=[Side(idempotency=rows)]))
+    for left in (1_500, 500, 0):
+        store.commit(Batch(sides=[Side(forget_idempotency_ms=10**9)]))
+        with store.reading() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM idempotency").scalar_one() == left
+            assert log.has_keys_before(connection, wall_ms=10**9) is (left > 0)
+
+
+@pytest.mark.parametrize("kib", [*range(60, 320, 20)])
+def test_a_disk_with_little_room_makes_no_half_store_and_the_next_start_works(disk_of, fill, kib) -> None:
+    folder = disk_of(1_000)
+    fill(folder / "filler")
+    os.truncate(folder / "filler", (1_000 - kib) * 1_024)
+    path = folder / "store.db"
+    with pytest.raises(DiskFull):
+        Store(str(path))
+    assert not path.exists()
+    (folder / "filler").unlink()
+    Store(str(path)).close()
+    Store(str(path)).close()
 
 
 def test_a_log_that_grew_under_a_long_read_shrinks_when_that_is_over(tmp_path, monkeypatch) -> None:

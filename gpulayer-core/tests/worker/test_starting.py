@@ -73,6 +73,18 @@ def test_what_takes_long_to_be_launched_is_given_the_time_that_holds_by_then() -
     assert not starter.extend(59_000), "the spawner is to be told"
 
 
+def test_a_start_that_was_called_off_meanwhile_is_not_wanted_by_anybody() -> None:
+    class Asks:
+        async def spawn(self, *, is_wanted, **_: object) -> SpawnFailed:
+            assert is_wanted()
+            assert not starter.call_off()
+            assert not is_wanted()
+            return SpawnFailed(0, str(KEY), 0, "it was called off", None)
+
+    starter = SpawnerStarter(Asks(), Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 0)
+    assert asyncio.run(starter.start(plan_of("true"))) == NotLaunched(None, "it was called off", "")
+
+
 def start(*argv: str, exit_code: int = 127, number: int = errno.ENOENT) -> NotLaunched:
     attempt = Assignment(KEY, JobId("7f3a000000000001"), 1, ("python", "train.py"), launcher="nicetime")
     found = asyncio.run(SpawnerStarter(Link(exit_code, number), attempt, 0).start(plan_of(*argv)))

@@ -17,7 +17,7 @@ from tests.e2e.kills.stirs import Traffic, check_store, hook_variables, sink
 LIFE_S = 60.0
 
 PLANE = ("plane.", "commit.", "blobs.", "sinks.")
-SETUP = ("port", "lock", "certificate", "certificate_name", "token", "pepper", "key_sweep", "endpoint")
+SETUP = ("port", "lock", "certificate", "certificate_name", "token", "pepper", "endpoint")
 """Of a control plane before it can be found for the first time."""
 SWEEP = ("log_removal", "compaction", "expiry")
 """What only time brings."""

@@ -1,5 +1,6 @@
 """``gpulayer backup``: all of a control plane in one file, whether it runs or not."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpulayer.cli.console import print_line, say
+from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.progress import transfer_progress
 from gpulayer.client import calls
@@ -18,6 +20,7 @@ from gpulayer.client.location import Local
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.client.upload import Transfer
 from gpulayer.errors import Conflict, Unreachable, UsageError
+from gpulayer.ids import new_id
 from gpulayer.server.archive import check
 from gpulayer.server.folder import locked
 from gpulayer.server.settings import Layout
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 app = command_app()
 
 _WHAT: Final = "backup"
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
 @app.command()
@@ -50,10 +54,13 @@ def backup(
     FILE holds what is secret: whoever reads it can be this control plane.
     """
     path = Path(file)
+    if file == "-" or file.endswith(os.sep) or path.name in ("", "..") or path.is_dir():
+        raise UsageError(f"{file!r} is not the name of a file", hint="gpulayer backup FILE, for example plane.backup")
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already", hint="give a new name: an older backup may be the good one")
     settings = settings_for(target, state=state)
-    size = _write(path, lambda progress: _pieces(settings, progress, blobs=not no_blobs, logs=not no_logs))
+    with told_to_end():
+        size = _write(path, lambda progress: _pieces(settings, progress, blobs=not no_blobs, logs=not no_logs))
     print_line(f"{path}: {format_bytes(size)}")
     say(f"keep it where nobody else can read it; gpulayer restore {path} --state DIR makes a control plane of it again")
 
@@ -74,7 +81,10 @@ def _pieces(settings: "Settings", progress: Callable[[Transfer], None], *, blobs
 
     layout = Layout(folder)
     made_wall_ms = time.time_ns() // 1_000_000
-    with locked(layout), open_backup(layout, made_wall_ms=made_wall_ms, blobs=blobs, logs=logs) as made:
+    with (
+        locked(layout, doing="gpulayer backup"),
+        open_backup(layout, made_wall_ms=made_wall_ms, blobs=blobs, logs=logs) as made,
+    ):
         done = 0
         for piece in made.pieces():
             done += len(piece)
@@ -99,9 +109,13 @@ def _from_plane(
 
 def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[bytes]]) -> int:
     """The whole file, synced and read again, or nothing. Returns its size."""
-    making = path.with_name(f"{path.name}.part")
+    # A name that nobody else has: neither another backup to the same FILE, nor a file that was there.
+    making = path.with_name(f".gpulayer-backup-{new_id()}.part")
     try:
-        descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise storage_error(error, making) from error
+    try:
         with open(descriptor, "w+b") as file, transfer_progress(is_quiet=False) as progress:
             os.fchmod(descriptor, 0o600)
             for piece in pieces(progress):
@@ -111,12 +125,36 @@ def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[b
             size = file.tell()
             file.seek(0)
             check(file, what=str(path))
-        os.link(making, path)  # unlike a rename it takes nobody's place
-    except FileExistsError:
-        raise UsageError(f"{path} is there already", hint="give a new name") from None
+        _give_name(making, path)
     except OSError as error:
         raise storage_error(error, making) from error
     finally:
         with suppress(OSError):
             os.unlink(making)
     return size
+
+
+def _give_name(making: Path, path: Path) -> None:
+    """Durable, and nobody's place is taken. Raises UsageError where there is something of that name, OSError."""
+    try:
+        try:
+            os.link(making, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # Sticks and shares know no links: the name is taken as an empty file of ours, which is then replaced.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            try:
+                os.replace(making, path)
+            except OSError:
+                os.unlink(path)
+                raise
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", hint="give a new name") from None
+    try:
+        Syncs().path(path.parent)
+    except PermissionError:
+        os.sync()  # a folder that may be written and not read can't be synced by itself
+    except OSError:
+        os.unlink(path)
+        raise

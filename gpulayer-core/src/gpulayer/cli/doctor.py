@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
 from typing import Annotated, Final
 
 import typer
@@ -16,13 +15,13 @@ from gpulayer.client.connect import Settings
 from gpulayer.client.diagnosis import Finding, Mark, examine, examine_folder
 from gpulayer.client.embedded import find_plane, is_stale
 from gpulayer.client.location import Local, Location
-from gpulayer.errors import Conflict, StorageUnavailable, Unauthenticated, UsageError
-from gpulayer.server.folder import locked
+from gpulayer.errors import StorageUnavailable, Unauthenticated, UsageError
 from gpulayer.server.settings import Layout
 
 app = command_app()
 
 _SIGNS: Final = {Mark.OK: "ok", Mark.WARN: "warn", Mark.FAIL: "FAIL", Mark.SKIPPED: "-"}
+_LOOKS: Final = 3
 _COLOURS: Final = {Mark.OK: "32", Mark.WARN: "33", Mark.FAIL: "31", Mark.SKIPPED: "2"}
 
 
@@ -102,21 +101,44 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
 
 
 def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
-    """What a start would refuse, and more: every page, every index. Nothing is started or changed for it."""
-    from gpulayer.server.store.health import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
+    """What a start would refuse, and more: every page, every index. Nothing is started, changed or kept from starting
+    for it: what was seen while a control plane began or ended is looked at once more."""
+    from gpulayer.server.store.disk import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
 
     if not layout.root.is_dir():
         return
-    try:
-        with nullcontext() if is_served else locked(layout):
+    for _ in range(_LOOKS):
+        before = _as_it_is(layout)
+        said: StorageUnavailable | None = None
+        schema: str | None = None
+        try:
             schema = examine_store(layout.store, made_after=layout.pepper)
-    except StorageUnavailable as error:
-        yield Finding("store", Mark.FAIL, error.message, error.hint)
-        return
-    except (Conflict, OSError):
-        return  # a control plane begins or ends just now, or the folder says already what is wrong with it
-    if schema is not None:
+        except StorageUnavailable as error:
+            said = error
+        except OSError:
+            return  # the folder says already what is wrong with it
+        if is_served or _as_it_is(layout) == before:
+            break
+    else:
+        return  # a control plane begins and ends just now
+    if said is not None:
+        yield Finding("store", Mark.FAIL, said.message, said.hint)
+    elif schema is not None:
         yield Finding("store", Mark.OK, f"{layout.store} is whole (schema {schema})")
+
+
+def _as_it_is(layout: Layout) -> tuple[object, ...]:
+    """Another one after a control plane has begun or ended: it writes into its lock and the store. The lock itself is
+    not asked, since that would keep one from starting just then."""
+    seen: list[object] = [layout.store.with_name(f"{layout.store.name}-wal").exists()]
+    for path in (layout.store, layout.lock):
+        try:
+            found = path.stat()
+        except OSError:
+            seen.append(None)
+        else:
+            seen.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(seen)
 
 
 def _print(finding: Finding) -> None:

@@ -5,14 +5,16 @@ None of ours needs that; a plugin's may never return, and would keep a lock and 
 """
 
 import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Final, NoReturn
 
-__all__ = ["end_with"]
+__all__ = ["end_with", "told_to_end"]
 
 _SAY_S: Final = 2.0
 _FAILED: Final = 1
@@ -36,6 +38,25 @@ def end_with(run: Callable[[], int]) -> NoReturn:
         last_words.join(_SAY_S)
     finally:  # whatever comes in between, Ctrl-C or that no thread is to be had
         os._exit(code & 0xFF)
+
+
+@contextmanager
+def told_to_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is inside as Ctrl-C does, so that it takes away what it has begun; the exit code is
+    that of the signal."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    try:
+        with suppress(ValueError):  # in a thread, which no signal reaches
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                before[number] = signal.signal(number, leave)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _code_of(raised: BaseException) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from gpulayer.cli.console import print_line, say
+from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import command_app
 from gpulayer.clock import SystemClock
 from gpulayer.sdk.settings import state_folder
@@ -37,7 +38,8 @@ def restore(
     from gpulayer.server.restoring import restore as restore_  # noqa: PLC0415 - SQLAlchemy and the engine
 
     folder = state_folder(os.environ, state_dir=state)
-    made = restore_(Path(file), folder, clock=SystemClock())
+    with told_to_end():
+        made = restore_(Path(file), folder, clock=SystemClock())
     at = datetime.fromtimestamp(made.head.made_wall_ms / 1000, UTC)
     print_line(f"restored to {folder}: the control plane as of {at:%Y-%m-%d %H:%M:%S} UTC")
     lost = f"; {made.lost} attempt{'s' if made.lost != 1 else ''} of then ended as lost" if made.lost else ""

@@ -76,7 +76,7 @@ def _endpoint(plane: Plane, route: Route) -> Callable[[Request], Awaitable[Respo
                 access.check(caller)
             if caller is None or caller.kind is TokenKind.WORKER:
                 return await route.handler(call)
-            with plane.admission.admitted(route.demand, call.most_bytes):
+            with plane.admission.admitted(route.demand, caller.party) as call.held:
                 if caller.kind is not TokenKind.CLIENT:
                     return await route.handler(call)
                 with _present(plane):

@@ -28,6 +28,7 @@ _HEAD: Final = "gpulayer-backup.json"
 _END: Final = "end.json"
 _END_BYTES: Final = 512
 _LONGEST_HEAD: Final = 65_536
+_LAST_WALL_MS: Final = 253_402_300_799_000  # of the year 9999, the last that a date can name
 _TAIL: Final = bytes(2 * _BLOCK)
 
 ALLOWED: Final = re.compile(
@@ -118,6 +119,7 @@ def read(file: BinaryIO, take: Callable[[str, int, int, Iterator[bytes]], None],
         name, size, mtime_s = reader.header()
         if name == _END:
             _check_end(reader, size, members=len(seen), digest=before)
+            _check_tail(reader)
             return head
         if not ALLOWED.fullmatch(name) or name in seen:
             raise _damaged(what, f"it holds {name[:80]!r}, which no backup does")
@@ -151,6 +153,13 @@ class _Reader:
             raise _damaged(self.what, "it ends too early: it was cut off")
         return found
 
+    def has_more(self) -> bool:
+        """Whether anything follows."""
+        try:
+            return bool(self._file.read(1))
+        except OSError as error:
+            raise StorageUnavailable(f"{self.what} can't be read: {error.strerror}") from error
+
     def header(self) -> tuple[str, int, int]:
         block = self.exactly(_BLOCK)
         try:
@@ -182,16 +191,19 @@ def _checked_head(reader: _Reader, what: str) -> Head:
         if fields["format"] > FORMAT:
             raise NotSupported(
                 f"{what} has format {fields['format']}, and this version of gpulayer knows {FORMAT} at most",
-                hint=f"restore it with gpulayer {str(fields.get('gpulayer'))[:40]}, which made it",
+                hint=f"restore it with gpulayer {_plain(str(fields.get('gpulayer')))}, which made it",
             )
+        made_wall_ms = int(fields["made_wall_ms"])
+        if not 0 <= made_wall_ms <= _LAST_WALL_MS:
+            raise ValueError(made_wall_ms)
         return Head(
             gpulayer=str(fields["gpulayer"]),
             store_schema=str(fields["store_schema"]),
-            made_wall_ms=int(fields["made_wall_ms"]),
+            made_wall_ms=made_wall_ms,
             incarnation=str(fields["incarnation"]),
             holds=tuple(str(each) for each in fields["holds"]),
         )
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise _damaged(what, "what it says of itself can't be read") from None
 
 
@@ -201,10 +213,15 @@ def _check_end(reader: _Reader, size: int, *, members: int, digest: str) -> None
     try:
         end: Any = json.loads(reader.exactly(size))  # Any: JSON
         is_whole = end == {"members": members, "sha256": digest}
-    except ValueError:
+    except (ValueError, RecursionError):
         is_whole = False
     if not is_whole:
         raise _damaged(reader.what, "its digest is another one than when it was made")
+
+
+def _check_tail(reader: _Reader) -> None:
+    if reader.exactly(len(_TAIL)) != _TAIL or reader.has_more():
+        raise _damaged(reader.what, "something follows its end")
 
 
 def _damaged(what: str, why: str) -> Conflict:
@@ -219,6 +236,11 @@ def _header(name: str, size: int, mtime_s: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = size, mtime_s, 0o600
     return info.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")
+
+
+def _plain(text: str) -> str:
+    """What a file says of itself, for a terminal."""
+    return "".join(each for each in text[:40] if each.isascii() and each.isprintable())
 
 
 def _padded(size: int) -> int:

@@ -9,8 +9,10 @@ Functions here block.
 """
 
 import os
+import re
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -20,19 +22,24 @@ from gpulayer.errors import Conflict, DiskFull, StorageUnavailable
 from gpulayer.ids import JobId, new_id
 from gpulayer.server.archive import ALLOWED, Head, Member, length_of, pieces_of
 from gpulayer.server.settings import Layout
-from gpulayer.server.store.health import check_pages, read_only
+from gpulayer.server.store.health import check_all, check_file, check_lost, read_only
+from gpulayer.spec.units import format_bytes
 from gpulayer.staging.blobs import storage_error
 
 __all__ = ["Backup", "open_backup"]
 
 _COPY: Final = "backup-"  # of the store, in the state folder while a backup is made
+_COPIES: Final = re.compile(r"backup-[0-9a-f]{16}\.db(?:-journal|-wal|-shm)?")
 _LEFT_S: Final = 86_400
+_ROOM_BYTES: Final = 64 * 1024 * 1024  # left free by the copy: the control plane goes on beside it
+_RECORD: Final = 39  # a blob of a folder, packed: 31 bytes of its digest and 8 of its size
 
 
 class Backup:
     """One backup, as it will be written. ``size``: of all of it, in bytes."""
 
-    def __init__(self, head: Head, members: list[Member]) -> None:
+    def __init__(self, head: Head, members: Iterable[Member]) -> None:
+        """members: may be gone through more than once."""
         self.head = head
         self.members = members
         self.size = length_of(head, members)
@@ -48,9 +55,11 @@ def open_backup(
 ) -> Iterator[Backup]:
     """A backup of this folder as of now; its copy of the store is there until this is left.
 
-    The caller has the folder's lock, or is the control plane that has. Raises Conflict where there is no store or it is
-    damaged (a damaged one must not take the place of a good backup), DiskFull, StorageUnavailable.
+    The caller has the folder's lock, or is the control plane that has, and removes nothing of it meanwhile. Raises
+    Conflict where there is no store, StorageUnavailable for one that a start would refuse (a damaged one must not take
+    the place of a good backup), DiskFull.
     """
+    check_lost(layout.store, made_after=layout.pepper)
     if not layout.store.exists():
         raise Conflict(f"{layout.root} holds no store: there is nothing to back up", hint="--state DIR names another")
     _sweep(layout, now_s=made_wall_ms / 1000)
@@ -59,7 +68,7 @@ def open_backup(
         schema, jobs = _copy_store(layout.store, copy)
         holds = tuple(name for name, is_wanted in (("blobs", blobs), ("logs", logs)) if is_wanted)
         head = Head(__version__, schema, made_wall_ms, incarnation, holds)
-        yield Backup(head, list(_members(layout, copy, jobs, blobs=blobs, logs=logs)))
+        yield Backup(head, _Members(layout, copy, jobs, blobs=blobs, logs=logs))
     finally:
         with suppress(OSError):
             copy.unlink(missing_ok=True)
@@ -67,13 +76,14 @@ def open_backup(
 
 def _copy_store(store: Path, copy: Path) -> tuple[str, frozenset[JobId]]:
     """Makes the copy (mode 0600), and gives its schema and its jobs. The original is read whole and checked first."""
+    check_file(str(store))
     try:
-        os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with closing(read_only(store)) as connection:
-            check_pages(connection, store, is_full=True)
+            schema = check_all(connection, store)
+            _check_room(connection, copy)
+            os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             connection.execute("VACUUM INTO ?", (str(copy),))
         with closing(read_only(copy)) as connection:
-            (schema,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
             jobs = frozenset(JobId(row[0]) for row in connection.execute("SELECT id FROM jobs"))
     except OSError as error:
         raise storage_error(error, copy) from error
@@ -81,26 +91,63 @@ def _copy_store(store: Path, copy: Path) -> tuple[str, frozenset[JobId]]:
         if "full" in str(error):
             raise DiskFull(f"there is no room for a copy of the store in {copy.parent}") from error
         raise StorageUnavailable(f"{store} can't be copied: {error}", hint="gpulayer doctor looks at it") from error
-    return str(schema), jobs
+    return schema, jobs
 
 
-def _members(layout: Layout, copy: Path, jobs: frozenset[JobId], *, blobs: bool, logs: bool) -> Iterator[Member]:
+def _check_room(connection: sqlite3.Connection, copy: Path) -> None:
+    """Before the copy fills the disk that the control plane writes to. Raises DiskFull, OSError."""
+    (pages,), (page_bytes,) = (connection.execute(f"PRAGMA {of}").fetchone() for of in ("page_count", "page_size"))
+    if shutil.disk_usage(copy.parent).free < pages * page_bytes + _ROOM_BYTES:
+        raise DiskFull(
+            f"there is no room for a copy of the store ({format_bytes(pages * page_bytes)}) in {copy.parent}",
+            hint=f"free space on that disk: {format_bytes(_ROOM_BYTES)} more than the copy must be left",
+        )
+
+
+class _Members:
+    """As they were when this was made, the same each time that they are gone through. There may be a million blobs:
+    each takes a few dozen bytes here."""
+
+    def __init__(self, layout: Layout, copy: Path, jobs: frozenset[JobId], *, blobs: bool, logs: bool) -> None:
+        self._blobs_root = layout.blobs
+        self._first = list(_first(layout, copy))
+        self._blobs = [(folder.name, _packed(folder)) for folder in _entries(layout.blobs)] if blobs else []
+        self._logs = list(_logs(layout, jobs)) if logs else []
+
+    def __iter__(self) -> Iterator[Member]:
+        yield from self._first
+        for name, packed in self._blobs:
+            for start in range(0, len(packed), _RECORD):
+                rest = packed[start : start + 31].hex()
+                size = int.from_bytes(packed[start + 31 : start + _RECORD])
+                yield Member(f"blobs/{name}/{rest}", self._blobs_root / name / rest, size)
+        yield from self._logs
+
+
+def _first(layout: Layout, copy: Path) -> Iterator[Member]:
     yield from _one("store.db", copy)
     for path in (layout.pepper, layout.secrets_key, layout.own_port, layout.tls / "cert.pem", layout.tls / "key.pem"):
         yield from _one(str(path.relative_to(layout.root)), path)
-    if blobs:
-        for folder in _entries(layout.blobs):
-            for entry in _entries(folder):
-                yield from _one(f"blobs/{folder.name}/{entry.name}", entry)
-    if logs:
-        for entry in _entries(layout.logs):
-            if JobId(entry.name.removesuffix(".removed")) not in jobs:
-                continue  # a job of after the copy
-            if entry.name.endswith(".removed"):
-                yield from _one(f"logs/{entry.name}", entry)
-                continue
-            for log in _entries(entry):
-                yield from _one(f"logs/{entry.name}/{log.name}", log)
+
+
+def _packed(folder: Path) -> bytes:
+    """The blobs of one folder."""
+    packed = bytearray()
+    for entry in _entries(folder):
+        for member in _one(f"blobs/{folder.name}/{entry.name}", entry):
+            packed += bytes.fromhex(entry.name) + member.size.to_bytes(8)
+    return bytes(packed)
+
+
+def _logs(layout: Layout, jobs: frozenset[JobId]) -> Iterator[Member]:
+    for entry in _entries(layout.logs):
+        if JobId(entry.name.removesuffix(".removed")) not in jobs:
+            continue  # a job of after the copy
+        if entry.name.endswith(".removed"):
+            yield from _one(f"logs/{entry.name}", entry)
+            continue
+        for log in _entries(entry):
+            yield from _one(f"logs/{entry.name}/{log.name}", log)
 
 
 def _one(name: str, path: Path) -> Iterator[Member]:
@@ -123,7 +170,7 @@ def _entries(folder: Path) -> list[Path]:
 
 def _sweep(layout: Layout, *, now_s: float) -> None:
     """What a backup left that was killed. A day is longer than any takes: another may be made just now."""
-    for path in layout.root.glob(f"{_COPY}*.db*"):
+    for path in layout.root.glob(f"{_COPY}*"):
         with suppress(OSError):
-            if path.stat().st_mtime < now_s - _LEFT_S:
+            if _COPIES.fullmatch(path.name) and path.stat().st_mtime < now_s - _LEFT_S:
                 path.unlink()

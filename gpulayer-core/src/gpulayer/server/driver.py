@@ -421,13 +421,13 @@ class Driver:
                 self._answer_readers(None)
                 await self._in_writer(self._store.probe)
                 here("plane.after_probe")
+                await self.load()  # so that nobody looks silent for the time in which nobody could report
             except StorageUnavailable as error:
                 self._failure = error
                 if self._state is None:
                     self._answer_readers(error)
             else:
                 self._failure = None
-                await self.load()  # so that nobody looks silent for the time in which nobody could report
                 _log.warning("the store can be written again")
                 return True
             self._wake.clear()

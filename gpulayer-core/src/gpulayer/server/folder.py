@@ -76,21 +76,29 @@ def close_to_others(path: Path) -> None:
 
 
 @contextmanager
-def locked(layout: Layout) -> Iterator[int]:
-    """Hold the folder's lock; gives its descriptor. Raises Conflict where another process has it."""
+def locked(layout: Layout, *, doing: str = "") -> Iterator[int]:
+    """Hold the folder's lock; gives its descriptor. Raises Conflict where another process has it. doing: what holds it
+    for a while that is no control plane: others are told, and ``lock_holder`` does not give it up to be ended."""
     descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            pid, _, doing = os.read(descriptor, 64).decode("ascii", "replace").strip().partition(" ")
+            pid = pid or "unknown"
+            if doing:
+                raise Conflict(
+                    f"{doing} is at work on {layout.root} (pid {pid})",
+                    hint="wait until it has ended, or use another --state folder",
+                    details={"pid": pid},
+                ) from None
             raise Conflict(
                 f"a control plane is already running on {layout.root} (pid {pid})",
                 hint="end it with `gpulayer down`, or use another --state folder",
                 details={"pid": pid},
             ) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {doing}".rstrip().encode() + b"\n", 0)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -106,7 +114,7 @@ def lock_holder(layout: Layout) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = os.read(descriptor, 32).decode("ascii", "replace").strip()
+        text = os.read(descriptor, 64).decode("ascii", "replace").strip()
         return int(text) if text.isdecimal() and int(text) > 1 else None
     finally:
         os.close(descriptor)

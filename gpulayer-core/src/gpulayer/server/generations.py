@@ -10,6 +10,8 @@ a backup was restored. The clock decides about no lease here: where it can't be 
 from collections.abc import Callable
 from typing import Final
 
+from gpulayer.errors import Conflict
+
 __all__ = ["HIGHEST", "first_of_generation"]
 
 HIGHEST: Final = 2**47
@@ -23,9 +25,13 @@ _RANDOM_JUMP: Final = 2**40
 
 def first_of_generation(*, highest: int, wall_ms: int, made_wall_ms: int, below: Callable[[int], int]) -> int:
     """highest: that the backup has given out. wall_ms: now; made_wall_ms: when the backup was made. below: a random
-    number from 0 to one less than its argument, for a clock that is wrong: behind the backup, or far ahead.
+    number from 0 to one less than its argument, for a clock that is wrong: behind the backup, or far ahead. Raises
+    Conflict where no numbers are left.
     """
     by_clock = (wall_ms - _EPOCH_MS) * _EACH_MS
     if wall_ms > made_wall_ms and highest < by_clock < HIGHEST:
         return by_clock
-    return highest + _LEAST_JUMP + below(_RANDOM_JUMP)
+    room = HIGHEST - highest - _LEAST_JUMP
+    if room <= _LEAST_JUMP:
+        raise Conflict(f"the store counts at {highest}: no numbers are left above that", hint="use an older backup")
+    return highest + _LEAST_JUMP + below(min(_RANDOM_JUMP, room - 1))

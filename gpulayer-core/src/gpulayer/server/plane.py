@@ -19,7 +19,6 @@ from gpulayer.engine import Policy, State
 from gpulayer.engine.effects import Effect
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.errors import GpulayerError, StorageUnavailable
-from gpulayer.faults import here
 from gpulayer.ids import Digest, Epoch, JobId, RandomBytes, WorkerId, new_id
 from gpulayer.plugins.host import Host
 from gpulayer.server import records as records_
@@ -29,13 +28,14 @@ from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
 from gpulayer.server.job_checks import JobChecks
+from gpulayer.server.kept_time import KeptTime
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
 from gpulayer.server.plugins import load_for_plane, no_plugins
 from gpulayer.server.scorers import Scorers
 from gpulayer.server.settings import Layout, PlaneSettings
-from gpulayer.server.store import IDEMPOTENCY_KEPT_MS, Store, log, reads
+from gpulayer.server.store import Store, log, reads
 from gpulayer.server.store.codec import dump
 from gpulayer.server.store.disk import StoreDisk
 from gpulayer.server.store.health import check_lost
@@ -101,7 +101,8 @@ class Plane:
             with self.store.reading() as connection:
                 tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
                 self.restored = reads.last_restore(connection)
-            pepper = load_pepper(layout, random_bytes, syncs=self.syncs)
+                newest_ms = log.newest_wall_ms(connection)
+            pepper = load_pepper(layout, random_bytes, syncs=self.syncs, is_needed=bool(tokens))
         except BaseException:
             self.store.close()
             raise
@@ -113,6 +114,7 @@ class Plane:
             identities=identities,
             random_bytes=random_bytes,
         )
+        self.kept_time = KeptTime(layout.wall_clock, clock=self.clock, newest_ms=newest_ms)
         self.blobs = BlobFolder(layout.blobs, syncs=self.syncs)
         if self.store.was_left_open:
             self.blobs.sync_names()
@@ -139,7 +141,10 @@ class Plane:
         self.local_worker_heard = 0  # how often it has asked for anything
         self.shutdown_asked = asyncio.Event()
         self.keep_worker = False
+        self.has_failed = False  # a part of it has, so that it ends
         self.enrolling = asyncio.Lock()
+        self.removing = asyncio.Lock()  # held by whoever takes files of jobs away
+        self.is_backed_up = False  # just now: nothing is taken away
         self.is_closing = False
         self.last_client_ms = self.clock.monotonic_ms()
         self.clients_now = 0
@@ -166,9 +171,6 @@ class Plane:
         self._driving = asyncio.create_task(self.driver.run(), name="driver")
         self._driving.add_done_callback(self._part_ended)
         self._saving = asyncio.create_task(keep_saving(self), name="last uses")
-        here("plane.before_key_sweep")
-        await self.in_thread(self.store.forget_idempotency, self.clock.wall_ms() - IDEMPOTENCY_KEPT_MS)
-        here("plane.after_key_sweep")
         if not self._are_plugins_loaded:
             self._loading = asyncio.create_task(self._load_plugins(), name="plugins")
             if self.settings.plugins.strict:
@@ -312,6 +314,7 @@ class Plane:
         exception gets here only where people want to see it."""
         if not part.cancelled() and part.exception() is not None:
             _log.critical("the %s failed", part.get_name(), exc_info=part.exception())
+            self.has_failed = True
             self.ask_shutdown(keep_worker=True)
 
     async def query(self, read: "Callable[Concatenate[Connection, P], T]", *args: P.args, **kwargs: P.kwargs) -> T:

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from gpulayer import __version__
 from gpulayer.clock import SystemClock
@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["keep_collecting", "serve"]
 
 _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_HEARTBEAT_MS: Final = 10_000
-_HEARTBEATS_A_LEASE: Final = 3
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 _COLLECT_S: Final = 10.0
 _MIDDLE_EVERY: Final = 30  # of these: 5 minutes
@@ -56,7 +55,8 @@ _log = logging.getLogger(__name__)
 
 
 def serve(settings: ServeSettings) -> int:
-    """Block until the plane has ended; 0 after a clean end. Uses SIGTERM and SIGINT; logs to stderr.
+    """Block until the plane has ended; 0 after a clean end, 70 after a fault of its own, so that whoever started it
+    starts it again. Uses SIGTERM and SIGINT; logs to stderr.
 
     Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
     that can't be used, StorageUnavailable where the store can't be read, and DiskFull where what a start needs finds no
@@ -80,7 +80,8 @@ def serve(settings: ServeSettings) -> int:
         limits = raise_file_limit()
         worker, join_token = _start_worker(settings, layout, limits, syncs)
         try:
-            asyncio.run(_serve(_Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)))
+            served = _Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)
+            has_failed = asyncio.run(_serve(served))
         except BaseException:
             if worker is not None:
                 worker.stop()
@@ -88,7 +89,7 @@ def serve(settings: ServeSettings) -> int:
             raise
         finally:
             endpoint.remove()
-    return 0
+    return _FAILED_EXIT if has_failed else 0
 
 
 @contextmanager
@@ -152,9 +153,11 @@ def _write_token(layout: Layout, token: str, syncs: Syncs) -> None:
     write_whole(layout.worker / "join-token", token.encode(), point="plane.token", is_synced=True, syncs=syncs)
 
 
-async def _serve(served: _Served) -> None:
+async def _serve(served: _Served) -> bool:
+    """Whether it ended for a fault of its own."""
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.protocol.leases import heartbeat_ms  # noqa: PLC0415
     from gpulayer.server.app import create_app  # noqa: PLC0415
     from gpulayer.server.guard import SECURITY_HEADERS  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
@@ -173,7 +176,7 @@ async def _serve(served: _Served) -> None:
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,
-            heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
+            heartbeat_ms=heartbeat_ms(policy.lease_ttl_ms),
             keep_logs_ms=settings.keep_logs_ms,
             keep_events_ms=settings.keep_events_ms,
             plugins=settings.plugins,
@@ -215,16 +218,26 @@ async def _serve(served: _Served) -> None:
     finally:
         gc.enable()
         await plane.close()
+    return plane.has_failed
 
 
 def _end_now(path: str, error: OSError) -> None:
     """A sync has failed: end without a clean-up, which would write. What was answered is on the disk; of what was not
     nobody knows. The next start begins from the disk, as after a kill."""
+    if error.errno == errno.ESTALE:  # of the store, whose files were taken away
+        _log.critical(
+            "%s: %s. This control plane ends at once, with exit code %d", path, error.strerror, SYNC_FAILED_EXIT
+        )
+        _leave()
     _log.critical(
         "%s could not be synced: %s. What was written of it may be gone, so this control plane ends at once, with exit "
         "code %d; nothing that was answered is lost. Look after the disk (the system's log names it), then start again",
         *(path, error.strerror or error, SYNC_FAILED_EXIT),
     )
+    _leave()
+
+
+def _leave() -> NoReturn:
     for handler in logging.getLogger().handlers:
         handler.flush()
     os._exit(SYNC_FAILED_EXIT)
@@ -247,7 +260,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
             TokenKind.JOIN, name="local worker", life_s=life_s, is_local=True, token=join_token
         )
         rows.append(joining)
-    stale = tuple(plane.auth.stale_tokens())
+    stale = tuple(plane.auth.stale_tokens(plane.kept_time.now_ms()))
     told = entry(
         *(plane.clock.wall_ms(), SYSTEM, "plane.start", plane.incarnation),
         version=__version__,
@@ -265,7 +278,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
 
 async def _look_after(plane: "Plane", served: _Served) -> None:
     """Keep the worker, the certificate and the endpoint file going; end an embedded plane that nobody has needed for a
-    while, and any whose folder was taken away: nobody finds it any more, and what it writes is lost."""
+    while, and any whose folder or store was taken away: nobody finds it any more, and what it writes is lost."""
     settings = served.settings
     idle_ms = settings.idle_exit_s * 1000
     while True:
@@ -274,6 +287,8 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
         if not is_orphaned:
             await _renew(plane, served)
             served.endpoint.mend()
+            if plane.store.misses():
+                await plane.in_thread(plane.store.check_place)
         if served.worker is not None:
             if is_orphaned:
                 served.worker.leave_folder()

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gpulayer.errors import BadRequest, Forbidden, GpulayerError, TooLarge, TooSlow
-from gpulayer.server.admission import Demand
+from gpulayer.errors import BadRequest, Forbidden, GpulayerError, Overloaded, TooLarge, TooSlow
+from gpulayer.server.admission import Demand, Held
 from gpulayer.server.auth import Caller
 from gpulayer.server.hub import Watch
 from gpulayer.server.onewrite import KNOWN
@@ -148,11 +148,12 @@ class Route:
 
 @dataclass(slots=True)
 class Call:
-    """One request: who calls, and what was sent."""
+    """One request: who calls, and what was sent. held: what of it is in memory, where that is counted."""
 
     plane: "Plane"
     request: Request
     caller: Caller | None
+    held: Held | None = None
 
     @property
     def client(self) -> Caller:
@@ -203,19 +204,20 @@ class Call:
             raise BadRequest(f"{name}: {text[:40]!r} must be 0 or 1")
         return text in ("1", "true")
 
-    @property
-    def most_bytes(self) -> int:
-        """How many bytes of the body may be in memory, as far as its headers tell; a streamed one needs less."""
-        said, most = self.request.headers.get("content-length", ""), self.plane.settings.max_body_bytes
-        if said.isascii() and said.isdigit() and len(said) <= 18:
-            return min(int(said), most)
-        return most if "transfer-encoding" in self.request.headers else 0
-
     async def content(self, limit: int | None = None) -> bytes:
-        """The whole body. Raises TooLarge that names the limit, and TooSlow."""
+        """The whole body. Raises TooLarge that names the limit, TooSlow, and Overloaded where it finds no room."""
         if limit is None:
             limit = _OPEN_BODY if self.caller is None else self.plane.settings.max_body_bytes
-        pieces = [piece async for piece in self.pieces(limit, "the body")]
+        pieces: list[bytes] = []
+        async for piece in self.pieces(limit, "the body"):
+            try:
+                if self.held is not None:
+                    self.held.take(len(piece))
+            except Overloaded:
+                pieces.clear()
+                await self._drain(limit)
+                raise
+            pieces.append(piece)
         return b"".join(pieces)
 
     async def pieces(self, limit: int, what: str) -> AsyncIterator[bytes]:

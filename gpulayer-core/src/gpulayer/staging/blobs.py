@@ -43,12 +43,16 @@ class BlobReader(Protocol):
 
 
 class BlobFolder:
-    """See the module. All methods block and may be called from several threads and processes."""
+    """See the module. All methods block and may be called from several threads and processes.
+
+    is_kept: damaged blobs stay while this is set: somebody reads the folder as a whole.
+    """
 
     def __init__(self, root: Path, *, durable: bool = True, syncs: Syncs | None = None) -> None:
         self.root = Path(root)
         self.durable = durable
         self._syncs = syncs or Syncs()
+        self.is_kept = False
         self._temporaries = self.root / _TEMPORARIES
         try:
             self._temporaries.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -241,6 +245,8 @@ class BlobFolder:
 
     def _remove_damaged(self, digest: Digest, file: BinaryIO) -> None:
         """Unlink only the very file that was read: a whole one may have been put in its place since."""
+        if self.is_kept:
+            return
         path = self.path(digest)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False)):

@@ -1,9 +1,11 @@
 """The control plane itself: health, its record, its end, and its description."""
 
+import asyncio
 import logging
 import os
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from gpulayer import __version__
 from gpulayer.clock import iso_utc
-from gpulayer.errors import StorageUnavailable
+from gpulayer.errors import Conflict, StorageUnavailable
 from gpulayer.server.audit import entry
-from gpulayer.server.backup import open_backup
+from gpulayer.server.backup import Backup, open_backup
 from gpulayer.server.openapi import describe
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import presence
@@ -94,37 +96,69 @@ async def shutdown(call: Call) -> Response:
 
 
 async def backup(call: Call) -> Response:
-    """All of this control plane as one file (``server.archive``), its keys too. What happens meanwhile is not in it."""
+    """All of this control plane as one file (``server.archive``), its keys too. What happens meanwhile is not in it.
+    One at a time: each holds a copy of the store, and nothing is taken away while it is made."""
     plane, body = call.plane, await call.json(BackupBody, optional=True)
-    making = open_backup(
-        plane.settings.layout,
-        made_wall_ms=plane.clock.wall_ms(),
-        incarnation=plane.incarnation,
-        blobs=body.get("blobs", True),
-        logs=body.get("logs", True),
-    )
-    made = await plane.in_thread(making.__enter__)
+    if plane.is_backed_up:
+        raise Conflict("a backup of this control plane is being made just now", hint="try again when it has ended")
+    making = _kept_whole(plane, blobs=body.get("blobs", True), logs=body.get("logs", True))
+    plane.is_backed_up = True  # before anything is waited for
+    async with plane.removing:
+        pass  # what is being taken away now is gone before anybody looks at what there is
+    # Not given up half way where the caller goes: the thread would go on alone.
+    opening = asyncio.ensure_future(plane.in_thread(making.__enter__))
     try:
+        made = await asyncio.shield(opening)
         told = entry(plane.clock.wall_ms(), call.client, "plane.backup", size_bytes=made.size)
         await plane.driver.submit(side=Side(audit=(told,)))
     except BaseException:
-        await plane.in_thread(making.__exit__, None, None, None)
+        with anyio.CancelScope(shield=True):
+            await _leave(plane, making, opening)
         raise
     answer = StreamingResponse(
         while_good(call, made.pieces()),
         headers={"Content-Length": str(made.size)},
         media_type="application/octet-stream",
     )
-    return _LeavingAfter(answer, plane, making)
+    return _LeavingAfter(answer, plane, making, opening)
+
+
+@contextmanager
+def _kept_whole(plane: Plane, *, blobs: bool, logs: bool) -> Iterator[Backup]:
+    plane.blobs.is_kept = True
+    try:
+        with open_backup(
+            plane.settings.layout,
+            made_wall_ms=plane.clock.wall_ms(),
+            incarnation=plane.incarnation,
+            blobs=blobs,
+            logs=logs,
+        ) as made:
+            yield made
+    finally:
+        plane.blobs.is_kept = False
+
+
+async def _leave(plane: Plane, making: AbstractContextManager[Backup], opening: "asyncio.Future[Backup]") -> None:
+    """Whatever has become of it."""
+    try:
+        await asyncio.wait({opening})
+        if not opening.cancelled() and opening.exception() is None:
+            await plane.in_thread(making.__exit__, None, None, None)
+    finally:
+        plane.is_backed_up = False
 
 
 class _LeavingAfter(Response):
     """An answer, and what is to be left when it is sent, or when nobody takes it any more."""
 
-    def __init__(self, answer: Response, plane: Plane, making: AbstractContextManager[object]) -> None:
+    def __init__(
+        self, answer: Response, plane: Plane, making: AbstractContextManager[Backup], opening: "asyncio.Future[Backup]"
+    ) -> None:
         self._answer = answer
         self._plane = plane
         self._making = making
+        self._opening = opening
         self.status_code = answer.status_code
         self.background = None
         self.body = b""
@@ -135,7 +169,7 @@ class _LeavingAfter(Response):
             await self._answer(scope, receive, send)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._plane.in_thread(self._making.__exit__, None, None, None)
+                await _leave(self._plane, self._making, self._opening)
 
 
 async def openapi(call: Call) -> Response:

@@ -14,6 +14,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
+from glob import escape, glob
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from gpulayer.errors import DiskFull, StorageUnavailable
 from gpulayer.staging.blobs import storage_error
 
 __all__ = [
+    "check_all",
     "check_contents",
     "check_file",
     "check_lost",
@@ -30,10 +32,10 @@ __all__ = [
     "copy_before_migration",
     "damaged",
     "examine",
+    "how_to_use",
     "is_damage",
-    "mark_open",
+    "of_sqlite",
     "read_only",
-    "unmark",
 ]
 
 _BUSY_MS: Final = 5_000
@@ -54,6 +56,20 @@ def damaged(path: os.PathLike[str] | str, why: str) -> StorageUnavailable:
     return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=RESTORE)
 
 
+def how_to_use(copy: str, path: str) -> str:
+    """Of a copy that was made when the store was taken away (``Store.check_place``)."""
+    return f"remove {path}, {path}-wal, {path}-shm and {path}-open, as far as they are there, and rename it to {path}"
+
+
+def _gone(path: str, why: str) -> StorageUnavailable:
+    error = damaged(path, why)
+    copies = sorted(glob(f"{escape(path)}.rescued-*"), key=os.path.getmtime)
+    if not copies:
+        return error
+    hint = f"{copies[-1]} is a copy that was made when that was noticed. {how_to_use(copies[-1], path)}"
+    return StorageUnavailable(error.message, hint=hint)
+
+
 def is_damage(error: object) -> bool:
     """Whether what SQLite says means that the file itself is broken."""
     return any(word in str(error) for word in _SAYS)
@@ -69,7 +85,7 @@ def check_file(path: str) -> bool:
             raise damaged(path, "it is a link to nothing") from None
         for left in (f"{path}-open", f"{path}-wal"):
             if os.path.exists(left):
-                raise damaged(path, f"it is gone, and {os.path.basename(left)} is there") from None
+                raise _gone(path, f"it is gone, and {os.path.basename(left)} is there") from None
         return False
     except OSError as error:
         raise StorageUnavailable(f"{path} can't be used: {error.strerror}", hint="see its mode and owner") from None
@@ -100,19 +116,6 @@ def check_file(path: str) -> bool:
     return True
 
 
-def mark_open(path: str) -> None:
-    """From now on a store without its ``-wal`` is refused. Call it once there is one. What can't be written is let be:
-    a full disk must not keep a control plane from starting, and it is a safeguard."""
-    with suppress(OSError):
-        os.close(os.open(f"{path}-open", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def unmark(path: str) -> None:
-    """Call it before the last connection is closed, which takes the ``-wal`` away."""
-    with suppress(OSError):
-        os.unlink(f"{path}-open")
-
-
 def read_only(path: Path, *, is_still: bool | None = None, vfs: str = "") -> sqlite3.Connection:
     """A connection that changes nothing: neither does it take a ``-wal`` into the file at its end, nor leave an empty
     one. Without a ``-wal`` nobody may write to the store meanwhile: the caller holds its folder's lock. is_still: there
@@ -125,7 +128,7 @@ def read_only(path: Path, *, is_still: bool | None = None, vfs: str = "") -> sql
 def check_lost(path: Path, *, made_after: Path) -> None:
     """Raises StorageUnavailable where the store is gone and a file is there that is only made after it."""
     if made_after.exists() and not os.path.lexists(path):
-        raise damaged(path, f"it is gone, and {made_after.name}, which was made after it, is there")
+        raise _gone(str(path), f"it is gone, and {made_after.name}, which was made after it, is there")
 
 
 def examine(path: Path, *, made_after: Path) -> str | None:
@@ -134,9 +137,29 @@ def examine(path: Path, *, made_after: Path) -> str | None:
     check_lost(path, made_after=made_after)
     if not check_file(str(path)):
         return None
-    schema = check_start(str(path))
+    check_start(str(path))
     with closing(read_only(path)) as connection:
-        check_pages(connection, path, is_full=True)
+        return check_all(connection, path)
+
+
+def check_all(connection: sqlite3.Connection, path: Path) -> str:
+    """What a start refuses, and every page and index; its schema's version. What a backup and a doctor look at. Raises
+    StorageUnavailable."""
+    from gpulayer.server.store.schema import expected  # noqa: PLC0415 - SQLAlchemy, which not all who look here need
+    from gpulayer.server.store.tables import SCHEMA_VERSION  # noqa: PLC0415
+
+    check_pages(connection, path, is_full=True)
+    try:
+        found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        schema = str(found[0][0]) if len(found) == 1 else ""
+        if not schema:
+            raise damaged(path, "it does not say which schema it has")
+        if schema < SCHEMA_VERSION:
+            _check_counters(connection, str(path))  # its tables are those of an older version
+    except sqlite3.DatabaseError as error:
+        raise _of_sqlite(error, path) from error
+    if schema >= SCHEMA_VERSION:
+        check_contents(connection, str(path), tables=expected())
     return schema
 
 
@@ -162,7 +185,7 @@ def check_start(path: str, *, connect: Callable[[Path], sqlite3.Connection] = re
                     _check(connection, path, f"PRAGMA quick_check({table})")
             rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
     if len(rows) != 1 or not isinstance(rows[0][0], str):
         raise damaged(path, "it does not say which schema it has")
     return str(rows[0][0])
@@ -190,7 +213,7 @@ def copy_before_migration(path: str, *, schema: str) -> None:
                 f"there is no room for {copy}, a copy that is made before the store is brought up to date",
                 hint="free space on that disk, then start again",
             ) from error
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
 
 
 def check_contents(connection: sqlite3.Connection, path: str, *, tables: Mapping[str, Set[str]]) -> None:
@@ -209,7 +232,7 @@ def check_contents(connection: sqlite3.Connection, path: str, *, tables: Mapping
                 raise damaged(path, f"its table {table} has no column {min(lacking)}")
         _check_counters(connection, path)
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
 
 
 def _check_counters(connection: sqlite3.Connection, path: str) -> None:
@@ -236,12 +259,13 @@ def check_pages(connection: sqlite3.Connection, path: os.PathLike[str] | str, *,
         _check(connection, path, "PRAGMA integrity_check(5)" if is_full else "PRAGMA quick_check(5)")
         wrong = connection.execute("PRAGMA foreign_key_check").fetchone() if is_full else None
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
     if wrong is not None:
         raise damaged(path, f"a row of {wrong[0]} refers to one of {wrong[2]} that is missing")
 
 
-def _of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUnavailable:
+def of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUnavailable:
+    """What SQLite's error means."""
     if is_damage(error) or not isinstance(error, sqlite3.OperationalError):
         return damaged(path, str(error))
     return StorageUnavailable(f"{os.fspath(path)} can't be read: {error}", hint="see its mode and owner, and the disk")

@@ -12,9 +12,19 @@ from sqlalchemy import Connection, case, func, select
 from gpulayer.ids import Digest, WorkerId
 from gpulayer.server.store.reads import read_jobs
 from gpulayer.server.store.rows import LogPage, LogRow
-from gpulayer.server.store.tables import counters, events, facts, sink_cursors, workers
+from gpulayer.server.store.tables import counters, events, facts, idempotency, sink_cursors, workers
 
-__all__ = ["last_seq", "oldest_until", "read_log", "read_sink_cursors", "read_store_id", "unnamed_facts"]
+__all__ = [
+    "has_keys_before",
+    "last_seq",
+    "named_facts",
+    "newest_wall_ms",
+    "oldest_until",
+    "read_log",
+    "read_sink_cursors",
+    "read_store_id",
+    "unnamed_facts",
+]
 
 _DIGEST: Final = re.compile(r'"facts":"([0-9a-f]{64})"')
 
@@ -41,6 +51,11 @@ def read_log(connection: Connection, *, after: int, limit: int, kinds: Collectio
     )
 
 
+def newest_wall_ms(connection: Connection) -> int | None:
+    """When the newest row was written; None where there is none."""
+    return connection.execute(select(events.c.wall_ms).order_by(events.c.seq.desc()).limit(1)).scalar()
+
+
 def oldest_until(connection: Connection, *, before_wall_ms: int, limit: int) -> int:
     """Number of the last of at most ``limit`` rows at the beginning of the log that are all older; 0 for none. Rows are
     in the order in which they were written: one that a clock has put too far ahead keeps those after it until it goes.
@@ -57,16 +72,33 @@ def oldest_until(connection: Connection, *, before_wall_ms: int, limit: int) -> 
     return found
 
 
-def unnamed_facts(connection: Connection) -> tuple[list[Digest], int]:
-    """Digests of facts that no worker has and no row of the log names; and the number of the newest row that was looked
-    at."""
-    until = last_seq(connection)
-    said = connection.execute(
-        select(events.c.body).where(events.c.kind.in_(["worker_joined", "worker_reported"]), events.c.seq <= until)
-    ).scalars()
-    named = {digest for body in said for digest in _DIGEST.findall(body)}
-    named.update(connection.execute(select(workers.c.facts_digest)).scalars())
-    return [Digest(each) for each in connection.execute(select(facts.c.digest)).scalars() if each not in named], until
+def named_facts(connection: Connection, *, after: int, limit: int) -> tuple[dict[Digest, int], int]:
+    """Digests of facts that at most ``limit`` rows after number ``after`` name, each with the last of these rows that
+    does; and the number of the last row, ``after`` where there is none. A log of a month is read piece by piece."""
+    kinds = ("worker_joined", "worker_reported")
+    body = case((events.c.kind.in_(kinds), events.c.body), else_="")
+    named: dict[Digest, int] = {}
+    last = after
+    for seq, text in connection.execute(
+        select(events.c.seq, body).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+    ):
+        named.update((Digest(digest), seq) for digest in _DIGEST.findall(text))
+        last = seq
+    return named, last
+
+
+def unnamed_facts(connection: Connection, named: Collection[Digest]) -> list[Digest]:
+    """Digests of facts that no worker has and that are not among these."""
+    used = {*named, *(Digest(each) for each in connection.execute(select(workers.c.facts_digest)).scalars())}
+    return [Digest(each) for each in connection.execute(select(facts.c.digest)).scalars() if each not in used]
+
+
+def has_keys_before(connection: Connection, *, wall_ms: int) -> bool:
+    """Whether any idempotency key is older."""
+    return (
+        connection.execute(select(idempotency.c.key).where(idempotency.c.wall_ms < wall_ms).limit(1)).first()
+        is not None
+    )
 
 
 def last_seq(connection: Connection) -> int:

@@ -150,7 +150,7 @@ class Side:
     counters, starts: of workers' identities; they only rise, and where there is no identity (any more) they make none.
     sink_cursors: how far in the event log each sink has been told. forget_events: up to this number; 0: none.
     forget_facts: unless a worker has them, or an event after number ``facts_after`` names them.
-    forget_idempotency_ms: keys that are older.
+    forget_idempotency_ms: keys that are older, some of them (``KEYS_AT_A_TIME``).
     """
 
     jobs: tuple[JobRow, ...] = ()
