@@ -57,6 +57,7 @@ class SimAgent:
     _count: int = 0
     _is_removed: bool = False
     _never: set[NodeKey] = field(default_factory=set)
+    _called_off: dict[int, NodeKey] = field(default_factory=dict)  # after the spawner was asked
     _launching: dict[NodeKey, tuple[int, int]] = field(default_factory=dict)  # at a launcher; until when it may run
     _wake_ms: int | None = None
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
@@ -106,7 +107,12 @@ class SimAgent:
             elif process is not None and process.end is not None:
                 self.feed(process.end)
         for number, what in list(self._asked.items()):
-            self._carry(number, what)
+            if number in self._called_off:  # whoever comes next is not asked for what nobody wants any more
+                del self._asked[number]
+                key = self._called_off.pop(number)
+                self._later(1, m.SpawnFailed(key, None, "it was called off while its spawner did not answer"))
+            else:
+                self._carry(number, what)
 
     def feed(self, event: m.Input) -> None:
         """One input to the agent, and its actions carried out. Lost once this one has died; later, while it is
@@ -349,11 +355,13 @@ class SimAgent:
 
     def _call_off(self, key: NodeKey) -> None:
         """Of a start that has not reached the spawner."""
-        number = self._starts.pop(key, None)
+        number = self._starts.get(key, 0)
         is_asked_for = number in self._asked and not self.host.spawner.is_up
         if self._launching.pop(key, None) is not None or is_asked_for:
-            self._asked.pop(number or 0, None)
+            self._asked.pop(number, None)
             self._later(1, m.SpawnPutOff(key))
+        elif number in self._asked:
+            self._called_off[number] = key
 
     def _kill(self, key: NodeKey) -> None:
         known: Process | None = self.host.spawner.processes.get(key)
