@@ -95,6 +95,11 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
     if is_stale(where.state_dir):
         message = "the control plane of this machine has died; the next command starts it again"
         yield Finding("plane", Mark.WARN, message, f"{where.state_dir / 'plane.log'} may say why")
+    elif where.state_dir.is_dir() and not os.access(where.state_dir, os.W_OK):
+        message = f"no control plane runs here now, and none can start: {where.state_dir} can't be written"
+        yield Finding(
+            "plane", Mark.FAIL, message, "make it and its disk writable again; gpulayer backup FILE works still"
+        )
     else:
         yield Finding("plane", Mark.OK, "no control plane runs here now; the next submit starts one")
     return None

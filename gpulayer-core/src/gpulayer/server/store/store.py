@@ -230,6 +230,7 @@ class Store:
         StorageUnavailable."""
         with self._mapped():
             _settle(self._engine)
+        self._disk.unmark(self._path)  # its log is empty now; the next commit marks it again
 
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
@@ -682,7 +683,7 @@ _FORGET_FACTS: Final = (
 )
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
 _FORGET_KEYS: Final = (
-    "DELETE FROM idempotency WHERE rowid IN"
+    "DELETE FROM idempotency WHERE rowid IN"  # noqa: S608 - a number
     f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
 )
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
