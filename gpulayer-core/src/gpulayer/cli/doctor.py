@@ -130,6 +130,10 @@ def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
         yield Finding("store", Mark.FAIL, said.message, said.hint)
     elif schema is not None:
         yield Finding("store", Mark.OK, f"{layout.store} is whole (schema {schema})")
+        from gpulayer.server.keeping import lacks_pepper  # noqa: PLC0415 - SQLAlchemy
+
+        if (lost := lacks_pepper(layout)) is not None:
+            yield Finding("pepper", Mark.FAIL, lost.message, lost.hint)
 
 
 def _as_it_is(layout: Layout) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from gpulayer.server.settings import CertificateFiles, Layout
 from gpulayer.server.store.health import read_only
 from gpulayer.spec.units import format_bytes
 
-__all__ = ["ELSEWHERE", "ROOM_BYTES", "check_keys", "place_for", "readable"]
+__all__ = ["ELSEWHERE", "ROOM_BYTES", "check_keys", "lacks_pepper", "place_for", "readable"]
 
 ELSEWHERE: Final = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 - the copies have names that nobody knows, and are 0600
 ROOM_BYTES: Final = 64 * 1024 * 1024  # left free by a copy: the control plane goes on beside it
@@ -77,6 +77,15 @@ def check_keys(layout: Layout, *, what: str, hint: str) -> None:
     except (Conflict, UsageError, StorageUnavailable) as error:
         why = error.message.replace(f"{layout.root}{os.sep}", "")
         raise Conflict(f"{what} can't be used: {why}", hint=hint) from error
+
+
+def lacks_pepper(layout: Layout) -> Conflict | None:
+    """What a start says where the pepper is gone that the store's tokens need. For a store that is whole."""
+    if layout.pepper.exists():
+        return None
+    with readable(layout.store) as connection:
+        (has_tokens,) = connection.execute("SELECT EXISTS (SELECT 1 FROM tokens)").fetchone()
+    return lost_pepper(layout) if has_tokens else None
 
 
 def _sweep(folders: Sequence[Path]) -> None:
