@@ -157,7 +157,7 @@ def check_all(connection: sqlite3.Connection, path: Path) -> str:
         if schema < SCHEMA_VERSION:
             _check_counters(connection, str(path))  # its tables are those of an older version
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
     if schema >= SCHEMA_VERSION:
         check_contents(connection, str(path), tables=expected())
     return schema

@@ -682,7 +682,7 @@ _FORGET_FACTS: Final = (
 )
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
 _FORGET_KEYS: Final = (
-    "DELETE FROM idempotency WHERE rowid IN"
+    "DELETE FROM idempotency WHERE rowid IN"  # noqa: S608 - a number of ours
     f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
 )
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
