@@ -183,4 +183,4 @@ def _key(drawn: random.Random) -> str:
     return f"churn-{drawn.getrandbits(96):x}"
 
 
-PROOFS: Final = [Proof(13, "jobs, workers and followers come and go", churn, 2, ROUNDS)]
+PROOFS: Final = [Proof(13, "jobs, workers and followers come and go", churn, 2, ROUNDS, "rounds")]
