@@ -15,7 +15,8 @@ from gpulayer.client.connect import Settings
 from gpulayer.client.diagnosis import Finding, Mark, examine, examine_folder
 from gpulayer.client.embedded import find_plane, is_stale
 from gpulayer.client.location import Local, Location
-from gpulayer.errors import StorageUnavailable, Unauthenticated, UsageError
+from gpulayer.errors import Conflict, StorageUnavailable, Unauthenticated, UsageError
+from gpulayer.sdk.settings import state_folder
 from gpulayer.server.settings import Layout
 
 app = command_app()
@@ -73,6 +74,10 @@ def _of_url(urls: list[str], fingerprints: list[str]) -> Iterator[Finding]:
 
 
 def _of_settings(target: str, state: str) -> Iterator[Finding]:
+    if state and not (folder := state_folder(os.environ, state_dir=state)).is_dir():
+        raise Conflict(
+            f"{folder} holds no control plane", hint="--state DIR names another; gpulayer up makes one there"
+        )
     try:
         settings = settings_for(target, state=state)
     except Unauthenticated as error:
@@ -89,10 +94,13 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
         return where.location
     yield from examine_folder(where.state_dir)
     endpoint = find_plane(where.state_dir)
-    yield from _store(Layout(where.state_dir), is_served=endpoint is not None)
+    store = list(_store(Layout(where.state_dir), is_served=endpoint is not None))
+    yield from store
     if endpoint is not None:
         return endpoint.location
-    if is_stale(where.state_dir):
+    if any(finding.mark is Mark.FAIL for finding in store):
+        yield Finding("plane", Mark.SKIPPED, "no control plane runs here now, and none starts on such a store")
+    elif is_stale(where.state_dir):
         message = "the control plane of this machine has died; the next command starts it again"
         yield Finding("plane", Mark.WARN, message, f"{where.state_dir / 'plane.log'} may say why")
     elif where.state_dir.is_dir() and not os.access(where.state_dir, os.W_OK):

@@ -164,7 +164,7 @@ class Auth:
         self._used: set[str] = set()
         self._identities = {row.worker: row for row in identities}
         self._sessions: dict[str, _Session] = {}
-        self._refused: dict[WorkerId, Start] = {}
+        self._refused: dict[WorkerId, tuple[Start, int]] = {}
 
     async def authenticate(self, header: str | None) -> Caller:
         """The caller of a request with this Authorization header. Raises Unauthenticated, and StorageUnavailable where
@@ -378,6 +378,8 @@ class Auth:
             raise Unauthenticated("the signature is not this worker's")
         if start is not None:
             check_newest(row, start)
+            if start != Start(row.boot, row.instance):
+                self._refused.pop(worker, None)
         if counter <= row.counter:
             raise Conflict(
                 f"counter {counter} was used before; the last one was {row.counter}",
@@ -397,11 +399,15 @@ class Auth:
 
     def is_refusal_told(self, worker: WorkerId, start: Start) -> bool:
         """Whether the trail tells already that this start was refused, which may ask again and again."""
-        return self._refused.get(worker) == start
+        return self._refused.get(worker, (None, 0))[0] == start
+
+    def refused_wall_ms(self, worker: WorkerId) -> int | None:
+        """When a start of its agent was refused, if none was served since."""
+        return self._refused[worker][1] if worker in self._refused else None
 
     def refusal_told(self, worker: WorkerId, start: Start) -> None:
         """Call it once the entry is durable."""
-        self._refused[worker] = start
+        self._refused[worker] = (start, self._clock.wall_ms())
 
     def check_boot(self, worker: WorkerId, boot: int) -> None:
         """Raises the Conflict of ``superseded`` for what an agent says that has started anew since."""

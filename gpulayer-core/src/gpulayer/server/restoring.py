@@ -74,7 +74,8 @@ def check_empty(root: Path) -> None:
         more = f" and {len(held) - 3} more" if len(held) > 3 else ""
         raise Conflict(
             f"state folder {root} is not empty: {', '.join(held[:3])}{more}",
-            hint=f"end its control plane (gpulayer down) and move it away: mv {root} {root}.old; or --state DIR",
+            hint=f"end its control plane (gpulayer down --state {root}) and move it away: mv {root} {root}.old; or give"
+            " another --state DIR",
         )
 
 

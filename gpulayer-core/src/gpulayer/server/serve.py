@@ -46,8 +46,6 @@ _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_HEARTBEAT_MS: Final = 10_000
-_HEARTBEATS_A_LEASE: Final = 3
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 _COLLECT_S: Final = 10.0
 _MIDDLE_EVERY: Final = 30  # of these: 5 minutes
@@ -160,6 +158,7 @@ async def _serve(served: _Served) -> bool:
     """Whether it ended for a fault of its own."""
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.protocol.leases import heartbeat_ms  # noqa: PLC0415
     from gpulayer.server.app import create_app  # noqa: PLC0415
     from gpulayer.server.guard import SECURITY_HEADERS  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
@@ -178,7 +177,7 @@ async def _serve(served: _Served) -> bool:
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,
-            heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
+            heartbeat_ms=heartbeat_ms(policy.lease_ttl_ms),
             keep_logs_ms=settings.keep_logs_ms,
             keep_events_ms=settings.keep_events_ms,
             plugins=settings.plugins,

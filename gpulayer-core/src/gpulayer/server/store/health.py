@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
 from glob import escape, glob
 from pathlib import Path
+from shlex import quote as quoted
 from typing import Final
 from urllib.parse import quote
 
@@ -36,6 +37,7 @@ __all__ = [
     "is_damage",
     "of_sqlite",
     "read_only",
+    "restoring",
 ]
 
 _BUSY_MS: Final = 5_000
@@ -45,15 +47,22 @@ _SMALL: Final = ("counters", "workers", "facts", "tokens", "identities", "sink_c
 _WHOLE_BYTES: Final = 512 * 2**20  # which take a second or so to be looked at; 100,000 jobs are 150 MiB
 _SAYS: Final = ("malformed", "not a database", "corrupt")
 
-RESTORE: Final = (
-    "nothing in it was changed. Move the state folder away and restore a backup: gpulayer restore FILE"
-    " (gpulayer doctor looks closer; without a backup, gpulayer up begins anew in an empty folder)"
-)
+_SQLITES_OWN: Final = "*** in database main *** "  # it has no other
+
+
+def restoring(folder: Path | str) -> str:
+    """How a backup takes the place of what is in a state folder; said of any folder, so it names it."""
+    return f"gpulayer restore FILE --state {quoted(str(folder))}"
 
 
 def damaged(path: os.PathLike[str] | str, why: str) -> StorageUnavailable:
     """What a start, a backup or a doctor says."""
-    return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=RESTORE)
+    folder = Path(path).parent
+    hint = (
+        f"nothing in it was changed. Move {folder} away and restore a backup: {restoring(folder)}"
+        " (without one, a start with an empty folder begins anew)"
+    )
+    return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=hint)
 
 
 def how_to_use(copy: str, path: str) -> str:
@@ -108,9 +117,10 @@ def check_file(path: str) -> bool:
     if len(header) < _HEADER or found.st_size < int.from_bytes(header[16:18], "big"):
         raise damaged(path, f"it is cut off after {found.st_size} bytes")
     if os.path.exists(f"{path}-open") and not os.path.exists(f"{path}-wal"):
+        kept = restoring(Path(path).parent)
         raise StorageUnavailable(
             f"the control plane's store {path} lacks its newest part: it was in use, and {path}-wal is gone",
-            hint="put that file back, or restore a backup (gpulayer restore FILE). Only if you opened the store with"
+            hint=f"put that file back, or restore a backup ({kept}). Only if you opened the store with"
             f" another program since, remove {path}-open: then it is whole",
         )
     return True
@@ -274,4 +284,4 @@ def of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUnav
 def _check(connection: sqlite3.Connection, path: os.PathLike[str] | str, pragma: str) -> None:
     said = [str(row[0]) for row in connection.execute(pragma)]
     if said != ["ok"]:
-        raise damaged(path, " ".join(" ".join(said).split())[:300])
+        raise damaged(path, " ".join(" ".join(said).split()).removeprefix(_SQLITES_OWN)[:300])

@@ -46,7 +46,7 @@ from gpulayer.server.store.codec import (
     submission_to_text,
 )
 from gpulayer.server.store.disk import StoreDisk, sync_error
-from gpulayer.server.store.health import check_contents, damaged, how_to_use, is_damage
+from gpulayer.server.store.health import check_contents, damaged, how_to_use, is_damage, restoring
 from gpulayer.server.store.mark import check_newest
 from gpulayer.server.store.rows import (
     AuditEntry,
@@ -375,8 +375,8 @@ class Store:
             if is_damage(cause):
                 raise StorageUnavailable(
                     f"the control plane's store is damaged: {cause}",
-                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore"
-                    " FILE brings a backup back",
+                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, and"
+                    f" {restoring(Path(self._path).parent)} brings a backup back, once that folder is moved away",
                 ) from error
             raise StorageUnavailable(f"the control plane's store can't be used now: {cause}", hint=_NOT_NOW) from error
         except OSError as error:
@@ -683,7 +683,7 @@ _FORGET_FACTS: Final = (
 )
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
 _FORGET_KEYS: Final = (
-    "DELETE FROM idempotency WHERE rowid IN"  # noqa: S608 - a number
+    "DELETE FROM idempotency WHERE rowid IN"  # noqa: S608 - a number of ours
     f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
 )
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
