@@ -335,6 +335,9 @@ class NodeWork:
 
     async def extend(self, key: NodeKey, kill_by_ms: int) -> None:
         """Answered by ExtendFailed, or not at all."""
+        starter = self._starters.get(key)
+        if starter is not None and starter.extend(kill_by_ms):
+            return  # its launcher takes its time, and the spawner does not know it yet
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:

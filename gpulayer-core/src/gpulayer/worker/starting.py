@@ -46,6 +46,12 @@ class SpawnerStarter:
         self._is_called_off = True
         return not self._has_asked
 
+    def extend(self, kill_by_ms: int) -> bool:
+        """What is asked for later is to be over at this time; False where it has been asked for."""
+        if not self._has_asked:
+            self._kill_by_ms = kill_by_ms
+        return not self._has_asked
+
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
         """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
         if self._is_called_off:

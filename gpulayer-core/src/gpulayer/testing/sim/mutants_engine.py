@@ -318,27 +318,6 @@ def _stops_unheard(_: Any) -> Any:
     return lambda turn, worker: None
 
 
-def _leaving_unheard(_: Any) -> Any:
-    """That a worker has ended in good order is not taken in: it is lent more."""
-    return lambda turn, worker: None
-
-
-def _restored_goes_on(restored: Any) -> Any:
-    """A restored control plane takes what the backup says is lent for lent."""
-
-    def broken(turn: Any, event: Any) -> None:
-        attempts_, turn.state.attempts = turn.state.attempts, {}
-        restored(turn, event)
-        turn.state.attempts = attempts_
-
-    return broken
-
-
-def _generation_reuses(restored: Any) -> Any:
-    """A restored control plane gives numbers out that were given out before."""
-    return lambda turn, event: restored(turn, replace(event, first=0))
-
-
 def _forgets_failures(rebuilt: Any) -> Any:
     """After a restart nobody knows how often a task has failed."""
 
@@ -386,8 +365,6 @@ ENGINE: Final[dict[str, Mutant]] = {
     "removed_keeps": Mutant(13, workers, "removed", _removed_keeps),
     "drain_unheard": Mutant(13, workers, "set_draining", _drain_unheard),
     "stops_unheard": Mutant(13, workers, "_stops", _stops_unheard),
-    "leaving_unheard": Mutant(13, workers, "_left", _leaving_unheard),
-    "restored_goes_on": Mutant(3, workers, "restored", _restored_goes_on),
     "forgets_failures": Mutant(4, engine, "rebuild", _forgets_failures),
     "gives_up": Mutant(1, retry, "_may_repeat", _gives_up),
 }

@@ -105,6 +105,7 @@ class SimPlane:
     _heard_ms: dict[WorkerId, int] = field(default_factory=dict)  # by the time that it listened
     _anew_ms: int = 0  # when everybody counted as heard of, by the same time
     _reported: set[WorkerId] = field(default_factory=set)  # to this start of it
+    _stopping: set[WorkerId] = field(default_factory=set)  # they have said so, and not started anew
     _most: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)  # cores and memory, since it had no leases
     _shrunk: set[WorkerId] = field(default_factory=set)  # what runs there began when it had more
     _stepped: int = 0
@@ -531,6 +532,10 @@ class SimPlane:
             return  # it comes late or twice, and says nothing of now
         self._heard_ms[event.worker] = self._listened_ms
         self._reported.add(event.worker)
+        if event.stopping:
+            self._stopping.add(event.worker)
+        elif event.boot > known.boot:
+            self._stopping.discard(event.worker)
         facts = event.facts or known.facts
         has = facts.cpus, facts.memory_bytes
         most = self._most.get(event.worker, has) if known.leases else (known.facts.cpus, known.facts.memory_bytes)
@@ -548,6 +553,8 @@ class SimPlane:
                 silent_ms = self._listened_ms - max(self._heard_ms.get(effect.worker, 0), self._anew_ms)
                 if effect.worker not in self._reported or silent_ms > MOST_SILENCE_MS:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is not heard")
+                if effect.worker in self._stopping or self.state.workers[effect.worker].is_draining:
+                    raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is to take nothing more")
                 if self.state.jobs[effect.job_id].stop is not None:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, and was cancelled")
         if not isinstance(event, LeaseExpired | KeepForPassed):
