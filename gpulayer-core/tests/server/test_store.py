@@ -567,8 +567,7 @@ def test_where_sqlite_can_not_keep_its_log_the_store_is_refused(tmp_path, monkey
             return super().execute(statement, *arguments)
 
     real = sqlite3.connect
-    monkeypatch.setattr(sqlite3.dbapi2, "connect", lambda *a, **k: real(*a, **k, factory=Refusing))
-    monkeypatch.setattr("sqlite3.dbapi2.connect", lambda *a, **k: real(*a, **k, factory=Refusing))
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: real(*a, **k, factory=Refusing))
     with pytest.raises(StorageUnavailable, match=r"journal mode delete instead of wal"):
         Store(str(tmp_path / "s.db"))
 
