@@ -19,6 +19,7 @@ from typing import Any
 import gpulayer as gl
 
 WAIT_S = 60.0
+_ALONE = ("--detach", "--no-worker", "--host", "127.0.0.1", "--port", "0")
 
 
 class Stage:
@@ -94,6 +95,7 @@ class Stage:
 
     def plane_alone(self) -> None:
         """A control plane that does no work itself."""
+        self.show("up", *_ALONE, lease=self.env.get("GPULAYER_LEASE_TTL", ""))
         self._token = self._up()
 
     def join(self, name: str, *, faults: str = "") -> "subprocess.Popen[bytes]":
@@ -111,7 +113,7 @@ class Stage:
 
     def _up(self) -> str:
         """Starts it, or finds it there; the join token of the line that it prints."""
-        return self.ask("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", "0").split()[4]
+        return self.ask("up", *_ALONE).split()[4]
 
     def worker_state(self, name: str) -> str:
         with self.client() as client:
@@ -145,10 +147,11 @@ class Stage:
 
     # Words ------------------------------------------------------------------------------------------------------------
 
-    def show(self, *argv: str, faults: str = "") -> None:
+    def show(self, *argv: str, faults: str = "", lease: str = "") -> None:
         words = ["TOKEN" if before == "--token" else word for before, word in zip(("", *argv), argv, strict=False)]
         line = shlex.join(["gpulayer", *words]).replace(str(self.folder), "…")
-        print(f"$ {f'GPULAYER_FAULTS={faults} ' if faults else ''}{line}", flush=True)
+        set_ = (f"GPULAYER_LEASE_TTL={lease} " if lease else "") + (f"GPULAYER_FAULTS={faults} " if faults else "")
+        print(f"$ {set_}{line}", flush=True)
 
     def say(self, text: str) -> None:
         print(f"  {text}", flush=True)

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,36 @@ def test_a_file_and_a_folder_that_do_not_sync_are_told_by_name(tmp_path, syncs, 
     with pytest.raises(OSError, match="Input/output"):
         syncs.path(tmp_path)
     assert told == [(tmp_path / "f", errno.EIO), (tmp_path, errno.EIO)]
+
+
+def test_a_file_system_that_has_become_read_only_has_lost_what_it_was_to_write(tmp_path, syncs, told, monkeypatch):
+    def refuses(_descriptor):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    with pytest.raises(OSError, match="Read-only"):
+        syncs.path(tmp_path)
+    assert told == [(tmp_path, errno.EROFS)]
+
+
+@pytest.mark.parametrize(
+    ("release", "tells"),
+    [
+        ("5.8.0", True),
+        ("6.1.0-13-amd64", True),
+        ("10.0", True),
+        ("5.7.19", False),
+        ("4.18.0-553.el8", False),
+        ("", False),
+    ],
+)
+def test_a_whole_file_system_is_synced_at_once_only_where_linux_says_whether_that_worked(
+    tmp_path, monkeypatch, release, tells
+):
+    real = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname=real.sysname, release=release))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert Syncs().file_system(tmp_path) is tells
 
 
 def test_what_can_not_be_synced_at_all_is_an_error_and_no_loss(tmp_path, syncs, told, monkeypatch):

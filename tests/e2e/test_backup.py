@@ -86,22 +86,30 @@ def test_a_damaged_store_is_named_by_up_submit_and_doctor_and_restored(story, tm
     up = story.run("up", "--host", "127.0.0.1", "--port", "0")
     assert up.code == 6
     assert f"error: the control plane's store {store} is damaged" in up.err
-    assert "gpulayer restore FILE" in up.err
-    for command in (("submit", "--", "true"), ("up", "--detach", "--host", "127.0.0.1", "--port", "0")):
+    assert f"gpulayer restore FILE --state {story.state}" in up.err
+    for code, command in ((5, ("submit", "--", "true")), (6, ("up", "--detach", "--host", "127.0.0.1", "--port", "0"))):
         ended = story.run(*command)
-        assert ended.code == 5
+        assert ended.code == code
         assert f"{store} is damaged" in ended.err
         assert "Traceback" not in ended.err
     doctor = story.run("doctor")
     assert doctor.code == 6
     assert b"FAIL" in doctor.out
     assert b"is damaged" in doctor.out
+    assert b"none starts on such a store" in doctor.out
+    assert b"the next submit starts one" not in doctor.out
+    assert b"gpulayer doctor" not in doctor.out, "it is what was asked"
+    assert b"***" not in doctor.out
     refused = story.run("backup", "another")
     assert refused.code == 6
     assert sorted(path.name for path in story.here.iterdir() if path.is_file()) == ["kept"]
     assert store.read_bytes() == damaged
     shutil.move(story.state, tmp_path / "damaged")
-    assert story.run("restore", "kept").code == 0
+    elsewhere = story.run("restore", "kept", "--state", f"{tmp_path}/else where")
+    assert elsewhere.err.endswith(f"this one: gpulayer up --state '{tmp_path}/else where'\n"), elsewhere.err
+    here = story.run("restore", "kept")
+    assert here.code == 0
+    assert here.err.endswith("before you start this one: gpulayer up\n"), "this user's own"
     jobs = story.run("job", "list", "--json").json["jobs"]
     assert [job["state"] for job in jobs] == ["succeeded"]
     assert story.run("submit", "--", "echo", "again").out == b"again\n"

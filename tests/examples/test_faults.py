@@ -1,4 +1,4 @@
-"""The scripts of examples/faults say OK, and docs/reliability.md quotes them as they are."""
+"""The scripts of examples/faults say OK, and docs/proofs.md quotes them as they are."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path.name for path in (ROOT / "examples/faults").glob("*.py") if path.name != "stage.py")
-PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/proofs.md").read_text(encoding="utf-8")
 QUOTED = dict(re.findall(r"^```console\n\$ python examples/faults/(\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 
 

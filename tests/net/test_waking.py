@@ -6,7 +6,7 @@ from tests.net.town import SERVER, Counting, until
 
 
 def test_a_worker_that_sleeps_for_longer_than_lease_and_router_remember_goes_on_when_it_wakes(town):
-    invitation = town.up(lease="2s")
+    invitation = town.up(lease="3s")
     desk, router = town.desk()
     town.joined(desk, *invitation.join)
     job = Counting(town, desk, town.server, "--retries", "0")

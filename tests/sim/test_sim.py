@@ -114,7 +114,8 @@ def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
     assert main(["--seed", "0", "--mutant", "wall_clock_decides", "--minimise-s", "300"]) == 1
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "seed 0 breaks a rule"
-    line = {name: text.strip() for name, _, text in (line.partition(":") for line in told[1:6])}
+    line = {name: text.strip() for name, _, text in (line.partition(":") for line in told[1:7])}
+    assert line["planted"] == MUTANTS["wall_clock_decides"].text
     assert "is taken for lost" in line["rule"]
     machines, jobs, faults = (int(part) for part in re.findall(r"(\d+) \w+", line["left"])[:3])
     assert machines <= 1
@@ -125,7 +126,7 @@ def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
     assert argv[:3] == ["python", "-m", "gpulayer.testing.sim"]
     assert main([*argv[3:], "--minimise-s", "0"]) == 1
     again = capsys.readouterr().err.splitlines()
-    assert again[1] == told[1]
+    assert again[1:3] == told[1:3]
     assert again[told.index("story:") :] == told[told.index("story:") :], "to the last line"
 
 
@@ -142,9 +143,54 @@ def test_a_scenario_is_read_from_a_file_too(tmp_path, capsys):
     file = tmp_path / "scenario.json"
     file.write_text(written(Scenario.of_seed(1, Shape(jobs=2))))
     assert main(["--replay", str(file)]) == 0
-    assert "\n1 runs, " in capsys.readouterr().out
+    assert "\n1 run, " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["--replay", '{"weather": "fine"}'])
+
+
+def test_the_rule_and_the_story_call_a_job_by_the_same_number(capsys):
+    """Ids of simulated jobs are their numbers, and nobody reads sixteen digits of them in hexadecimal."""
+    for seed in range(20):
+        code = main(["--seed", str(seed), "--mutant", "told_is_taken", "--minimise-s", "0", "--trace=all"])
+        told = capsys.readouterr()
+        if "never finished" in told.err:
+            break
+    assert code == 1
+    assert not re.search(r"\b0{8}[0-9a-f]{8}\b", told.err)
+    (job,) = set(re.findall(r"job (\d+) never finished", told.err))
+    assert f"job {job} is submitted" in told.err
+    assert "JobImage" not in told.err
+    steps, faults = (int(part) for part in re.search(r"1 run, (\d+) steps, (\d+) faults, 1 failed", told.out).groups())
+    assert steps > 0 < faults, "those of a world that fails count"
+    assert told.out.splitlines()[-1] == f"failed: seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--seeds", "5"], "it takes FROM:TO"),
+        (["--seeds", "5:1"], "no seed from 5 up to 1"),
+        (["--seeds", "3:3"], "no seed"),
+        (["--seeds", "a:b"], "it takes FROM:TO"),
+        (["--workers", "0"], "a whole number from 1 on"),
+        (["--jobs=-1"], "a whole number from 0 on"),
+        (["--minimise-s", "soon"], "a whole number"),
+        (["--mutant", "told_is_takn"], "there is no 'told_is_takn'; --mutants lists all"),
+        (["--replay", ""], "is a directory"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_passes_nothing(argv, why, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.lower()
+    assert why.lower() in said
+    assert len(said) < 1000
+
+
+def test_a_world_without_jobs_ends_with_a_whole_sentence(capsys):
+    assert main(["--seed", "3", "--jobs", "0", "--trace"]) == 0
+    assert "all is over: there were no jobs\n" in capsys.readouterr().out
 
 
 def test_the_faults_that_can_be_planted_are_listed(capsys):

@@ -4,13 +4,13 @@ import pytest
 
 from gpulayer.clock import Instant
 from gpulayer.engine.effects import Assign, Void
-from gpulayer.engine.events import LeaseExpired, NodePhase, NodeReport, WorkerReported
+from gpulayer.engine.events import LeaseExpired, NodePhase, NodeReport, WorkerReported, WorkerWentSilent
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.protocol import messages as m
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.testing.sim.scenario import Fault, Trouble
-from gpulayer.testing.sim.story import Story, fault_text, lasting
+from gpulayer.testing.sim.story import Story, fault_text, lasting, with_job_names
 
 AT = Instant(0, 0)
 W1 = WorkerId("w1")
@@ -65,6 +65,47 @@ def test_ends_are_told_as_people_say_them():
         "    0.700 s  w1 sees that the program of attempt 2 of job 3 is ended by signal 9",
         "    0.800 s  w1 reports: attempt 2 of job 3 has ended: exit code 1",
     ]
+
+
+def test_answers_that_do_not_come_are_told_once_they_may_matter():
+    story, failed = Story(), m.ReportFailed(0, 1_000)
+    story.heard(1_000, "w1", m.ReportAnswered(900, ()))
+    story.heard(7_700, "w1", failed)
+    story.heard(12_000, "w1", failed)
+    story.heard(18_000, "w1", failed)
+    story.heard(19_000, "w1", m.ReportAnswered(18_500, ()))
+    story.heard(20_000, "w1", failed)
+    assert story.told() == [
+        "   12.000 s  w1 has had no answer to its reports for 11 s",
+        "   19.000 s  w1 has an answer again",
+    ]
+
+
+def test_who_was_silent_is_heard_again_once():
+    story = Story()
+    story.committed(40_000, WorkerWentSilent(AT, W1), (), ())
+    story.committed(50_000, WorkerReported(AT, W1, 1, 6), (), ())
+    story.committed(51_000, WorkerReported(AT, W1, 1, 7), (), ())
+    assert story.told() == [
+        "   40.000 s  w1 has been silent for so long that nothing more is lent to it",
+        "   50.000 s  w1 is heard again",
+    ]
+
+
+def test_a_start_that_is_reported_until_it_is_answered_is_told_once():
+    story = Story()
+    for seq in range(3):
+        story.committed(1_000 + seq, WorkerReported(AT, W1, 1, seq, recovered=()), (), ())
+    story.committed(9_000, WorkerReported(AT, W1, 2, 0, recovered=()), (), ())
+    assert [line.partition("(")[2] for line in story.told()] == [
+        "start 1) and knows of nothing",
+        "start 2) and knows of nothing",
+    ]
+
+
+def test_ids_in_a_rule_become_the_names_of_the_story():
+    ids = f"job {31:016x} ended twice; {3:016x} was acknowledged under key-3; {{JobId('{18:016x}')}}"
+    assert with_job_names(ids) == "job 31 ended twice; job 3 was acknowledged under key-3; {JobId(job 18)}"
 
 
 @pytest.mark.parametrize("kind", Trouble)

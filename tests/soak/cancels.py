@@ -113,4 +113,4 @@ def _race(client: Client, number: int, rng: random.Random, ended_by: Counter[str
         yield f"it was {record['state']}, and {afterwards} after another cancel {again}"
 
 
-PROOFS: Final = [Proof(8, "cancels that race the program's own end", prove, 60, 1_000)]
+PROOFS: Final = [Proof(8, "cancels that race the program's own end", prove, 60, 1_000, "cancels")]

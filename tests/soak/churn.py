@@ -32,7 +32,7 @@ TOKEN_ROUNDS: Final = 25  # a token is remembered for a day after its end, on pu
 STUCK_S: Final = 60.0
 SLOPE: Final = 0.01  # an hour
 JUDGED: Final = 240  # rounds: below that a slope is noise
-SETTLED: Final = 4  # descriptors may differ by so many: of the store, a log that is written just now
+SETTLED: Final = 4  # descriptors may differ by so many: a request, a log that is written just now
 FINAL: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out", "lost", "rejected"})
 
 
@@ -183,4 +183,4 @@ def _key(drawn: random.Random) -> str:
     return f"churn-{drawn.getrandbits(96):x}"
 
 
-PROOFS: Final = [Proof(13, "jobs, workers and followers come and go", churn, 2, ROUNDS)]
+PROOFS: Final = [Proof(13, "jobs, workers and followers come and go", churn, 2, ROUNDS, "rounds")]

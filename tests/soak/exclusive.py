@@ -342,6 +342,6 @@ def _scene() -> Iterator[Scene]:
 
 
 PROOFS: Final = [
-    Proof(2, "two workers, killed over shared devices", prove_devices, 6, 200),
-    Proof(3, "a worker stopped past its lease", prove_stopped, 3, 100),
+    Proof(2, "two workers, killed over shared devices", prove_devices, 6, 200, "rounds"),
+    Proof(3, "a worker stopped past its lease", prove_stopped, 3, 100, "stops"),
 ]

@@ -130,4 +130,4 @@ class _Follower:
             writer.transport.abort()
 
 
-PROOFS: Final = [Proof(11, "logs are followed, some readers take nothing", slow_readers, 80, FOLLOWERS)]
+PROOFS: Final = [Proof(11, "logs followed, some readers take nothing", slow_readers, 80, FOLLOWERS, "readers")]

@@ -3,7 +3,8 @@
 A module of this folder proves something when it has ``PROOFS``; nothing else has to be told. A proof is a function that
 makes so many runs from a seed, says how far it is, and returns a ``Tally``. It breaks nothing off: what it finds broken
 is a sentence in the tally that also says how to see it again. What it raises is a violation too, and so is a silence
-that lasts too long. The table is the same for two runs and for ten thousand, and tells which it was.
+that lasts too long. The table is the same for two runs and for ten thousand, and tells which it was. Rows that look at
+the same worlds say so, and share what was broken in them.
 """
 
 import importlib
@@ -11,7 +12,7 @@ import pkgutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Final, Protocol
 __all__ = ["PROMISES", "Hung", "Proof", "Prove", "Row", "Say", "Tally", "carry_out", "found_proofs", "table"]
 
 WIDTH: Final = 100
+UNIT: Final = 7
 
 PROMISES: Final[dict[int, str]] = {
     1: "What was answered with success survives kill -9 and power loss",
@@ -45,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Tally:
-    """What a proof came to. ``mutants``: (caught, planted), where it plants faults of its own."""
+    """What a proof came to. ``mutants``: (noticed, planted), where it plants faults of its own."""
 
     runs: int = 0
     faults: int = 0
@@ -61,9 +63,10 @@ class Prove(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """``text``: what is done, in a few words (44 characters). ``sample``: runs in CI, of some seconds; 0: none.
+    """``text``: what is done, in a few words (42 characters). ``sample``: runs in CI, of some seconds; 0: none.
 
-    ``full``: the number of the promise. ``silence_s``: hung, when it has said nothing for so long.
+    ``full``: the number of the promise. ``unit``: what a run is, as a plural (7 characters). ``silence_s``: hung, when
+    it has said nothing for so long. ``is_shared``: it looks at worlds that other proofs look at, too.
     """
 
     promise: int
@@ -71,7 +74,9 @@ class Proof:
     prove: Prove
     sample: int
     full: int
+    unit: str
     silence_s: float = 300.0
+    is_shared: bool = False
 
 
 @dataclass(slots=True)
@@ -140,11 +145,12 @@ def _deadline(silence_s: float, last: Callable[[], str]) -> Iterator[Callable[[]
         signal.signal(signal.SIGALRM, before)
 
 
-def table(rows: Sequence[Row], *, scale: float, seed: int) -> str:
-    """At most 100 columns; below it each violation in full."""
-    lines = [_line("", "promise, and what was done to it", "runs", "faults", "violations", "mutants", "time")]
+def table(rows: Sequence[Row], *, scale: float, seed: int, wanted: Collection[int] = PROMISES) -> str:
+    """At most 100 columns; below it each violation in full, once. ``wanted``: the promises that were asked for."""
+    lines = [_line("", "promise, and what was done to it", "runs", "faults", "violations", "planted", "time")]
     lines.append("-" * WIDTH)
-    numbers = [number for number in PROMISES if number in LATER or any(row.proof.promise == number for row in rows)]
+    there = {row.proof.promise for row in rows} | (LATER.keys() & set(wanted))
+    numbers = [number for number in PROMISES if number in there]
     for number in numbers:
         lines.append(f"{number:>2}  {PROMISES[number]}" + (f": {LATER[number]}" if number in LATER else ""))
         lines += [_row(row) for row in rows if row.proof.promise == number]
@@ -152,8 +158,7 @@ def table(rows: Sequence[Row], *, scale: float, seed: int) -> str:
     if rest:
         lines += ["    Long runs of other tests", *map(_row, rest)]
     lines.append("-" * WIDTH)
-    done = [row.tally for row in rows if row.tally is not None]
-    violations = [violation for tally in done for violation in tally.violations]
+    violations = _violations(rows)
     lines.append(
         _line(
             "",
@@ -165,27 +170,52 @@ def table(rows: Sequence[Row], *, scale: float, seed: int) -> str:
             _time(sum(row.seconds for row in rows)),
         )
     )
-    for row in rows:
-        for violation in row.tally.violations if row.tally is not None else ():
-            lines += ["", f"{row.proof.promise or '-'}: {row.proof.text}:", *_indented(violation)]
+    lines += _notes(rows, scale)
+    for violation, broken in violations.items():
+        promises = ", ".join(str(row.proof.promise or "-") for row in broken)
+        lines += ["", f"{promises}: {broken[0].proof.text}:", *_indented(violation)]
     return "\n".join(lines)
 
 
+def _violations(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Each once, with all rows that tell of it: a world that broke tells against whatever it was to prove."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        for violation in row.tally.violations if row.tally is not None else ():
+            found.setdefault(violation, []).append(row)
+    return found
+
+
+def _notes(rows: Sequence[Row], scale: float) -> list[str]:
+    """What a reader of the table can't see in it."""
+    notes = []
+    if any(row.proof.is_shared for row in rows):
+        notes.append("* one set of fleets serves every such row; a fleet that breaks any rule counts in each of them")
+    if any(row.tally is not None and row.tally.mutants is not None for row in rows):
+        notes.append("planted: of the faults planted in the product's code, so many were noticed")
+        if scale < 1:
+            notes.append(
+                f"         (at {scale:g} each has few worlds to be noticed in; at full scale a miss is a violation)"
+            )
+    return notes
+
+
 def _row(row: Row) -> str:
-    tally, text = row.tally, f"  {row.proof.text}"
+    tally, text = row.tally, f"  {row.proof.text}{' *' if row.proof.is_shared else ''}"
     if tally is None:
         return f"    {text}: {row.note}"[:WIDTH]
     mutants = _share(tally.mutants) if tally.mutants is not None else ""
     found = f"{len(tally.violations):,}"
-    return _line("", text, f"{tally.runs:,}", f"{tally.faults:,}", found, mutants, _time(row.seconds))
+    runs = f"{tally.runs:,} {row.proof.unit:<{UNIT}}"
+    return _line("", text, runs, f"{tally.faults:,}", found, mutants, _time(row.seconds))
 
 
 def _line(number: str, text: str, runs: str, faults: str, violations: str, mutants: str, seconds: str) -> str:
-    return f"{number:>2}  {text:<46.46} {runs:>8} {faults:>14} {violations:>10} {mutants:>7} {seconds:>6}".rstrip()
+    return f"{number:>2}  {text:<44.44} {runs:>14} {faults:>9} {violations:>10} {mutants:>8} {seconds:>6}".rstrip()
 
 
 def _share(mutants: tuple[int, int]) -> str:
-    return f"{mutants[0]}/{mutants[1]}"
+    return f"{mutants[0]} of {mutants[1]}"
 
 
 def _time(seconds: float) -> str:

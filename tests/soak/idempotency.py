@@ -168,6 +168,6 @@ def _folder() -> Iterator[Path]:
 
 
 PROOFS: Final = [
-    Proof(5, f"threads × {KEYS} keys, kill -9 amid them", prove_across_kills, 6, 200),
-    Proof(5, "7 days of a key, over restarts", prove_seven_days, 3, 100),
+    Proof(5, f"each sends {KEYS} keys, kill -9 amid them", prove_across_kills, 6, 200, "threads"),
+    Proof(5, "7 days of a key, over restarts", prove_seven_days, 3, 100, "weeks"),
 ]

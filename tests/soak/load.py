@@ -88,4 +88,4 @@ def said(crowd: Crowd) -> str:
     return "; ".join(figures)
 
 
-PROOFS: Final = [Proof(11, "workers beat; the plane dies and comes back", crowds, SAMPLE, FULL)]
+PROOFS: Final = [Proof(11, "they beat, their plane dies and comes back", crowds, SAMPLE, FULL, "workers")]

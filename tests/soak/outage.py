@@ -278,4 +278,4 @@ def _facts() -> Json:
     return wire_facts(cpus=16, labels={"light": "1"})
 
 
-PROOFS: Final = [Proof(6, "jobs over an outage of 60 s", prove, 20, FULL)]
+PROOFS: Final = [Proof(6, "jobs over an outage of 60 s", prove, 20, FULL, "jobs")]

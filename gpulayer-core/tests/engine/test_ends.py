@@ -197,5 +197,17 @@ def test_a_job_whose_device_somebody_else_took_before_the_start_waits_for_anothe
     assert plane.job().state is JobState.FAILED, "once it has run, it is an end like others"
 
 
+def test_a_worker_that_goes_on_being_taken_by_somebody_else_is_not_tried_for_ever_beside_a_free_one(plane):
+    for worker in ("w1", "w2"):
+        plane.join(worker, gpus=1)
+    plane.submit(request=Request(accelerators=(Accelerator.CUDA,), devices=1))
+    (first,) = plane.state.attempts.values()
+    taken = first.nodes[0].allocation.worker
+    plane.end(taken, first.epoch, EndedBy.DRIFT, exit_code=None)
+    (second,) = plane.state.attempts.values()
+    assert second.nodes[0].allocation.worker != taken
+    assert plane.state.jobs["j1"].tasks[0].failures == 0
+
+
 def worker_facts(facts, state):
     return replace(facts, devices=(replace(facts.devices[0], state=state, reason=""),))

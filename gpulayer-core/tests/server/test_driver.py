@@ -197,6 +197,32 @@ def test_a_failed_commit_answers_503_discards_and_recovers(committer) -> None:
     asyncio.run(main())
 
 
+def test_a_read_that_fails_once_when_writes_succeed_again_ends_nothing(committer) -> None:
+    real, loads = committer.load_live, []
+
+    def load():
+        loads.append(1)
+        if len(loads) == 3:  # at the start, for readers, and after the probe
+            raise StorageUnavailable("a read failed, once")
+        return real()
+
+    committer.load_live = load
+
+    async def main() -> None:
+        async with driving(committer) as driver:
+            committer.failing = StorageUnavailable("disk full")
+            with pytest.raises(StorageUnavailable, match="disk full"):
+                await submit(driver, 1)
+            committer.failing = None
+            while driver.is_read_only:
+                await asyncio.sleep(0.01)
+            await submit(driver, 1)
+            assert len(loads) > 3
+            assert await driver.read(jobs_of) == 1
+
+    asyncio.run(main())
+
+
 def test_a_full_disk_refuses_and_loses_nothing(tmp_path) -> None:
     """SQLite itself says that the disk is full: its file may not grow past a number of pages."""
     store = Store(str(tmp_path / "store.db"))

@@ -5,15 +5,31 @@ import stat
 
 import pytest
 
-from gpulayer.errors import UsageError
+from gpulayer.errors import Conflict, UsageError
 from gpulayer.server import ServeSettings, serve
-from gpulayer.server.folder import make_private
+from gpulayer.server.folder import lock_holder, locked, make_private
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import Batch, Side, Store
 
 
 def mode_of(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_who_holds_a_folder_for_something_else_is_named_and_not_given_up_to_be_ended(tmp_path):
+    layout = Layout(tmp_path)
+    with locked(layout, doing="gpulayer backup"):
+        assert lock_holder(layout) is None
+        with (
+            pytest.raises(Conflict, match=rf"gpulayer backup is at work .*pid {os.getpid()}") as refused,
+            locked(layout),
+        ):
+            pass
+        assert "gpulayer down" not in refused.value.hint
+    with locked(layout):
+        assert lock_holder(layout) == os.getpid()
+        with pytest.raises(Conflict, match=rf"already running .*pid {os.getpid()}"), locked(layout):
+            pass
 
 
 @pytest.fixture

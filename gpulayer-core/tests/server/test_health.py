@@ -1,10 +1,12 @@
 """A store that is damaged is refused at the start, by name and with what to do, and left as it is; one that is not
 refused answers. Nothing hangs, and nothing ends in a traceback."""
 
+import json
 import os
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from gpulayer.clock import ManualClock
 from gpulayer.errors import Conflict, GpulayerError, StorageUnavailable
 from gpulayer.server.settings import Layout, PlaneSettings
 from gpulayer.server.store import Batch, EventRow, Side, Store
+from gpulayer.server.store.disk import StoreDisk, examine
+from gpulayer.server.store.health import read_only
+from gpulayer.syncing import Syncs
 from gpulayer.testing.plane import LivePlane
 
 
@@ -169,9 +174,151 @@ def test_a_crash_whose_wal_was_taken_away_is_noticed(folder) -> None:
     assert not (crashed / "store.db-open").exists()
 
 
+@pytest.fixture
+def crashed(folder) -> Layout:
+    """The same after a kill -9, in the middle of whose life SQLite wrote its log back and began it anew."""
+    store = Store(str(folder.store))
+    for number in range(60):
+        store.commit(Batch(events=[EventRow(number, 1, "job_submitted", json.dumps({"x": "y" * 40_000}))]))
+        if number == 30:
+            with closing(sqlite3.connect(folder.store)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    left = folder.root.with_name("crashed")
+    shutil.copytree(folder.root, left)
+    store.close()
+    return Layout(left)
+
+
+def test_what_a_kill_left_is_taken_over(crashed) -> None:
+    store = Store(str(crashed.store))
+    assert store.highest() > 60
+    store.close()
+
+
+def _log(layout: Layout) -> Path:
+    return layout.root / "store.db-wal"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00001, 0.001, 0.2, 0.9])
+def test_a_log_that_was_emptied_or_cut_off_is_damage_and_no_torn_end(crashed, share) -> None:
+    os.truncate(_log(crashed), int(_log(crashed).stat().st_size * share))
+    error = refused(crashed)
+    assert "it was in use when its control plane ended, and store.db-wal" in error.message
+    assert "gpulayer restore FILE" in error.hint
+
+
+def test_wherever_a_bit_of_the_log_flips_no_commit_is_lost_without_a_word(crashed) -> None:
+    whole = _log(crashed).read_bytes()
+    with closing(read_only(crashed.store)) as connection:
+        (last,) = connection.execute("SELECT max(seq) FROM events").fetchone()
+    rng = random.Random(7)
+    said = set()
+    for offset in [0, 5, 20, 31, 40, *(rng.randrange(len(whole)) for _ in range(25))]:
+        _log(crashed).write_bytes(whole)
+        overwrite(_log(crashed), offset, bytes([whole[offset] ^ 1 << rng.randrange(8)]))
+        again = crashed.root.with_name("again")
+        shutil.rmtree(again, ignore_errors=True)
+        shutil.copytree(crashed.root, again)
+        (again / "store.db-shm").unlink()
+        try:
+            store = Store(str(Layout(again).store))
+        except GpulayerError as error:
+            said.add(error.message.rpartition("store.db-wal ")[2])
+            continue
+        with store.reading() as connection:
+            assert connection.exec_driver_sql("SELECT max(seq) FROM events").scalar_one() == last
+        store.close()
+    assert any("newest" in each for each in said)
+    assert "has a damaged header" in said
+
+
+def test_an_older_log_in_its_place_is_noticed(folder) -> None:
+    store = Store(str(folder.store))
+    store.commit(Batch(events=[EventRow(1, 1, "job_submitted", "{}")]))
+    older = _log(folder).read_bytes()
+    for number in range(3):
+        store.commit(Batch(events=[EventRow(number, 1, "job_submitted", "{}")]))
+    left = Layout(folder.root.with_name("crashed"))
+    shutil.copytree(folder.root, left.root)
+    store.close()
+    _log(left).write_bytes(older)
+    (left.root / "store.db-shm").unlink()
+    assert "the newest 3 commits are not in it" in refused(left).message
+    with pytest.raises(StorageUnavailable, match="the newest 3 commits"):
+        examine(left.store, made_after=left.pepper)
+
+
+@pytest.mark.parametrize(
+    "mark", [b"", b"\0" * 32, b"9" * 32, b"\xa5" * 32], ids=["empty", "zeros", "digits", "rubbish"]
+)
+def test_a_mark_that_a_power_cut_left_without_its_count_refuses_nothing(crashed, mark) -> None:
+    (crashed.root / "store.db-open").write_bytes(mark)
+    Store(str(crashed.store)).close()
+
+
+def test_a_log_that_can_not_be_written_back_stays_and_so_does_the_word_that_it_is_needed(folder) -> None:
+    """As on a full disk."""
+    store = Store(str(folder.store))
+    store.commit(Batch(events=[EventRow(1, 1, "job_submitted", "{}")]))
+    with store.reading() as reader:
+        reader.exec_driver_sql("SELECT count(*) FROM events").all()
+        store.commit(Batch(events=[EventRow(2, 1, "job_submitted", "{}")]))
+        store.close()
+        left = Layout(folder.root.with_name("left"))
+        shutil.copytree(folder.root, left.root)
+    assert (left.root / "store.db-open").exists()
+    assert _log(left).stat().st_size > 0
+    kept = _log(left).rename(left.root / "kept")
+    assert "store.db-wal is gone" in refused(left).message
+    kept.rename(_log(left))
+    Store(str(left.store)).close()
+    assert not (left.root / "store.db-open").exists()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "without its log"])
+def test_a_store_that_is_taken_away_from_a_running_plane_ends_it_and_all_of_it_is_kept(folder, how) -> None:
+    told: list[str] = []
+    disk = StoreDisk(Syncs(failed=lambda path, error: told.append(f"{path}: {error.strerror}")))
+    store = Store(str(folder.store), disk=disk)
+    store.commit(Batch(events=[EventRow(1, 1, "job_submitted", "{}")]))
+    store.check_place()
+    for each in folder.root.glob("store.db-wal" if how == "without its log" else "store.db*"):
+        each.unlink()
+    if how == "replaced":
+        sqlite3.connect(folder.store).close()
+        folder.store.touch()
+    with pytest.raises(StorageUnavailable, match="is gone"):
+        store.commit(Batch(events=[EventRow(2, 1, "job_queued", "{}")]))
+    (said,) = told
+    kept = Path(said.partition("the copy ")[2].partition(". ")[0])
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with closing(read_only(kept)) as connection:
+        assert connection.execute("SELECT kind FROM events ORDER BY seq DESC LIMIT 2").fetchall() == [
+            ("job_queued",),
+            ("job_submitted",),
+        ]
+    store.close()
+    for each in folder.root.glob("store.db*"):
+        if each != kept:
+            each.unlink()
+    error = refused(folder)
+    assert "it is gone" in error.message
+    assert f"{kept} is a copy that was made when that was noticed" in error.hint
+    kept.rename(folder.store)
+    Store(str(folder.store)).close()
+
+
+def test_a_folder_that_was_moved_is_no_store_that_was_lost(folder) -> None:
+    store = Store(str(folder.store))
+    folder.root.rename(folder.root.with_name("elsewhere"))
+    store.commit(Batch(events=[EventRow(1, 1, "job_submitted", "{}")]))
+    store.close()
+
+
 def test_a_store_that_ended_well_needs_no_wal(folder) -> None:
     assert not (folder.root / "store.db-open").exists()
     store = Store(str(folder.store))
+    store.commit(Batch(sides=[Side()]))
     assert (folder.root / "store.db-open").exists()
     store.close()
     assert not (folder.root / "store.db-open").exists()
@@ -189,6 +336,7 @@ def test_a_newer_schema_is_refused_by_the_whole_program(folder) -> None:
 def test_an_older_store_is_copied_before_it_is_brought_up_to_date(folder) -> None:
     change(
         folder, "DROP TABLE sink_cursors", "ALTER TABLE counters DROP COLUMN store_id",
+        "ALTER TABLE tasks DROP COLUMN held_until_ms",
         "UPDATE alembic_version SET version_num = '0003'",
     )  # fmt: skip
     Store(str(folder.store)).close()

@@ -5,6 +5,7 @@ import pytest
 
 from gpulayer.errors import Conflict
 from gpulayer.ids import Epoch, JobId
+from gpulayer.server import logs as logs_module
 from gpulayer.server.logs import LogFolder, LogKey
 from gpulayer.spec.logs import LogStream
 
@@ -35,6 +36,20 @@ def test_a_large_piece_is_not_kept_in_memory_nor_the_one_before_it(tmp_path: Pat
     assert logs.latest(KEY, 0) == b""
     assert logs.latest(KEY, 6) == b""
     assert _read(logs, KEY, 6) == b"x" * 100_000
+
+
+def test_the_last_short_lines_of_ever_so_many_logs_are_not_all_kept_in_memory(tmp_path: Path, monkeypatch) -> None:
+    """Each of them takes more than its bytes."""
+    monkeypatch.setattr(logs_module, "_KEPT_BYTES", 10_000)
+    logs = LogFolder(tmp_path)
+    keys = [KEY._replace(epoch=Epoch(number)) for number in range(30)]
+    for key in keys:
+        logs.append(key, 0, b".", wall_ms=0)
+    assert logs.latest(keys[0], 0) == b""
+    assert logs.latest(keys[-1], 0) == b"."
+    for number in range(1, 30):  # one log that goes on and on takes the place of one
+        logs.append(keys[-1], number, b".", wall_ms=0)
+    assert logs.latest(keys[-5], 0) == b"."
 
 
 def test_two_streams_are_two_logs(tmp_path: Path) -> None:

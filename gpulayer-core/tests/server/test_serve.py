@@ -423,6 +423,22 @@ def test_a_plane_whose_folder_was_taken_away_ends_and_leaves_the_next_one_alone(
     assert second.wait()[0] == 0
 
 
+def test_a_plane_whose_store_was_taken_away_ends_also_where_nobody_asks_it_anything(serving) -> None:
+    served = serving().ready()
+    served.http.post("/v1/jobs", json={"schema": 1, "command": ["true"]})
+    for each in served.state.glob("store.db*"):
+        each.unlink()
+    code, said = served.wait()
+    assert code == 74
+    assert "store.db: it was removed or replaced while it was in use; all that was answered is in the copy" in said
+    (kept,) = served.state.glob("store.db.rescued-*")
+    kept.rename(kept.with_name("store.db"))
+    again = serving().ready()
+    assert [job["state"] for job in again.http.get("/v1/jobs").json()["jobs"]] == ["queued"]
+    again.process.send_signal(signal.SIGTERM)
+    assert again.wait()[0] == 0
+
+
 def test_a_damaged_pepper_is_refused_in_one_line_and_not_replaced(serving, tmp_path) -> None:
     pepper = tmp_path / "state" / "pepper"
     pepper.parent.mkdir(mode=0o700)

@@ -11,7 +11,8 @@ from gpulayer.clock import ManualClock
 from gpulayer.errors import Conflict, Unauthenticated
 from gpulayer.ids import WorkerId
 from gpulayer.server.auth import Auth
-from gpulayer.server.starts import Start
+from gpulayer.server.starts import Incumbent, Start
+from gpulayer.server.starts import superseded as superseded_by
 from gpulayer.server.store import IdentityRow
 from gpulayer.server.tokens import TokenKind
 from gpulayer.wire.sessions import session_text
@@ -119,6 +120,21 @@ def test_a_row_that_was_read_before_a_start_brings_no_earlier_one_back():
     assert signer.is_refused(COPY)
 
 
+def test_what_is_told_of_the_newest_start_is_what_is_known_of_it():
+    row = IdentityRow(WORKER, "k", 0, is_local=False, boot=7, started_wall_ms=1_795_000_000_000)
+    heard_ms = 1_795_000_600_000
+    alive, kept, free = (superseded_by(row, Incumbent(heard_ms, *of)) for of in ((0, 0), (1, 0), (1, 1)))
+    assert "another agent runs with this worker's identity since 2026-11-18 11:06:40 UTC: was" in alive.message
+    assert (
+        "ran with this worker's identity since 2026-11-18 11:06:40 UTC and was last heard of at 2026-11-18 11:16:40"
+        in kept.message
+    )
+    assert "jobs that are kept for it stand" in kept.message
+    assert "jobs that are kept" not in free.message
+    assert [one.details.get("is_free") for one in (alive, kept, free)] == [None, 0, 1]
+    assert "never heard" in superseded_by(row, Incumbent(0, is_silent=True, is_free=True)).message
+
+
 # Over the wire -------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +193,30 @@ def test_an_older_boot_in_a_report_of_an_agent_that_names_no_start_is_refused(pl
     superseded(plane, worker.try_report())
     worker.boot = 2
     assert worker.try_report().status_code == 200
+
+
+def test_a_rolled_back_folder_has_its_worker_back_when_the_newest_start_is_silent_and_holds_nothing(plane):
+    worker = plane.worker()
+    worker.open_session(start=(2, "b"))
+    worker.boot = 2
+    worker.report(recovered=[])
+    answer = worker.session(start=(1, "a"))
+    assert "is_free" not in plane.check_envelope(answer)["details"]
+    assert plane.http.get(f"/v1/workers/{worker.id}").json()["refused"]
+    job = plane.submit("sleep 600", retries=0)
+    plane.until(lambda: worker.commands(hold_s=5))
+    plane.plane.driver._state.workers[worker.id].heard_ms -= 40_000
+    plane.until(lambda: plane.job(job["id"])["state"] == "unreachable")
+    assert plane.check_envelope(worker.session(start=(1, "a")))["details"]["is_free"] is False
+    assert plane.http.post(f"/v1/jobs/{job['id']}:cancel", json={}).status_code in (200, 202)
+    plane.until(lambda: plane.job(job["id"])["state"] == "cancelled")
+    assert plane.check_envelope(worker.session(start=(1, "a")))["details"] == {
+        "superseded": True,
+        "boot": 2,
+        "is_free": True,
+    }
+    worker.open_session(start=(3, "a"))
+    assert "refused" not in plane.http.get(f"/v1/workers/{worker.id}").json()
 
 
 def test_the_trail_tells_once_of_a_start_that_was_refused(plane):

@@ -42,7 +42,7 @@ from gpulayer.server.store.codec import attempt_from_text, attempt_to_text
 from gpulayer.server.store.schema import alembic_config
 from gpulayer.server.store.tables import SCHEMA_VERSION, metadata
 from gpulayer.server.store.tables import facts as facts_table
-from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
+from gpulayer.spec.job import JobEntry, JobSpec, RetryOn
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
@@ -186,23 +186,6 @@ def _comparable(state: State) -> object:
         },
         (state.next_epoch, state.next_seq),
     )
-
-
-def test_a_job_that_only_waits_is_loaded_as_no_more_than_that_and_every_other_as_it_is(store) -> None:
-    world = _World(5, store)
-    for _ in range(80):
-        world.turn()
-    world.commit()
-    live = store.load_live()
-    images = {entry.id: image for entry, image in live.all_jobs()}
-    with store.reading() as connection:
-        page, _ = reads.page_of_jobs(connection, states=(), name="", before_seq=None, limit=500)
-    assert images == {job.image.id: job.image for job in page if not job.image.state.is_final}
-    assert live.waiting
-    assert live.jobs
-    plain = {entry.id for entry, _ in live.waiting}
-    assert plain.isdisjoint(entry.id for entry, _ in live.jobs)
-    assert {images[id_].state for id_ in plain} == {JobState.QUEUED}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -584,8 +567,7 @@ def test_where_sqlite_can_not_keep_its_log_the_store_is_refused(tmp_path, monkey
             return super().execute(statement, *arguments)
 
     real = sqlite3.connect
-    monkeypatch.setattr(sqlite3.dbapi2, "connect", lambda *a, **k: real(*a, **k, factory=Refusing))
-    monkeypatch.setattr("sqlite3.dbapi2.connect", lambda *a, **k: real(*a, **k, factory=Refusing))
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: real(*a, **k, factory=Refusing))
     with pytest.raises(StorageUnavailable, match=r"journal mode delete instead of wal"):
         Store(str(tmp_path / "s.db"))
 

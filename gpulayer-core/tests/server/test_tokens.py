@@ -456,4 +456,24 @@ def test_the_pepper_is_made_once_and_one_that_is_no_pepper_is_never_replaced(tmp
     with pytest.raises(StorageUnavailable, match="pepper can't be used: Is a directory"):
         load_pepper(layout)
     layout.pepper.rmdir()
-    assert load_pepper(layout) != made  # it was moved away on purpose
+    with pytest.raises(Conflict, match="pepper is gone, and the store holds tokens") as caught:
+        load_pepper(layout, is_needed=True)
+    assert "put it back from a backup" in caught.value.hint
+    assert not layout.pepper.exists()
+    assert load_pepper(layout) != made  # of a store that has no tokens
+
+
+def test_a_plane_whose_pepper_was_lost_does_not_start_with_another(make_plane) -> None:
+    plane = make_plane().start()
+    token = plane.new_token(TokenKind.CLIENT, life_s=None)
+    plane.stop()
+    pepper = plane.settings.layout.pepper
+    kept = pepper.read_bytes()
+    pepper.unlink()
+    with pytest.raises(Conflict, match="pepper is gone"):
+        plane.start()
+    assert not pepper.exists()
+    pepper.write_bytes(kept)
+    plane.start()
+    plane.http.headers["Authorization"] = f"Bearer {token}"
+    assert plane.http.get("/v1/jobs").status_code == 200

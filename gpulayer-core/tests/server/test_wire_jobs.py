@@ -161,6 +161,8 @@ def test_one_key_and_one_body_give_one_job_also_across_a_restart(plane) -> None:
     other = plane.http.post("/v1/jobs", json={**body, "command": ["false"]}, headers=headers)
     assert other.status_code == 422
     assert plane.check_envelope(other)["code"] == "idempotency_mismatch"
+    assert "another body: not the same: command" in other.json()["error"]["message"]
+    assert plane.http.post("/v1/jobs", json={**body, "retries": 2}, headers=headers).json()["id"] == first.json()["id"]
     plane.restart()
     after = plane.http.post("/v1/jobs", json=body, headers=headers)
     assert after.status_code == 200

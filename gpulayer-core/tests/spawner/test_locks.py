@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulayer.spawner import messages as m
-from gpulayer.spawner.locks import DeviceInUse, DeviceLocks
+from gpulayer.spawner import tree
+from gpulayer.spawner.locks import DeviceInUse, DeviceLocks, holder_of
 from tests.together import kill_together
 
 GPU = "GPU-8f2a"
@@ -159,6 +160,29 @@ def test_a_file_that_was_tidied_away_is_made_again(tmp_path, lock):
     two.take([GPU], key="1.0", marker=None)
     with pytest.raises(DeviceInUse):
         one.take([GPU], key="1.0", marker=None)
+
+
+def test_a_lock_of_another_file_system_with_the_same_number_of_a_file_is_not_taken_for_one(tmp_path, lock, monkeypatch):
+    """Who shares no process table with the holder has /proc/locks alone to see that somebody has a device."""
+    lock(tmp_path).take([GPU], key="1.0", marker=None)
+    (path,) = tmp_path.iterdir()
+    known = path.stat()
+    place = f"{os.major(known.st_dev):02x}:{os.minor(known.st_dev):02x}"
+    read_all = tree.read_all
+
+    def lists(where):
+        line = f"1: FLOCK  ADVISORY  WRITE 4711 {where}:{known.st_ino} 0 EOF\n".encode()
+        monkeypatch.setattr(tree, "read_all", lambda path: line if path == "/proc/locks" else read_all(path))
+
+    for where in (place, "aa:bb"):
+        lists(where)
+        assert holder_of(GPU, [str(tmp_path)]) is not None, "it is locked, wherever it is said to be"
+    other = tmp_path / "empty"
+    other.mkdir()
+    (other / path.name).touch()
+    known = (other / path.name).stat()
+    lists("aa:bb")
+    assert holder_of(GPU, [str(other)]) is None
 
 
 def test_all_devices_or_none(tmp_path, lock):

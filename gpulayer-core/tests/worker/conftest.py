@@ -148,7 +148,7 @@ class ScriptedPlane:
         self.unacknowledged = set()
         self.refuse_commands = False
         self.is_removed = False
-        self.is_superseded = False
+        self.is_superseded = self.is_place_free = False
         self.starts = []
         self.changed = asyncio.Event()
         self.port = 0
@@ -296,8 +296,9 @@ class ScriptedPlane:
         if body["counter"] <= last:
             self.counters[worker] = last
             return _error(409, "conflict", "used before", {"counter": last})
-        if self.is_superseded:
-            return _error(409, "conflict", "another agent runs with this identity", {"superseded": True, "boot": 99})
+        if self.is_superseded and not (self.is_place_free and body["boot"] > 99):
+            details = {"superseded": True, "boot": 99, "is_free": self.is_place_free}
+            return _error(409, "conflict", "another agent runs with this identity", details)
         self.starts.append((body["boot"], body["instance"]))
         message = session_text(worker, body["counter"], boot=body["boot"], instance=body["instance"]).encode()
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(body["signature"]), message)

@@ -103,9 +103,16 @@ def test_contact_counts_only_within_one_boot_of_the_host(journal, tmp_path):
     assert later.has_rebooted()
     later.save_contact(1)
     assert not later.has_rebooted()
-    (tmp_path / "contact.json").write_bytes(b"?")
-    assert journal.contact_ms() is None
-    assert not journal.has_rebooted()
+
+
+def test_a_contact_that_a_loss_of_power_took_or_tore_is_one_of_before_it(journal, tmp_path):
+    journal.save_contact(5)
+    for torn in (b"?", b"", b"{}"):
+        (tmp_path / "contact.json").write_bytes(torn)
+        assert journal.contact_ms() is None
+        assert journal.has_rebooted()
+    (tmp_path / "contact.json").unlink()
+    assert journal.has_rebooted()
 
 
 def test_staging_again_begins_with_an_empty_folder(journal):

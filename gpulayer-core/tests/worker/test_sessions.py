@@ -109,6 +109,23 @@ def test_an_agent_with_nothing_to_end_says_why_it_has_no_place_and_fails(scene):
     scene(main)
 
 
+def test_an_agent_in_a_folder_that_was_rolled_back_takes_the_place_of_one_that_is_not_heard_any_more(scene):
+    async def main(plane, worker):
+        worker.start()
+        await plane.until(lambda: plane.reports)
+        await worker.stop()
+        plane.is_superseded = plane.is_place_free = True
+        plane.tokens.clear()
+        worker.start(token="")
+        await plane.until(lambda: plane.reports[-1]["boot"] == 100)
+        await worker.stop()
+        worker.start(token="")
+        await plane.until(lambda: plane.reports[-1]["boot"] == 101)
+        assert worker.said.count("this one takes its place") == 1
+
+    scene(main)
+
+
 def test_each_start_signs_with_a_higher_boot_and_an_instance_of_its_own(scene):
     async def main(plane, worker):
         for _ in range(3):

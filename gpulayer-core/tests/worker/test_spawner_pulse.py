@@ -36,9 +36,9 @@ class Machine:
     async def link(self, **options):
         return await SpawnerLink.connect_or_start(self.folder, deadline_s=DEADLINE_S, **options)
 
-    async def sleeper(self, link, key="1.0"):
+    async def sleeper(self, link, key="1.0", **options):
         paths = {"cwd": self.work, "log_path": self.work / f"{key}.log", "exit_path": self.work / f"{key}.exit"}
-        return await link.spawn(key=key, argv=("sleep", "600"), env=ENVIRONMENT, **paths)
+        return await link.spawn(key=key, argv=("sleep", "600"), env=ENVIRONMENT, **paths, **options)
 
 
 @pytest.fixture
@@ -80,6 +80,52 @@ async def test_a_spawner_that_is_stuck_when_the_agent_comes_is_ended_too(machine
         assert [row.exit.reason for row in again.rows] == ["spawner_lost"]
 
 
+async def test_a_start_that_is_called_off_while_the_spawner_is_stuck_is_never_made(machine):
+    async with await machine.link(pulse=impatient()) as link:
+        events = link.events()
+        first = await anext(events)
+        os.kill(first.spawner_pid, signal.SIGSTOP)
+        wanted = [True]
+        start = asyncio.ensure_future(machine.sleeper(link, is_wanted=lambda: wanted[0]))
+        await asyncio.sleep(0)
+        wanted.clear()
+        wanted.append(False)
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await start
+            again = await anext(events)
+        assert isinstance(answer, m.SpawnFailed)
+        assert (again.rows, await link.list()) == ((), ())
+        await events.aclose()
+
+
+async def test_what_had_begun_before_it_was_called_off_is_told_by_the_next_spawner(machine):
+    async with await machine.link(pulse=impatient()) as link:
+        events = link.events()
+        first = await anext(events)
+        await machine.sleeper(link)
+        os.kill(first.spawner_pid, signal.SIGSTOP)
+        wanted = iter([True, False])
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await machine.sleeper(link, is_wanted=lambda: next(wanted))
+        assert isinstance(answer, m.Spawned)
+        assert answer.exit.reason == "spawner_lost"
+        await events.aclose()
+
+
+async def test_one_that_stands_still_is_ended_sooner_where_somebody_waits(machine):
+    async with await machine.link(pulse=Pulse(ask_after_s=600, stuck_after_s=600, late_after_s=0.3)) as link:
+        events = link.events()
+        first = await anext(events)
+        link.hurry()  # it answers
+        assert await link.list() == ()
+        os.kill(first.spawner_pid, signal.SIGSTOP)
+        link.hurry()
+        async with asyncio.timeout(DEADLINE_S):
+            again = await anext(events)
+        assert again.spawner_pid != first.spawner_pid
+        await events.aclose()
+
+
 async def test_an_idle_spawner_is_asked_and_goes_on(machine):
     async with await machine.link(pulse=Pulse(ask_after_s=0.01, stuck_after_s=30.0)) as link:
         first = await anext(link.events())
@@ -113,6 +159,22 @@ def test_silence_counts_from_the_question_and_in_turns_of_waiting():
     pulse.heard()
     assert not pulse.is_stuck
     assert not pulse.should_ask
+
+
+def test_one_that_was_slow_once_is_not_late_ever_after():
+    pulse = Pulse()
+    pulse.asked()
+    pulse.is_hurried = True
+    for _ in range(3):
+        assert not pulse.is_late
+        pulse.waited(pulse.turn_s)
+    assert pulse.is_late
+    assert not pulse.is_stuck
+    pulse.heard()
+    pulse.asked()
+    for _ in range(3):
+        pulse.waited(pulse.turn_s)
+    assert not pulse.is_late
 
 
 # Versions -------------------------------------------------------------------------------------------------------------

@@ -30,9 +30,11 @@ class StuckLink:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.kill_by_ms: object = None
 
-    async def spawn(self, **_: object) -> Spawned:
+    async def spawn(self, **options: object) -> Spawned:
         self.asked += 1
+        self.kill_by_ms = options["kill_by_ms"]
         if self.asked == 1:
             raise TimedOut("the spawner did not answer within 30 s")
         return Spawned(2, str(KEY), 4711, existing=True)
@@ -59,6 +61,28 @@ def test_what_was_called_off_is_never_asked_for_and_what_was_asked_for_is_not_ca
     starter = SpawnerStarter(link, Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 0)
     asyncio.run(starter.start(plan_of("true")))
     assert not starter.call_off()
+
+
+def test_what_takes_long_to_be_launched_is_given_the_time_that_holds_by_then() -> None:
+    """An exclusive job's launcher may take longer than its lease: all the same it begins, and is not over at once."""
+    link = StuckLink()
+    starter = SpawnerStarter(link, Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 19_000)
+    assert starter.extend(49_000)
+    asyncio.run(starter.start(plan_of("true")))
+    assert link.kill_by_ms == 49_000
+    assert not starter.extend(59_000), "the spawner is to be told"
+
+
+def test_a_start_that_was_called_off_meanwhile_is_not_wanted_by_anybody() -> None:
+    class Asks:
+        async def spawn(self, *, is_wanted, **_: object) -> SpawnFailed:
+            assert is_wanted()
+            assert not starter.call_off()
+            assert not is_wanted()
+            return SpawnFailed(0, str(KEY), 0, "it was called off", None)
+
+    starter = SpawnerStarter(Asks(), Assignment(KEY, JobId("7f3a000000000001"), 1, ("true",)), 0)
+    assert asyncio.run(starter.start(plan_of("true"))) == NotLaunched(None, "it was called off", "")
 
 
 def start(*argv: str, exit_code: int = 127, number: int = errno.ENOENT) -> NotLaunched:

@@ -15,7 +15,8 @@ from gpulayer.client.connect import Settings
 from gpulayer.client.diagnosis import Finding, Mark, examine, examine_folder
 from gpulayer.client.embedded import find_plane, is_stale
 from gpulayer.client.location import Local, Location
-from gpulayer.errors import StorageUnavailable, Unauthenticated, UsageError
+from gpulayer.errors import Conflict, StorageUnavailable, Unauthenticated, UsageError
+from gpulayer.sdk.settings import state_folder
 from gpulayer.server.settings import Layout
 
 app = command_app()
@@ -73,6 +74,10 @@ def _of_url(urls: list[str], fingerprints: list[str]) -> Iterator[Finding]:
 
 
 def _of_settings(target: str, state: str) -> Iterator[Finding]:
+    if state and not (folder := state_folder(os.environ, state_dir=state)).is_dir():
+        raise Conflict(
+            f"{folder} holds no control plane", hint="--state DIR names another; gpulayer up makes one there"
+        )
     try:
         settings = settings_for(target, state=state)
     except Unauthenticated as error:
@@ -89,12 +94,20 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
         return where.location
     yield from examine_folder(where.state_dir)
     endpoint = find_plane(where.state_dir)
-    yield from _store(Layout(where.state_dir), is_served=endpoint is not None)
+    store = list(_store(Layout(where.state_dir), is_served=endpoint is not None))
+    yield from store
     if endpoint is not None:
         return endpoint.location
-    if is_stale(where.state_dir):
+    if any(finding.mark is Mark.FAIL for finding in store):
+        yield Finding("plane", Mark.SKIPPED, "no control plane runs here now, and none starts on such a store")
+    elif is_stale(where.state_dir):
         message = "the control plane of this machine has died; the next command starts it again"
         yield Finding("plane", Mark.WARN, message, f"{where.state_dir / 'plane.log'} may say why")
+    elif where.state_dir.is_dir() and not os.access(where.state_dir, os.W_OK):
+        message = f"no control plane runs here now, and none can start: {where.state_dir} can't be written"
+        yield Finding(
+            "plane", Mark.FAIL, message, "make it and its disk writable again; gpulayer backup FILE works still"
+        )
     else:
         yield Finding("plane", Mark.OK, "no control plane runs here now; the next submit starts one")
     return None
@@ -103,7 +116,7 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
 def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
     """What a start would refuse, and more: every page, every index. Nothing is started, changed or kept from starting
     for it: what was seen while a control plane began or ended is looked at once more."""
-    from gpulayer.server.store.health import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
+    from gpulayer.server.store.disk import examine as examine_store  # noqa: PLC0415 - SQLAlchemy
 
     if not layout.root.is_dir():
         return
@@ -125,6 +138,10 @@ def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
         yield Finding("store", Mark.FAIL, said.message, said.hint)
     elif schema is not None:
         yield Finding("store", Mark.OK, f"{layout.store} is whole (schema {schema})")
+        from gpulayer.server.keeping import lacks_pepper  # noqa: PLC0415 - SQLAlchemy
+
+        if (lost := lacks_pepper(layout)) is not None:
+            yield Finding("pepper", Mark.FAIL, lost.message, lost.hint)
 
 
 def _as_it_is(layout: Layout) -> tuple[object, ...]:

@@ -129,6 +129,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("id", record["id"]),
         ("state", record["state"]),
         ("last seen", when(record["last_seen_at"])),
+        ("refused", record.get("refused", "")),
         ("platform", record["platform"]),
         ("version", record["version"]),
         ("place", ", ".join(place)),

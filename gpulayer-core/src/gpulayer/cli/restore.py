@@ -1,6 +1,7 @@
 """``gpulayer restore``: a control plane of a backup, in an empty folder. It starts nothing."""
 
 import os
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,8 +19,7 @@ app = command_app()
 _KNOW: Final = (
     "tokens and workers that were revoked, rotated or removed since then are good again: gpulayer token list and",
     "worker list, once it runs; gpulayer token revoke ID. Jobs submitted since then are unknown and have to be",
-    "submitted again, and jobs that waited in the backup run, also where they have run since. End the former control",
-    "plane, if it runs, before you start this one: gpulayer up",
+    "submitted again, and jobs that waited in the backup run, also where they have run since.",
 )
 
 
@@ -33,7 +33,7 @@ def restore(
 ) -> None:
     """Make the control plane of a backup, in an empty folder. Nothing is started; gpulayer up does that.
 
-    Its workers come back by themselves. What they run is ended, and runs again if it may: no lease of before is good.
+    Its workers come back by themselves. What they run is ended, and runs again if it may: nobody knows how it went on.
     """
     from gpulayer.server.restoring import restore as restore_  # noqa: PLC0415 - SQLAlchemy and the engine
 
@@ -45,5 +45,9 @@ def restore(
     lost = f"; {made.lost} attempt{'s' if made.lost != 1 else ''} of then ended as lost" if made.lost else ""
     left = " and ".join(each for each in ("blobs", "logs") if each not in made.head.holds)
     say(f"{made.workers} workers, {made.queued} jobs that have not ended{lost}" + (f"; without {left}" if left else ""))
+    if made.damaged_blobs:
+        say(f"{made.damaged_blobs} sources or outputs were damaged when the backup was made, and are left out")
     for line in _KNOW:
         say(line)
+    own = "" if folder == state_folder(os.environ) else f" --state {shlex.quote(str(folder))}"
+    say(f"end the former control plane, if it runs, before you start this one: gpulayer up{own}")

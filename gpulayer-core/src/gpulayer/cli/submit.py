@@ -92,7 +92,9 @@ def submit(
     keep_for: Annotated[
         str, typer.Option("--keep-for", metavar="TIME", help="How long a worker out of contact goes on: 1h.")
     ] = "",
-    exclusive: Annotated[bool, typer.Option("--exclusive", help="Never on two workers at a time.")] = False,
+    exclusive: Annotated[
+        bool, typer.Option("--exclusive", help="Never on two workers at once: out of contact for 19 s, it ends.")
+    ] = False,
     pids: Annotated[int, typer.Option("--pids", min=0, metavar="N", help="At most so many processes and threads.")] = 0,
     nice: Annotated[
         int, typer.Option("--nice", min=0, max=19, metavar="N", help="Lower its priority for the processor.")

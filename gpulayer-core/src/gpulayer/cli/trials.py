@@ -14,7 +14,7 @@ from gpulayer.errors import UsageError
 __all__ = ["arm_faults", "lease_ttl_ms", "wanted_faults"]
 
 LEASE_VARIABLE: Final = "GPULAYER_LEASE_TTL"
-_SHORTEST_MS: Final = 2_000  # an exclusive job ends a second and its grace time before the lease does
+_SHORTEST_MS: Final = 3_000  # an exclusive job is then kept for a second without contact (``protocol.leases``)
 
 
 def wanted_faults(environment: Mapping[str, str]) -> str:
@@ -31,7 +31,7 @@ def arm_faults(environment: Mapping[str, str]) -> None:
 
 
 def lease_ttl_ms(environment: Mapping[str, str]) -> int | None:
-    """How long a lease lasts, None where nothing is said of it. Raises UsageError for less than two seconds."""
+    """How long a lease lasts, None where nothing is said of it. Raises UsageError for less than three seconds."""
     text = environment.get(LEASE_VARIABLE, "")
     if not text:
         return None
@@ -39,5 +39,5 @@ def lease_ttl_ms(environment: Mapping[str, str]) -> int | None:
 
     found = parse_duration_ms(text, what=LEASE_VARIABLE)
     if found < _SHORTEST_MS:
-        raise UsageError(f"{LEASE_VARIABLE}={text} is shorter than 2 s", hint="leave it out for 30 s")
+        raise UsageError(f"{LEASE_VARIABLE}={text} is shorter than 3 s", hint="leave it out for 30 s")
     return found

@@ -12,13 +12,14 @@ import typer
 
 from gpulayer.cli.background import plane_command, serve_plane, tls_setting
 from gpulayer.cli.console import print_error, print_line, say
+from gpulayer.cli.exits import Exit
 from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
 from gpulayer.client.embedded import find_plane, log_size, start_detached, wait_until_gone, why_not_started
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, GpulayerError, TimedOut, Unreachable
+from gpulayer.errors import Conflict, GpulayerError, StorageUnavailable, TimedOut, Unreachable
 from gpulayer.net.address import parse_url
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.sdk.settings import state_folder
@@ -61,10 +62,10 @@ def up(
     state: Annotated[str, typer.Option("--state", metavar="DIR", help="Where it keeps everything.")] = "",
     no_worker: Annotated[bool, typer.Option("--no-worker", help="This machine does no work itself.")] = False,
     keep_logs: Annotated[
-        str, typer.Option("--keep-logs", metavar="TIME", help="How long after a job's end: 30d (default); 0 for ever.")
+        str, typer.Option("--keep-logs", metavar="TIME", help="How long after a job's end they stay. 0: for ever.")
     ] = "30d",
     keep_events: Annotated[
-        str, typer.Option("--keep-events", metavar="TIME", help="The log of what happened: 30d (default); 0 for ever.")
+        str, typer.Option("--keep-events", metavar="TIME", help="How long job events goes back. 0: for ever.")
     ] = "30d",
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
 ) -> int:
@@ -171,7 +172,8 @@ def _start(argv: list[str], folder: Path) -> int:
     if process.poll() is None:
         process.terminate()
         process.wait(timeout=10)
-    raise Unreachable(
+    kind = StorageUnavailable if process.returncode == Exit.INFRASTRUCTURE else Unreachable  # as without --detach
+    raise kind(
         f"the control plane did not start{why_not_started(log, log_begins=begins)}", hint=f"the whole log is {log}"
     )
 

@@ -256,5 +256,6 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "resources_free": {"*": int},
         "capabilities": [str],
         "leases": [int],
+        "refused": str,
     },
 }

@@ -193,8 +193,11 @@ def _runs_again(job: Job, task: Task, attempt: Attempt, outcome: Outcome) -> boo
 
 
 def _spend_retry(task: Task, attempt: Attempt, outcome: Outcome, worker: WorkerId) -> None:
-    if outcome.ended_by is EndedBy.WORKER_STOPPED or _is_detour(attempt, outcome):
-        return  # somebody stopped the worker, or was there first; nothing has failed
+    if _is_detour(attempt, outcome):  # somebody was there first: nothing has failed, and another worker may do
+        task.avoid |= {worker}
+        return
+    if outcome.ended_by is EndedBy.WORKER_STOPPED:
+        return  # somebody stopped the worker; nothing has failed
     if outcome.blame is Blame.USER:
         task.program_failures += 1
     else:

@@ -10,13 +10,25 @@ from gpulayer.protocol.held import Held
 from gpulayer.protocol.messages import Phase, Stop
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment
+from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.spec.units import format_duration
 
-__all__ = ["extension", "is_current", "keep_for", "kill_by_ms", "may_begin", "stop_due", "stop_due_ms"]
+__all__ = ["extension", "heartbeat_ms", "is_current", "keep_for", "kill_by_ms", "may_begin", "stop_due", "stop_due_ms"]
 
 EXCLUSIVE_MARGIN_MS: Final = 1_000  # for SIGKILL to do its work before another worker may begin
+_GRACE_PART: Final = 3  # of the lease: so much of its grace time an exclusive job has out of contact
+_HEARTBEAT_MS: Final = 10_000
 _LATER: Final = 16
+
+
+def heartbeat_ms(lease_ttl_ms: int) -> int:
+    """How often a worker reports at least: 10 s for the usual lease of 30 s, and in the same proportion to what an
+    exclusive job is kept for without contact, which gets short much sooner than the lease: else it would end between
+    two reports of a worker that was never out of contact."""
+    kept_ms = _exclusive_kept_ms(lease_ttl_ms, lease_ttl_ms // _GRACE_PART)
+    usual_ms = _exclusive_kept_ms(DEFAULT_LEASE_TTL_MS, DEFAULT_LEASE_TTL_MS // _GRACE_PART)
+    return min(_HEARTBEAT_MS, _HEARTBEAT_MS * kept_ms // usual_ms)
 
 
 def is_current(state: AgentState, asked_ms: int, *, now_ms: int) -> bool:
@@ -60,8 +72,8 @@ def keep_for(state: AgentState, assignment: Assignment) -> tuple[int, int]:
     if not assignment.exclusive:
         return assignment.keep_for_ms, assignment.grace_ms
     # It must be dead before the lease has passed, counted from the send time, for then another may begin.
-    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // 3)
-    return min(assignment.keep_for_ms, state.lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS), grace_ms
+    grace_ms = min(assignment.grace_ms, state.lease_ttl_ms // _GRACE_PART)
+    return min(assignment.keep_for_ms, _exclusive_kept_ms(state.lease_ttl_ms, grace_ms)), grace_ms
 
 
 def kill_by_ms(state: AgentState, held: Held) -> int:
@@ -87,6 +99,10 @@ def extension(state: AgentState, held: Held) -> int | None:
         return kill_at_ms
     slack_ms = 0 if held.assignment.exclusive else keep_for(state, held.assignment)[0] // (2 * _LATER)
     return kill_at_ms if kill_at_ms > held.told_kill_by_ms + slack_ms else None
+
+
+def _exclusive_kept_ms(lease_ttl_ms: int, grace_ms: int) -> int:
+    return lease_ttl_ms - grace_ms - EXCLUSIVE_MARGIN_MS
 
 
 def _kept_ms(state: AgentState, held: Held) -> int:

@@ -19,6 +19,7 @@ from gpulayer.sdk.options import (
     plan_request,
 )
 from gpulayer.sdk.settings import resolve_settings
+from gpulayer.variables import SENT_BY_ITSELF
 
 if TYPE_CHECKING:
     import os
@@ -166,7 +167,7 @@ def local_job_env(settings: Settings) -> Mapping[str, str]:
     """What a job of this machine's own control plane gets, so that ``python`` is the submitter's."""
     if not is_local(settings):
         return {}
-    found = {name: settings.environment.get(name, "") for name in ("PATH", "VIRTUAL_ENV")}
+    found = {name: settings.environment.get(name, "") for name in SENT_BY_ITSELF}
     # A folder whose name is no text can't be sent; the others still can.
     found["PATH"] = ":".join(folder for folder in found["PATH"].split(":") if _is_text(folder))
     return {name: value for name, value in found.items() if value and _is_text(value)}

@@ -37,6 +37,7 @@ __all__ = [
     "Caller",
     "check_token_name",
     "load_pepper",
+    "lost_pepper",
     "worker_party",
 ]
 
@@ -163,7 +164,7 @@ class Auth:
         self._used: set[str] = set()
         self._identities = {row.worker: row for row in identities}
         self._sessions: dict[str, _Session] = {}
-        self._refused: dict[WorkerId, Start] = {}
+        self._refused: dict[WorkerId, tuple[Start, int]] = {}
 
     async def authenticate(self, header: str | None) -> Caller:
         """The caller of a request with this Authorization header. Raises Unauthenticated, and StorageUnavailable where
@@ -282,19 +283,18 @@ class Auth:
         row = self._tokens.get(caller.token_id)
         return None if row is None else row.expires_wall_ms
 
-    def ended_tokens(self) -> list[str]:
-        """Ids of tokens that expired more than a day ago."""
-        now_ms = self._clock.wall_ms()
+    def ended_tokens(self, now_ms: int) -> list[str]:
+        """Ids of tokens that expired more than a day before ``now_ms``."""
         return [
             row.id
             for row in self._tokens.values()
             if row.expires_wall_ms is not None and row.expires_wall_ms + _KEPT_MS < now_ms
         ]
 
-    def stale_tokens(self) -> list[str]:
+    def stale_tokens(self, now_ms: int) -> list[str]:
         """Ids of tokens that nobody can use at a start: of this plane's own user in earlier runs, and ended ones."""
         own = [row.id for row in self._tokens.values() if row.is_local and row.kind == TokenKind.CLIENT]
-        return list(dict.fromkeys((*own, *self.ended_tokens())))
+        return list(dict.fromkeys((*own, *self.ended_tokens(now_ms))))
 
     def spend(self, caller: Caller, public_key: str, worker: WorkerId | None) -> TokenRow | None:
         """Check that a join token may enrol. ``worker``: the identity that the public key already has, if any.
@@ -378,6 +378,8 @@ class Auth:
             raise Unauthenticated("the signature is not this worker's")
         if start is not None:
             check_newest(row, start)
+            if start != Start(row.boot, row.instance):
+                self._refused.pop(worker, None)
         if counter <= row.counter:
             raise Conflict(
                 f"counter {counter} was used before; the last one was {row.counter}",
@@ -397,11 +399,15 @@ class Auth:
 
     def is_refusal_told(self, worker: WorkerId, start: Start) -> bool:
         """Whether the trail tells already that this start was refused, which may ask again and again."""
-        return self._refused.get(worker) == start
+        return self._refused.get(worker, (None, 0))[0] == start
+
+    def refused_wall_ms(self, worker: WorkerId) -> int | None:
+        """When a start of its agent was refused, if none was served since."""
+        return self._refused[worker][1] if worker in self._refused else None
 
     def refusal_told(self, worker: WorkerId, start: Start) -> None:
         """Call it once the entry is durable."""
-        self._refused[worker] = start
+        self._refused[worker] = (start, self._clock.wall_ms())
 
     def check_boot(self, worker: WorkerId, boot: int) -> None:
         """Raises the Conflict of ``superseded`` for what an agent says that has started anew since."""
@@ -527,16 +533,23 @@ def _looks(name: str) -> str:
 
 
 def load_pepper(
-    layout: Layout, random_bytes: Callable[[int], bytes] = secrets.token_bytes, *, syncs: Syncs | None = None
+    layout: Layout,
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    *,
+    syncs: Syncs | None = None,
+    is_needed: bool = False,
 ) -> bytes:
-    """The pepper of this state folder, made at its first use (mode 0600).
+    """The pepper of this state folder, made at its first use (mode 0600). is_needed: there are tokens that were made
+    with it, so that one that is missing was lost.
 
-    Raises Conflict for one that is damaged, StorageUnavailable where it can't be read or made.
+    Raises Conflict for one that is damaged or lost, StorageUnavailable where it can't be read or made.
     """
     try:
         try:
             found = layout.pepper.read_bytes()
         except FileNotFoundError:
+            if is_needed:
+                raise lost_pepper(layout) from None
             found = random_bytes(_PEPPER_BYTES)
             # Before anything is hashed with it: a pepper that is lost takes every token with it.
             write_whole(layout.pepper, found, point="plane.pepper", is_synced=True, syncs=syncs or Syncs())
@@ -546,6 +559,17 @@ def load_pepper(
         # Never replaced by a new one: every token that was handed out is good only with what it was.
         raise Conflict(
             f"{layout.pepper} is damaged: {len(found)} bytes instead of {_PEPPER_BYTES}",
-            hint="put it back from a backup of the state folder, or move it away: then every token has to be made anew",
+            hint="put it back from a backup of the state folder; without one, put"
+            f" {_PEPPER_BYTES} random bytes there: then every token has to be made anew",
         )
     return found
+
+
+def lost_pepper(layout: Layout) -> Conflict:
+    """A new one in its place would end every token, and nobody would know why."""
+    return Conflict(
+        f"{layout.pepper} is gone, and the store holds tokens that are good only with it",
+        hint="put it back from a backup of the state folder, or restore a backup into an empty one (gpulayer restore"
+        f" FILE). Without either: head -c {_PEPPER_BYTES} /dev/urandom > {layout.pepper} lets the control plane start,"
+        " and every token has to be made anew; workers and jobs stay",
+    )

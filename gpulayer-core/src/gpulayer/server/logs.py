@@ -31,6 +31,7 @@ __all__ = ["READ_PIECE", "LogFolder", "LogKey", "LogReader"]
 READ_PIECE: Final = 256 * 1024
 _SMALL_PIECE: Final = 16 * 1024
 _KEPT_BYTES: Final = 4 * 1024 * 1024
+_ENTRY_BYTES: Final = 512  # of each of them, beside its bytes: most logs end with a short line
 _REMOVED: Final = ".removed"
 
 
@@ -194,13 +195,14 @@ class LogFolder:
 
     def _keep(self, key: LogKey, offset: int, piece: bytes, *, is_wanted: bool) -> None:
         with self._guard:
-            self._latest_bytes -= len(self._latest.pop(key, (0, b""))[1])
+            if key in self._latest:
+                self._latest_bytes -= _ENTRY_BYTES + len(self._latest.pop(key)[1])
             if not is_wanted:
                 return
             self._latest[key] = (offset, piece)
-            self._latest_bytes += len(piece)
+            self._latest_bytes += _ENTRY_BYTES + len(piece)
             while self._latest_bytes > _KEPT_BYTES:
-                self._latest_bytes -= len(self._latest.popitem(last=False)[1][1])
+                self._latest_bytes -= _ENTRY_BYTES + len(self._latest.popitem(last=False)[1][1])
 
     @contextmanager
     def _writable(self, path: Path, is_open: Callable[[], bool]) -> Iterator[int | None]:

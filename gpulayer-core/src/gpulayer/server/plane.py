@@ -28,6 +28,7 @@ from gpulayer.server.auth import Auth, load_pepper
 from gpulayer.server.driver import Committer, Driver
 from gpulayer.server.hub import Hub
 from gpulayer.server.job_checks import JobChecks
+from gpulayer.server.kept_time import KeptTime
 from gpulayer.server.lastuse import keep_saving, save_uses
 from gpulayer.server.logs import LogFolder
 from gpulayer.server.mailbox import Mailboxes
@@ -103,7 +104,8 @@ class Plane:
             with self.store.reading() as connection:
                 tokens, identities = reads.read_tokens(connection), reads.read_identities(connection)
                 self.restored = reads.last_restore(connection)
-            pepper = load_pepper(layout, random_bytes, syncs=self.syncs)
+                newest_ms = log.newest_wall_ms(connection)
+            pepper = load_pepper(layout, random_bytes, syncs=self.syncs, is_needed=bool(tokens))
         except BaseException:
             self.store.close()
             raise
@@ -115,6 +117,7 @@ class Plane:
             identities=identities,
             random_bytes=random_bytes,
         )
+        self.kept_time = KeptTime(layout.wall_clock, clock=self.clock, newest_ms=newest_ms)
         self.blobs = BlobFolder(layout.blobs, syncs=self.syncs)
         if self.store.was_left_open:
             self.blobs.sync_names()

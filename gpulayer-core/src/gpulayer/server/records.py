@@ -153,10 +153,13 @@ def output_records(entries: Iterable[tuple[tuple[str, ...], Entry]]) -> list[Out
     ]
 
 
-def worker_record(worker: Worker, *, state: WorkerState | None = None) -> WorkerRecord:
-    """``state``: where the worker is not what the engine's entity says (it was removed)."""
+def worker_record(
+    worker: Worker, *, state: WorkerState | None = None, refused_wall_ms: int | None = None
+) -> WorkerRecord:
+    """``state``: where the worker is not what the engine's entity says (it was removed). refused_wall_ms: when an agent
+    of an older number was refused."""
     facts = facts_to_wire(worker.facts)
-    return {
+    record: WorkerRecord = {
         "id": worker.id,
         "name": worker.name,
         "state": str(state or presence(worker)),
@@ -178,6 +181,12 @@ def worker_record(worker: Worker, *, state: WorkerState | None = None) -> Worker
         "capabilities": facts.get("capabilities", []),
         "leases": list(worker.leases),
     }
+    if refused_wall_ms is not None:
+        record["refused"] = (
+            f"an agent with its identity was refused at {iso_utc(refused_wall_ms)}: one that was started later has its"
+            f" place, and was last heard of at {iso_utc(worker.seen_wall_ms or None) or 'no time'}"
+        )
+    return record
 
 
 def worker_views(state: State, request: Request, asked: Asked = MappingProxyType({})) -> list[WorkerView]:

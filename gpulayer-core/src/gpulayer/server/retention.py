@@ -4,7 +4,7 @@ A slow sweep removes them.
 
 It looks at what lies in the folder, some jobs at a time and in threads, so that the loop never waits for it and a
 sweep that was cut short is finished by the next: while a backup is made it takes nothing away. A job's time counts from
-its end, by the wall clock. What is deleted
+its end, by the wall clock as far as that is believed (``kept_time``). What is deleted
 from the store is deleted a little at a time, between other commits: no heartbeat waits for it. The file does not become
 smaller by it; its free pages are used again.
 """
@@ -53,6 +53,8 @@ async def keep_sweeping(plane: "Plane", *, first_s: float = _FIRST_S, every_s: f
     """Sweep now and then until cancelled. What can't be removed is tried again the next time."""
     wait_s, named = first_s, NamedFacts()
     while True:
+        plane.kept_time.now_ms()
+        await plane.in_thread(plane.kept_time.save)
         kept = (plane.settings.keep_logs_ms, plane.settings.keep_events_ms)
         await asyncio.sleep(min(wait_s, *(max(ms / 1000, _LEAST_S) for ms in kept if ms)))
         try:
@@ -79,7 +81,7 @@ async def sweep(plane: "Plane") -> int:
     # A listing of its own, because the folder changes under it; ids are small.
     held = iter(await plane.in_thread(lambda: list(plane.logs.held())))
     while page := list(islice(held, _AT_A_TIME)):
-        now_ms = plane.clock.wall_ms()
+        now_ms = plane.kept_time.now_ms()
         for job_id in await plane.query(reads.ended_before, page, now_ms - plane.settings.keep_logs_ms):
             async with plane.removing:
                 if plane.is_backed_up:
@@ -94,7 +96,7 @@ async def sweep(plane: "Plane") -> int:
 async def sweep_tokens(plane: "Plane") -> int:
     """Forget the tokens that expired more than a day ago; how many. Raises StorageUnavailable, DiskFull."""
     async with plane.enrolling:  # no change of such a row may be on its way: it would bring the row back
-        ended = tuple(plane.auth.ended_tokens())
+        ended = tuple(plane.auth.ended_tokens(plane.kept_time.now_ms()))
         if ended:
             await plane.driver.submit(side=Side(forget_tokens=ended))
             plane.auth.forget_tokens(ended)
@@ -103,7 +105,7 @@ async def sweep_tokens(plane: "Plane") -> int:
 
 async def sweep_keys(plane: "Plane") -> None:
     """Forget the idempotency keys that have had their time. Raises StorageUnavailable, DiskFull."""
-    before_ms = plane.clock.wall_ms() - IDEMPOTENCY_KEPT_MS
+    before_ms = plane.kept_time.now_ms() - IDEMPOTENCY_KEPT_MS
     while await plane.query(log.has_keys_before, wall_ms=before_ms):
         await plane.driver.submit(side=Side(forget_idempotency_ms=before_ms))
         await asyncio.sleep(_EVENTS_PAUSE_S)
@@ -118,7 +120,7 @@ async def sweep_events(plane: "Plane", *, named: NamedFacts | None = None) -> in
         return 0
     upto = 0
     while True:
-        now_ms = plane.clock.wall_ms()
+        now_ms = plane.kept_time.now_ms()
         cursors = (await plane.query(log.read_sink_cursors)).values()
         old = await plane.query(log.oldest_until, before_wall_ms=now_ms - keep_ms, limit=_EVENTS_AT_A_TIME)
         if old and cursors and min(cursors) < old:
@@ -152,7 +154,7 @@ async def _sweep_facts(plane: "Plane", named: NamedFacts, *, forgotten: int) -> 
 
 async def _sweep_secrets(plane: "Plane") -> None:
     """A job that printed nothing has no log, but may have secrets: they are looked for by themselves."""
-    before_ms = plane.clock.wall_ms() - plane.settings.keep_logs_ms
+    before_ms = plane.kept_time.now_ms() - plane.settings.keep_logs_ms
     while ended := await plane.query(reads.secrets_ended_before, before_ms, limit=_AT_A_TIME):
         await plane.driver.submit(side=Side(forget_secrets=tuple(ended)))
         await asyncio.sleep(_PAUSE_S)

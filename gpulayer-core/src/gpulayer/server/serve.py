@@ -16,14 +16,14 @@ import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from gpulayer import __version__
 from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, sweep_copies
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.mounts import NETWORKED, file_system_of
@@ -46,8 +46,6 @@ _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
-_HEARTBEAT_MS: Final = 10_000
-_HEARTBEATS_A_LEASE: Final = 3
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 _COLLECT_S: Final = 10.0
 _MIDDLE_EVERY: Final = 30  # of these: 5 minutes
@@ -73,6 +71,7 @@ def serve(settings: ServeSettings) -> int:
         open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
         _look_at_disk(layout)
+        sweep_copies(layout)
         keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)
@@ -159,6 +158,7 @@ async def _serve(served: _Served) -> bool:
     """Whether it ended for a fault of its own."""
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
     from gpulayer.engine import Policy  # noqa: PLC0415 - heavy: see the module
+    from gpulayer.protocol.leases import heartbeat_ms  # noqa: PLC0415
     from gpulayer.server.app import create_app  # noqa: PLC0415
     from gpulayer.server.guard import SECURITY_HEADERS  # noqa: PLC0415
     from gpulayer.server.plane import Plane  # noqa: PLC0415
@@ -177,7 +177,7 @@ async def _serve(served: _Served) -> bool:
             fingerprints=reach.fingerprints,
             allowed_hosts=reach.hosts,
             has_local_worker=served.worker is not None,
-            heartbeat_ms=min(_HEARTBEAT_MS, policy.lease_ttl_ms // _HEARTBEATS_A_LEASE),
+            heartbeat_ms=heartbeat_ms(policy.lease_ttl_ms),
             keep_logs_ms=settings.keep_logs_ms,
             keep_events_ms=settings.keep_events_ms,
             plugins=settings.plugins,
@@ -225,11 +225,20 @@ async def _serve(served: _Served) -> bool:
 def _end_now(path: str, error: OSError) -> None:
     """A sync has failed: end without a clean-up, which would write. What was answered is on the disk; of what was not
     nobody knows. The next start begins from the disk, as after a kill."""
+    if error.errno == errno.ESTALE:  # of the store, whose files were taken away
+        _log.critical(
+            "%s: %s. This control plane ends at once, with exit code %d", path, error.strerror, SYNC_FAILED_EXIT
+        )
+        _leave()
     _log.critical(
         "%s could not be synced: %s. What was written of it may be gone, so this control plane ends at once, with exit "
         "code %d; nothing that was answered is lost. Look after the disk (the system's log names it), then start again",
         *(path, error.strerror or error, SYNC_FAILED_EXIT),
     )
+    _leave()
+
+
+def _leave() -> NoReturn:
     for handler in logging.getLogger().handlers:
         handler.flush()
     os._exit(SYNC_FAILED_EXIT)
@@ -252,7 +261,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
             TokenKind.JOIN, name="local worker", life_s=life_s, is_local=True, token=join_token
         )
         rows.append(joining)
-    stale = tuple(plane.auth.stale_tokens())
+    stale = tuple(plane.auth.stale_tokens(plane.kept_time.now_ms()))
     told = entry(
         *(plane.clock.wall_ms(), SYSTEM, "plane.start", plane.incarnation),
         version=__version__,
@@ -270,7 +279,7 @@ async def _own_tokens(plane: "Plane", served: _Served) -> str:
 
 async def _look_after(plane: "Plane", served: _Served) -> None:
     """Keep the worker, the certificate and the endpoint file going; end an embedded plane that nobody has needed for a
-    while, and any whose folder was taken away: nobody finds it any more, and what it writes is lost."""
+    while, and any whose folder or store was taken away: nobody finds it any more, and what it writes is lost."""
     settings = served.settings
     idle_ms = settings.idle_exit_s * 1000
     while True:
@@ -279,6 +288,8 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
         if not is_orphaned:
             await _renew(plane, served)
             served.endpoint.mend()
+            if plane.store.misses():
+                await plane.in_thread(plane.store.check_place)
         if served.worker is not None:
             if is_orphaned:
                 served.worker.leave_folder()

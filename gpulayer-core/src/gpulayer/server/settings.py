@@ -56,6 +56,10 @@ class Layout:
         return self.root / "secrets.key"
 
     @property
+    def wall_clock(self) -> Path:
+        return self.root / "wall-clock"
+
+    @property
     def blobs(self) -> Path:
         return self.root / "blobs"
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulayer.engine.events import JobSubmitted
@@ -23,7 +23,8 @@ from gpulayer.server.store import AuditEntry, IdempotencyRow, JobRow, SecretRow,
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.staging.limits import DEFAULT_LIMITS
 from gpulayer.staging.trees import TreeTotals, check_tree
-from gpulayer.wire.convert import SpecReader
+from gpulayer.variables import SENT_BY_ITSELF
+from gpulayer.wire.convert import SpecReader, spec_to_wire
 from gpulayer.wire.jobs import JobSubmission, ProblemRecord
 
 __all__ = ["Again", "Submitted", "await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
@@ -77,9 +78,15 @@ async def submit_jobs(
     async with _one_at_a_time(plane, caller.key_owner, key):
         known = await plane.query(reads.find_idempotency, caller.key_owner, key)
         if known is not None:
-            if known.body_digest != digest:
+            differing = [] if known.body_digest == digest else ["its bytes"]
+            if differing and again is None and not withheld.taken:
+                stored = await plane.query(reads.read_submissions, known.job_ids)
+                before = [stored[job_id] for job_id in known.job_ids]
+                differing = await plane.in_thread(differing_fields, before, submissions)
+            if differing:
+                unlike = ", ".join(differing)
                 raise IdempotencyMismatch(
-                    f"idempotency key {key[:60]!r} was used before with another body",
+                    f"idempotency key {key[:60]!r} was used before with another body: not the same: {unlike}",
                     hint="use a new key for a new job",
                     details={"job_ids": list(known.job_ids[:20])},
                 )
@@ -87,6 +94,25 @@ async def submit_jobs(
         return await _submit(
             plane, caller, submissions, withheld, client=client, again=again, idempotency=(key, digest)
         )
+
+
+def differing_fields(before: Sequence[JobSubmission], now: Sequence[JobSubmission]) -> list[str]:
+    """In what the first job that is not the same differs; empty where all are the same: what was asked for, with its
+    defaults, and without the variables that a client sends by itself, which differ from terminal to terminal. Raises
+    like ``spec_from_wire``."""
+    if len(before) != len(now):
+        return ["number of jobs"]
+    reader = SpecReader()
+    for old, new in zip(before, now, strict=True):
+        if old != new:
+            was, wanted = (spec_to_wire(_asked_for(reader.read(one))) for one in (old, new))
+            if was != wanted:
+                return sorted(name for name in {**was, **wanted} if was.get(name) != wanted.get(name))
+    return []
+
+
+def _asked_for(spec: JobSpec) -> JobSpec:
+    return replace(spec, env=tuple((name, value) for name, value in spec.env if name not in SENT_BY_ITSELF))
 
 
 async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list[JobSpec]:

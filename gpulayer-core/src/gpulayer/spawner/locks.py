@@ -210,14 +210,21 @@ def _leftovers(said: dict[str, object]) -> list[int]:
 
 def _is_listed(fd: int) -> bool:
     """Whether /proc/locks has a lock on it: ``1: FLOCK ADVISORY WRITE 4711 fe:01:131 0 EOF``, with the inode after the
-    last colon. It has none of another container's, and macOS has no such file."""
-    inode = str(os.fstat(fd).st_ino)
+    last colon. It has none of another container's, and macOS has no such file.
+
+    File systems count their inodes from the same small numbers, and stacked ones have other device numbers there than
+    ``stat`` gives: where only the inode is the same, the lock itself is asked.
+    """
+    known = os.fstat(fd)
+    inode, device = str(known.st_ino), f"{os.major(known.st_dev):02x}:{os.minor(known.st_dev):02x}"
     try:
         lines = tree.read_all("/proc/locks").decode("ascii", "replace").splitlines()
     except OSError:
         return False
     words = (line.split() for line in lines)
-    return any(len(one) > 5 and one[1] == "FLOCK" and one[5].rpartition(":")[2] == inode for one in words)
+    places = [one[5].rpartition(":") for one in words if len(one) > 5 and one[1] == "FLOCK"]
+    on = [where for where, _, number in places if number == inode]
+    return device in on or (bool(on) and not _can_share(fd))
 
 
 def _can_share(fd: int) -> bool:

@@ -308,7 +308,8 @@ class WorkerRecord(TypedDict):
     """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds.
     ``enforces``: the limits that it can hold a job to. ``addresses``: numeric, where others reach it, best first.
     ``resources``: how many in all of what it counts by name, ``resources_free`` of now. ``capabilities``: what its
-    plugins add, as ``launcher:NAME``, ``environment:NAME`` and ``stager:SCHEME``.
+    plugins add, as ``launcher:NAME``, ``environment:NAME`` and ``stager:SCHEME``. ``refused``: that an agent was which
+    comes with this worker's identity, and why.
     """
 
     id: str
@@ -331,6 +332,7 @@ class WorkerRecord(TypedDict):
     resources_free: dict[str, int]
     capabilities: list[str]
     leases: list[int]
+    refused: NotRequired[str]
 
 
 class WorkerPage(TypedDict):

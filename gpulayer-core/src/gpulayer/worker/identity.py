@@ -92,6 +92,10 @@ class IdentityStore:
             self._keep(replace(self.identity, boot=self.identity.boot + 1))
         return self.identity.boot
 
+    def follow(self, boot: int) -> None:
+        """The place of the start of this number is free: this one comes after it."""
+        self._keep(replace(self.identity, boot=max(self.identity.boot, boot) + 1, is_superseded=False))
+
     def set_superseded(self, is_superseded: bool) -> None:
         """Kept durably where that is new."""
         if is_superseded is not self.identity.is_superseded:

@@ -216,11 +216,12 @@ class Journal:
         write_whole(self._contact, content, point="agent.contact")
 
     def has_rebooted(self) -> bool:
-        """Whether the machine did since a contact was saved."""
+        """Whether the machine may have since a contact was saved. One is saved before anything is admitted, and not
+        synced: where none can be read, a loss of power is what took it."""
         try:
             return bool(json.loads(self._contact.read_bytes())["boot_id"] != self._boot_id)
         except (OSError, ValueError, KeyError, TypeError):
-            return False
+            return True
 
     def contact_ms(self) -> int | None:
         """None where none was saved since the machine booted, or the file can't be read."""

@@ -209,7 +209,7 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
     if is_full(settings.work_dir):
         reserve.release()  # made for an end, and a start needs no less; it comes back when there is room
     identities = IdentityStore(settings.work_dir, reserve=reserve)
-    boot = identities.next_boot()
+    identities.next_boot()
     present = _Present()
 
     def on_signal(number: signal.Signals) -> None:
@@ -223,7 +223,7 @@ async def _live(settings: WorkerSettings, reserve: Reserve) -> None:
         host = await _or_stop(present.stop, _plugins(settings))
         try:
             async with aclosing(_probing(settings, host)) as probing:
-                await _live_with(settings, reserve, identities, boot=boot, host=host, probing=probing, present=present)
+                await _live_with(settings, reserve, identities, host=host, probing=probing, present=present)
         finally:
             host.close()
 
@@ -233,7 +233,6 @@ async def _live_with(
     reserve: Reserve,
     identities: IdentityStore,
     *,
-    boot: int,
     host: Host,
     probing: Probing,
     present: _Present,
@@ -263,6 +262,7 @@ async def _live_with(
             ):
                 return
             await _greet(settings, plane, facts)
+        boot = identities.identity.boot
         _drop_token(settings)
         environment = {name: settings.environment[name] for name in _SPAWNER_VARIABLES if name in settings.environment}
         cache = BlobFolder(settings.work_dir / "blobs", durable=False)
@@ -368,7 +368,14 @@ async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
     raises NotKnown, and Superseded where another agent has its place. Silence is no answer: jobs may be running here,
     and the agent waits for it anyway."""
     try:
-        await plane.open_session()
+        try:
+            await plane.open_session()
+        except Superseded as error:
+            if error.free_place is None:
+                raise
+            _log.warning("%s Nothing is heard of it any more: this one takes its place", error.message)
+            plane.follow(error.free_place)
+            await plane.open_session()
     except NotKnown as error:
         if _has_token(settings):
             await _enrol(settings, plane, facts)

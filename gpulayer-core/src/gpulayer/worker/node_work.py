@@ -271,7 +271,10 @@ class NodeWork:
         """Of a start that goes on: True where the spawner has not been asked; then it is not asked any more, whatever
         the launcher does."""
         starter = self._starters.get(key)
-        return starter is None or starter.call_off()
+        if starter is None or starter.call_off():
+            return True
+        self._link.hurry()
+        return False
 
     def masks_for(self, assignment: Assignment) -> Callable[[], Awaitable[Masks]] | None:
         """What the log of this node must not show; None where it holds no secret. To be asked before any of it is
@@ -342,6 +345,9 @@ class NodeWork:
 
     async def extend(self, key: NodeKey, kill_by_ms: int) -> None:
         """Answered by ExtendFailed, or not at all."""
+        starter = self._starters.get(key)
+        if starter is not None and starter.extend(kill_by_ms):
+            return  # its launcher takes its time, and the spawner does not know it yet
         try:
             await self._link.extend(str(key), kill_by_ms)
         except GpulayerError as error:
@@ -350,6 +356,7 @@ class NodeWork:
 
     async def kill_tree(self, key: NodeKey) -> None:
         """Its end follows; answered by ProcessLost where there is nothing to end."""
+        self._link.hurry()
         try:
             await self._link.kill(str(key))
         except NotFound:

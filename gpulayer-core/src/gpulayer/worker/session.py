@@ -76,7 +76,14 @@ class NotKnown(Unauthenticated):
 
 
 class Superseded(Forbidden):
-    """Another agent runs with this worker's key, from a copy of its folder: this one has lost its place for good."""
+    """Another agent runs with this worker's key, from a copy of its folder: this one has lost its place."""
+
+    @property
+    def free_place(self) -> int | None:
+        """The number of the start whose place may be taken; None where that one may live."""
+        boot = self.details.get("boot")
+        is_number = isinstance(boot, int) and 0 <= boot < _COUNTER_END
+        return boot if is_number and self.details.get("is_free") is True else None
 
 
 def is_passing(error: GpulayerError) -> bool:
@@ -219,6 +226,10 @@ class Plane:
         has its place, and Unreachable."""
         await self._mint(self._token)
 
+    def follow(self, boot: int) -> None:
+        """Sessions from now on are of a start that comes after the one of this number."""
+        self._identities.follow(boot)
+
     async def call(
         self,
         method: str,
@@ -330,7 +341,7 @@ class Plane:
             except Conflict as error:
                 if error.details.get("superseded"):
                     self._identities.set_superseded(True)
-                    raise Superseded(error.message, hint=error.hint) from None
+                    raise Superseded(error.message, hint=error.hint, details=error.details) from None
                 last = error.details.get("counter")
                 if not isinstance(last, int) or not 0 <= last < _COUNTER_END:
                     raise ProtocolError(f"a session was refused without a counter: {error.message}") from None

@@ -76,6 +76,10 @@ class _ConnectionLost(Exception):
     pass
 
 
+class _NotWanted(Exception):
+    """What was to be asked for is not wanted any more."""
+
+
 class _SpeaksOther(Exception):
     def __init__(self, version: int) -> None:
         self.version = version
@@ -170,31 +174,54 @@ class SpawnerLink:
         devices: Sequence[str] = (),
         err_path: Path | None = None,
         limits: m.SpawnLimits | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
         deadline_s: float = _SPAWN_DEADLINE_S,
     ) -> Spawned | SpawnFailed:
-        """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``)."""
-        reply = await self._request(
-            lambda number: m.Spawn(
-                id=number,
-                key=key,
-                argv=tuple(argv),
-                cwd=os.fspath(cwd),
-                env=dict(env),
-                log_path=os.fspath(log_path),
-                exit_path=os.fspath(exit_path),
-                marker=marker,
-                nice=nice,
-                kill_by_ms=kill_by_ms,
-                devices=tuple(devices),
-                err_path=None if err_path is None else os.fspath(err_path),
-                limits=limits or m.SpawnLimits(),
-            ),
-            what=f"start {key}",
-            deadline_s=deadline_s,
-        )
+        """Start a job once: repeated with a known ``key`` it returns what is known (see ``messages.Spawn``).
+
+        is_wanted: asked each time before a spawner is. What is not wanted any more is not started by this one, and by
+        the next one neither; the answer is what has become of it with the one that was asked.
+        """
+        try:
+            reply = await self._request(
+                lambda number: m.Spawn(
+                    id=number,
+                    key=key,
+                    argv=tuple(argv),
+                    cwd=os.fspath(cwd),
+                    env=dict(env),
+                    log_path=os.fspath(log_path),
+                    exit_path=os.fspath(exit_path),
+                    marker=marker,
+                    nice=nice,
+                    kill_by_ms=kill_by_ms,
+                    devices=tuple(devices),
+                    err_path=None if err_path is None else os.fspath(err_path),
+                    limits=limits or m.SpawnLimits(),
+                ),
+                what=f"start {key}",
+                deadline_s=deadline_s,
+                is_wanted=is_wanted,
+            )
+        except _NotWanted:
+            return await self._known(key, deadline_s=deadline_s)
         if isinstance(reply, Spawned | SpawnFailed):
             return reply
         raise unexpected(reply)
+
+    async def _known(self, key: str, *, deadline_s: float) -> Spawned | SpawnFailed:
+        """A spawner reads nothing more of a connection that another took the place of, so its table is the truth."""
+        for row in await self.list(deadline_s=deadline_s):
+            if row.key == key:
+                return Spawned(0, key, row.pid, existing=True, exit=row.exit)
+        return SpawnFailed(0, key, 0, "it was called off while its worker's spawner did not answer", None)
+
+    def hurry(self) -> None:
+        """Somebody waits for the end of something: a spawner that is seen to stand still (SIGSTOP) is not given half a
+        minute. One that is merely slow is: all that runs under it would be lost."""
+        if self._connected.is_set() and not self._pulse.is_asked:
+            self._ask_for_a_sign()
+        self._pulse.is_hurried = True
 
     async def extend(self, key: str, kill_by_ms: int, *, deadline_s: float = _REQUEST_DEADLINE_S) -> None:
         """Move the time at which the spawner ends the tree by itself. Raises ``NotFound`` for an unknown key."""
@@ -286,15 +313,29 @@ class SpawnerLink:
         raise unexpected(reply)
 
     async def _request(
-        self, make: Callable[[int], m.Message], *, what: str, deadline_s: float, may_repeat: bool = True
+        self,
+        make: Callable[[int], m.Message],
+        *,
+        what: str,
+        deadline_s: float,
+        may_repeat: bool = True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> m.Message:
-        (reply,) = await self._request_all([make], what=what, deadline_s=deadline_s, may_repeat=may_repeat)
+        (reply,) = await self._request_all(
+            [make], what=what, deadline_s=deadline_s, may_repeat=may_repeat, is_wanted=is_wanted
+        )
         if isinstance(reply, m.Failed):
             raise error_of(reply)
         return reply
 
     async def _request_all(
-        self, makes: Sequence[Callable[[int], m.Message]], *, what: str, deadline_s: float, may_repeat: bool = True
+        self,
+        makes: Sequence[Callable[[int], m.Message]],
+        *,
+        what: str,
+        deadline_s: float,
+        may_repeat: bool = True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Sequence[m.Message]:
         try:
             async with asyncio.timeout(deadline_s):
@@ -304,6 +345,8 @@ class SpawnerLink:
                         raise self._fault
                     if self._is_closed:
                         raise Conflict(f"can't {what}: the link to the spawner is closed")
+                    if not is_wanted():
+                        raise _NotWanted
                     try:
                         return await self._exchange(makes)
                     except _ConnectionLost:
@@ -417,11 +460,21 @@ class SpawnerLink:
             if not self._connected.is_set() or self._writer is None:
                 continue  # whoever attaches has an eye on it
             self._pulse.waited(self._pulse.turn_s)
-            if self._pulse.is_stuck:
+            if self._is_stuck():
                 self._end_stuck()
             elif self._pulse.should_ask:
-                self._pulse.asked()
-                self._writer.write(m.encode(m.Ping(next(self._ids))))
+                self._ask_for_a_sign()
+
+    def _ask_for_a_sign(self) -> None:
+        self._pulse.asked()
+        if self._writer is not None:
+            self._writer.write(m.encode(m.Ping(next(self._ids))))
+
+    def _is_stuck(self) -> bool:
+        if not self._pulse.is_late:
+            return self._pulse.is_stuck
+        spawner = self._state.holder("spawner")
+        return self._pulse.is_stuck or (spawner is not None and spawner.state in ("T", "t"))
 
     def _end_stuck(self) -> None:
         self._pulse.asked()  # if it can't be ended: the next try comes as late as this one
@@ -460,7 +513,7 @@ class SpawnerLink:
                     except OSError as error:  # its queue is full: it is stopped, or very busy
                         reason = str(error)
                         self._pulse.waited(wait_s)
-                        if self._pulse.is_stuck:
+                        if self._is_stuck():
                             self._end_stuck()
                     else:
                         self._reader, self._writer = await asyncio.open_unix_connection(
@@ -493,7 +546,7 @@ class SpawnerLink:
         try:
             while not (await asyncio.wait((greeting,), timeout=self._pulse.turn_s))[0]:
                 self._pulse.waited(self._pulse.turn_s)
-                if self._pulse.is_stuck:
+                if self._is_stuck():
                     self._end_stuck()
             greeting.result()
         finally:

@@ -18,17 +18,20 @@ class Pulse:
     """For how long nothing has come, in waits of this process: one that was itself stopped, or a machine that was
     suspended, has waited for one turn and no longer. Pure.
 
-    ask_after_s: when to ask for a sign of life. stuck_after_s: how long the answer may take.
+    ask_after_s: when to ask for a sign of life. stuck_after_s: how long the answer may take. late_after_s: the same,
+    where somebody waits (``is_hurried``, until something comes) and it is seen to stand still.
     """
 
     ask_after_s: float = 10.0
     stuck_after_s: float = 30.0
+    late_after_s: float = 3.0
     silent_s: float = 0.0
     is_asked: bool = False
+    is_hurried: bool = False
 
     def heard(self) -> None:
         """Something has come, whatever it is."""
-        self.silent_s, self.is_asked = 0.0, False
+        self.silent_s, self.is_asked, self.is_hurried = 0.0, False, False
 
     def asked(self) -> None:
         """From now on an answer is waited for."""
@@ -46,6 +49,10 @@ class Pulse:
     @property
     def should_ask(self) -> bool:
         return not self.is_asked and self.silent_s >= self.ask_after_s
+
+    @property
+    def is_late(self) -> bool:
+        return self.is_asked and self.is_hurried and self.silent_s >= self.late_after_s
 
     @property
     def is_stuck(self) -> bool:

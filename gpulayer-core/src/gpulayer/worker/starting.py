@@ -41,9 +41,16 @@ class SpawnerStarter:
         self.is_disk_full = self.is_in_use = False
 
     def call_off(self) -> bool:
-        """Nothing is to be started any more; False where it is too late for that."""
-        self._is_called_off = not self._has_asked
-        return self._is_called_off
+        """Nothing is to be started any more. False where the spawner was asked: whether it has begun is then told by
+        ``start``, and no other spawner is asked."""
+        self._is_called_off = True
+        return not self._has_asked
+
+    def extend(self, kill_by_ms: int) -> bool:
+        """What is asked for later is to be over at this time; False where it has been asked for."""
+        if not self._has_asked:
+            self._kill_by_ms = kill_by_ms
+        return not self._has_asked
 
     async def start(self, plan: LaunchPlan) -> Launched | NotLaunched:
         """May be repeated for a key: then nothing starts, and ``ended`` has the end if there was one."""
@@ -75,6 +82,7 @@ class SpawnerStarter:
                     kill_by_ms=self._kill_by_ms,
                     err_path=plan.err_path,
                     limits=spawn_limits(self._assignment, log_bytes=plan.log_bytes),
+                    is_wanted=lambda: not self._is_called_off,
                 )
             except TimedOut as error:
                 # It may have been heard, and nobody must say that nothing runs: one that is stuck is ended by the link,

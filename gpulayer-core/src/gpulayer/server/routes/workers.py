@@ -40,7 +40,7 @@ from gpulayer.server.plane import Plane
 from gpulayer.server.pools import offered
 from gpulayer.server.records import worker_record
 from gpulayer.server.routes.logs import log_stream
-from gpulayer.server.starts import Start, start_of
+from gpulayer.server.starts import Incumbent, Start, start_of, superseded
 from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker, check_uploaded
@@ -121,6 +121,10 @@ async def open_session(call: Call) -> Response:
     except Conflict as refusal:
         if start is not None and refusal.details.get("superseded"):
             await _tell_superseded(call, worker_id, start)
+            row = plane.auth.identity(worker_id)
+            if row is not None:
+                known = await plane.driver.read(lambda state: _incumbent(plane, state, worker_id))
+                raise superseded(row, known) from None
         raise
     call.recognise(worker_party(worker_id), is_worker=True)
     if starts:
@@ -255,14 +259,15 @@ async def put_outputs(call: Call) -> Response:
 async def list_workers(call: Call) -> Response:
     """By name, all on one page. A plane that has just started waits for its own worker first."""
     await await_local_worker(call.plane)
-    found = await call.plane.driver.read(lambda state: [worker_record(worker) for worker in state.workers.values()])
+    plane = call.plane
+    found = await plane.driver.read(lambda state: [_record(plane, worker) for worker in state.workers.values()])
     return json_response({"workers": sorted(found, key=lambda record: record["name"]), "next": None})
 
 
 async def show(call: Call) -> Response:
     """By id, a unique beginning of one, or name; what is free is as of this moment."""
     ref = call.path("ref")
-    return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, ref))))
+    return json_response(await call.plane.driver.read(lambda state: _record(call.plane, _find(state, ref))))
 
 
 async def drain(call: Call) -> Response:
@@ -270,7 +275,7 @@ async def drain(call: Call) -> Response:
     worker_id, name = await _find_id(call)
     told = _told(call, "worker.drain", worker_id, name)
     await call.plane.driver.submit(lambda at: DrainRequested(at, worker_id), side=Side(audit=(told,)))
-    return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
+    return json_response(await call.plane.driver.read(lambda state: _record(call.plane, _find(state, worker_id))))
 
 
 async def resume(call: Call) -> Response:
@@ -278,7 +283,7 @@ async def resume(call: Call) -> Response:
     worker_id, name = await _find_id(call)
     told = _told(call, "worker.resume", worker_id, name)
     await call.plane.driver.submit(lambda at: WorkerResumed(at, worker_id), side=Side(audit=(told,)))
-    return json_response(await call.plane.driver.read(lambda state: worker_record(_find(state, worker_id))))
+    return json_response(await call.plane.driver.read(lambda state: _record(call.plane, _find(state, worker_id))))
 
 
 async def remove(call: Call) -> Response:
@@ -442,6 +447,19 @@ async def _find_id(call: Call) -> tuple[WorkerId, str]:
 
 def _told(call: Call, action: str, worker_id: WorkerId, name: str) -> AuditEntry:
     return entry(call.plane.clock.wall_ms(), call.client, action, worker_id, name=name)
+
+
+def _incumbent(plane: Plane, state: State, worker_id: WorkerId) -> Incumbent | None:
+    worker = state.workers.get(worker_id)
+    if worker is None:
+        return None
+    silent_ms = plane.driver.now().ms - worker.heard_ms
+    is_silent = silent_ms >= state.policy.expiry_ms(state.policy.lease_ttl_ms)
+    return Incumbent(worker.seen_wall_ms, is_silent, is_silent and not worker.leases)
+
+
+def _record(plane: Plane, worker: Worker) -> WorkerRecord:
+    return worker_record(worker, refused_wall_ms=plane.auth.refused_wall_ms(worker.id))
 
 
 async def _tell_superseded(call: Call, worker_id: WorkerId, start: Start) -> None:

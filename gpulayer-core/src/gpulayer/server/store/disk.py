@@ -12,9 +12,10 @@ from typing import Final
 from gpulayer.errors import StorageUnavailable
 from gpulayer.faults import here
 from gpulayer.server.store import health
+from gpulayer.server.store.mark import LOG_HEADER, MARK_BYTES, check_log, check_newest, count_of, mark_text
 from gpulayer.syncing import Syncs
 
-__all__ = ["StoreDisk", "sync_error"]
+__all__ = ["StoreDisk", "examine", "sync_error"]
 
 _PIECE: Final = 1024 * 1024
 _SYNC_ERRORS: Final = ("SQLITE_IOERR_FSYNC", "SQLITE_IOERR_DIR_FSYNC")
@@ -27,10 +28,33 @@ class StoreDisk:
 
     def __init__(self, syncs: Syncs | None = None) -> None:
         self._syncs = syncs or Syncs()
+        self._mark = -1  # a descriptor
+        self._folder: os.stat_result | None = None
+        self._files: dict[str, os.stat_result] = {}
 
     def check(self, path: str) -> bool:
-        """Whether there is a store. Raises StorageUnavailable for what is none (``health``)."""
-        return health.check_file(path)
+        """Whether there is a store. Raises StorageUnavailable for what is none, or has lost its log (``health``,
+        ``mark``)."""
+        if not health.check_file(path):
+            return False
+        if os.path.exists(f"{path}-open"):
+            check_log(path, self._beginning(f"{path}-wal", LOG_HEADER))
+        return True
+
+    def noted(self, path: str) -> int:
+        """How many commits were acknowledged for certain; 0: not known. Raises StorageUnavailable."""
+        return count_of(self._beginning(f"{path}-open", MARK_BYTES))
+
+    def _beginning(self, path: str, size: int) -> bytes:
+        try:
+            with open(path, "rb") as file:
+                return file.read(size)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{path} can't be read: {error.strerror}", hint="see its mode and owner, and the disk"
+            ) from None
 
     def begin(self, making: str) -> None:
         """An empty file, for a store that is to be made; what an earlier try has left is gone. Raises
@@ -86,18 +110,67 @@ class StoreDisk:
         """For who has to go back. Raises DiskFull, StorageUnavailable."""
         health.copy_before_migration(path, schema=schema)
 
-    def mark_open(self, path: str) -> None:
-        """From now on a store without its log is refused. After ``sync_names``: a power cut must not leave the mark
-        without the log. Raises nothing."""
-        if os.path.exists(f"{path}-wal"):
-            health.mark_open(path)
+    def note(self, path: str, count: int) -> None:
+        """So many commits are durable; called after each, before it is answered. From the first on a store without its
+        log is refused. Raises nothing: a full disk must not end a control plane, and it is a safeguard."""
+        with suppress(OSError, StorageUnavailable):
+            if self._mark >= 0:
+                os.pwrite(self._mark, mark_text(count), 0)
+                return
+            self._mark = os.open(f"{path}-open", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.pwrite(self._mark, mark_text(count), 0)
+            self._syncs.file(self._mark, f"{path}-open")
+            self.sync_names(path)
 
     def unmark(self, path: str) -> None:
-        """Before the last connection takes the log away; durable, or a power cut could leave the mark alone. Raises
-        nothing: where the mark stays, the log was there as well."""
-        health.unmark(path)
+        """Before the last connection takes the log away, all of which is in the store by now; durable, or a power cut
+        could leave the mark alone. Raises nothing: where the mark stays, the log was there as well."""
+        self.let_go()
+        with suppress(OSError):
+            os.unlink(f"{path}-open")
         with suppress(StorageUnavailable, FileNotFoundError):
             self.sync_names(path)
+
+    def let_go(self) -> None:
+        """The mark stays as it is."""
+        if self._mark >= 0:
+            os.close(self._mark)
+            self._mark = -1
+
+    def has_log(self, path: str) -> bool:
+        return os.path.exists(f"{path}-wal")
+
+    def remember(self, path: str) -> None:
+        """Which files are open now, for ``misses``."""
+        with suppress(OSError):
+            self._folder = os.stat(_folder(path))
+            self._files = {each: os.stat(each) for each in (path, f"{path}-wal")}
+
+    def misses(self, path: str) -> str:
+        """Which of the open files has not its name any more: what is written to it is lost when the last one who has it
+        open ends. Empty for none, and where the whole folder was moved, which is for others to notice."""
+        for each, was in self._files.items():
+            try:
+                if os.path.samestat(was, os.stat(each)):
+                    continue
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return ""  # it can't be told now
+            with suppress(OSError):
+                if self._folder is not None and os.path.samestat(self._folder, os.stat(_folder(path))):
+                    return each
+            return ""
+        return ""
+
+    def make_rescue(self, path: str) -> str:
+        """An empty file beside the store, for a copy of what it held. Raises OSError."""
+        for number in range(1, 100):
+            made = f"{path}.rescued-{number}"
+            with suppress(FileExistsError):
+                os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                return made
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
     def save_log(self, path: str) -> None:
         """Write SQLite's log anew, as it is read, and sync it, before SQLite looks at it. Raises StorageUnavailable.
@@ -144,6 +217,16 @@ class StoreDisk:
     def failed(self, path: str, error: OSError) -> None:
         """SQLite could not sync: see ``gpulayer.syncing``."""
         self._syncs.failed(path, error)
+
+
+def examine(path: Path, *, made_after: Path) -> str | None:
+    """As ``health.examine``, and whether what was acknowledged is there."""
+    disk = StoreDisk()
+    noted = disk.noted(str(path))  # before the store is read, whose control plane may go on
+    schema = health.examine(path, made_after=made_after)
+    if schema is not None and disk.check(str(path)):
+        check_newest(str(path), noted=noted, connect=health.read_only)
+    return schema
 
 
 def _folder(path: str) -> str:

@@ -14,7 +14,9 @@ import sqlite3
 import stat
 from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
+from glob import escape, glob
 from pathlib import Path
+from shlex import quote as quoted
 from typing import Final
 from urllib.parse import quote
 
@@ -31,10 +33,11 @@ __all__ = [
     "copy_before_migration",
     "damaged",
     "examine",
+    "how_to_use",
     "is_damage",
-    "mark_open",
+    "of_sqlite",
     "read_only",
-    "unmark",
+    "restoring",
 ]
 
 _BUSY_MS: Final = 5_000
@@ -44,15 +47,36 @@ _SMALL: Final = ("counters", "workers", "facts", "tokens", "identities", "sink_c
 _WHOLE_BYTES: Final = 512 * 2**20  # which take a second or so to be looked at; 100,000 jobs are 150 MiB
 _SAYS: Final = ("malformed", "not a database", "corrupt")
 
-RESTORE: Final = (
-    "nothing in it was changed. Move the state folder away and restore a backup: gpulayer restore FILE"
-    " (gpulayer doctor looks closer; without a backup, gpulayer up begins anew in an empty folder)"
-)
+_SQLITES_OWN: Final = "*** in database main *** "  # it has no other
+
+
+def restoring(folder: Path | str) -> str:
+    """How a backup takes the place of what is in a state folder; said of any folder, so it names it."""
+    return f"gpulayer restore FILE --state {quoted(str(folder))}"
 
 
 def damaged(path: os.PathLike[str] | str, why: str) -> StorageUnavailable:
     """What a start, a backup or a doctor says."""
-    return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=RESTORE)
+    folder = Path(path).parent
+    hint = (
+        f"nothing in it was changed. Move {folder} away and restore a backup: {restoring(folder)}"
+        " (without one, a start with an empty folder begins anew)"
+    )
+    return StorageUnavailable(f"the control plane's store {os.fspath(path)} is damaged: {why}", hint=hint)
+
+
+def how_to_use(copy: str, path: str) -> str:
+    """Of a copy that was made when the store was taken away (``Store.check_place``)."""
+    return f"remove {path}, {path}-wal, {path}-shm and {path}-open, as far as they are there, and rename it to {path}"
+
+
+def _gone(path: str, why: str) -> StorageUnavailable:
+    error = damaged(path, why)
+    copies = sorted(glob(f"{escape(path)}.rescued-*"), key=os.path.getmtime)
+    if not copies:
+        return error
+    hint = f"{copies[-1]} is a copy that was made when that was noticed. {how_to_use(copies[-1], path)}"
+    return StorageUnavailable(error.message, hint=hint)
 
 
 def is_damage(error: object) -> bool:
@@ -70,7 +94,7 @@ def check_file(path: str) -> bool:
             raise damaged(path, "it is a link to nothing") from None
         for left in (f"{path}-open", f"{path}-wal"):
             if os.path.exists(left):
-                raise damaged(path, f"it is gone, and {os.path.basename(left)} is there") from None
+                raise _gone(path, f"it is gone, and {os.path.basename(left)} is there") from None
         return False
     except OSError as error:
         raise StorageUnavailable(f"{path} can't be used: {error.strerror}", hint="see its mode and owner") from None
@@ -93,25 +117,13 @@ def check_file(path: str) -> bool:
     if len(header) < _HEADER or found.st_size < int.from_bytes(header[16:18], "big"):
         raise damaged(path, f"it is cut off after {found.st_size} bytes")
     if os.path.exists(f"{path}-open") and not os.path.exists(f"{path}-wal"):
+        kept = restoring(Path(path).parent)
         raise StorageUnavailable(
             f"the control plane's store {path} lacks its newest part: it was in use, and {path}-wal is gone",
-            hint="put that file back, or restore a backup (gpulayer restore FILE). Only if you opened the store with"
+            hint=f"put that file back, or restore a backup ({kept}). Only if you opened the store with"
             f" another program since, remove {path}-open: then it is whole",
         )
     return True
-
-
-def mark_open(path: str) -> None:
-    """From now on a store without its ``-wal`` is refused. Call it once there is one. What can't be written is let be:
-    a full disk must not keep a control plane from starting, and it is a safeguard."""
-    with suppress(OSError):
-        os.close(os.open(f"{path}-open", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def unmark(path: str) -> None:
-    """Call it before the last connection is closed, which takes the ``-wal`` away."""
-    with suppress(OSError):
-        os.unlink(f"{path}-open")
 
 
 def read_only(path: Path, *, is_still: bool | None = None, vfs: str = "") -> sqlite3.Connection:
@@ -126,7 +138,7 @@ def read_only(path: Path, *, is_still: bool | None = None, vfs: str = "") -> sql
 def check_lost(path: Path, *, made_after: Path) -> None:
     """Raises StorageUnavailable where the store is gone and a file is there that is only made after it."""
     if made_after.exists() and not os.path.lexists(path):
-        raise damaged(path, f"it is gone, and {made_after.name}, which was made after it, is there")
+        raise _gone(str(path), f"it is gone, and {made_after.name}, which was made after it, is there")
 
 
 def examine(path: Path, *, made_after: Path) -> str | None:
@@ -155,7 +167,7 @@ def check_all(connection: sqlite3.Connection, path: Path) -> str:
         if schema < SCHEMA_VERSION:
             _check_counters(connection, str(path))  # its tables are those of an older version
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
     if schema >= SCHEMA_VERSION:
         check_contents(connection, str(path), tables=expected())
     return schema
@@ -183,7 +195,7 @@ def check_start(path: str, *, connect: Callable[[Path], sqlite3.Connection] = re
                     _check(connection, path, f"PRAGMA quick_check({table})")
             rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
     if len(rows) != 1 or not isinstance(rows[0][0], str):
         raise damaged(path, "it does not say which schema it has")
     return str(rows[0][0])
@@ -211,7 +223,7 @@ def copy_before_migration(path: str, *, schema: str) -> None:
                 f"there is no room for {copy}, a copy that is made before the store is brought up to date",
                 hint="free space on that disk, then start again",
             ) from error
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
 
 
 def check_contents(connection: sqlite3.Connection, path: str, *, tables: Mapping[str, Set[str]]) -> None:
@@ -230,7 +242,7 @@ def check_contents(connection: sqlite3.Connection, path: str, *, tables: Mapping
                 raise damaged(path, f"its table {table} has no column {min(lacking)}")
         _check_counters(connection, path)
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
 
 
 def _check_counters(connection: sqlite3.Connection, path: str) -> None:
@@ -257,12 +269,13 @@ def check_pages(connection: sqlite3.Connection, path: os.PathLike[str] | str, *,
         _check(connection, path, "PRAGMA integrity_check(5)" if is_full else "PRAGMA quick_check(5)")
         wrong = connection.execute("PRAGMA foreign_key_check").fetchone() if is_full else None
     except sqlite3.DatabaseError as error:
-        raise _of_sqlite(error, path) from error
+        raise of_sqlite(error, path) from error
     if wrong is not None:
         raise damaged(path, f"a row of {wrong[0]} refers to one of {wrong[2]} that is missing")
 
 
-def _of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUnavailable:
+def of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUnavailable:
+    """What SQLite's error means."""
     if is_damage(error) or not isinstance(error, sqlite3.OperationalError):
         return damaged(path, str(error))
     return StorageUnavailable(f"{os.fspath(path)} can't be read: {error}", hint="see its mode and owner, and the disk")
@@ -271,4 +284,4 @@ def _of_sqlite(error: sqlite3.Error, path: os.PathLike[str] | str) -> StorageUna
 def _check(connection: sqlite3.Connection, path: os.PathLike[str] | str, pragma: str) -> None:
     said = [str(row[0]) for row in connection.execute(pragma)]
     if said != ["ok"]:
-        raise damaged(path, " ".join(" ".join(said).split())[:300])
+        raise damaged(path, " ".join(" ".join(said).split()).removeprefix(_SQLITES_OWN)[:300])

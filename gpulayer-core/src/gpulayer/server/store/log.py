@@ -18,6 +18,7 @@ __all__ = [
     "has_keys_before",
     "last_seq",
     "named_facts",
+    "newest_wall_ms",
     "oldest_until",
     "read_log",
     "read_sink_cursors",
@@ -48,6 +49,11 @@ def read_log(connection: Connection, *, after: int, limit: int, kinds: Collectio
         read_jobs(connection, {row.job_id for row in told if row.job_id is not None}),
         _worker_names(connection, {row.worker for row in told if row.worker is not None}),
     )
+
+
+def newest_wall_ms(connection: Connection) -> int | None:
+    """When the newest row was written; None where there is none."""
+    return connection.execute(select(events.c.wall_ms).order_by(events.c.seq.desc()).limit(1)).scalar()
 
 
 def oldest_until(connection: Connection, *, before_wall_ms: int, limit: int) -> int:

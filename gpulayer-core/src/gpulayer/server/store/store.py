@@ -5,14 +5,16 @@ nothing. Reads use connections of their own and see the last commit. Methods blo
 them in threads. Errors of the database leave here as ``StorageUnavailable`` alone.
 """
 
+import errno
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, select, update
+from sqlalchemy import Connection, Engine, QueuePool, Table, create_engine, event, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from gpulayer import __version__
@@ -44,7 +46,8 @@ from gpulayer.server.store.codec import (
     submission_to_text,
 )
 from gpulayer.server.store.disk import StoreDisk, sync_error
-from gpulayer.server.store.health import check_contents, damaged, is_damage
+from gpulayer.server.store.health import check_contents, damaged, how_to_use, is_damage, restoring
+from gpulayer.server.store.mark import check_newest
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
@@ -135,6 +138,7 @@ class Store:
         if self.was_left_open:
             self._disk.save_log(path)
         found = self._disk.check_start(path)
+        check_newest(path, noted=self._disk.noted(path), connect=self._disk.read_only)
         if found < SCHEMA_VERSION:
             self._disk.copy_before_migration(path, schema=found)
         self._engine = _engine(path, self._disk.vfs)
@@ -145,7 +149,8 @@ class Store:
             with closing(self._disk.read_only(Path(path))) as connection:
                 check_contents(connection, path, tables=expected())
             self._audited = self._last_audit()
-            self._disk.mark_open(path)
+            self._count = self._counted()
+            self._disk.remember(path)
         except BaseException:
             self._engine.dispose()
             raise
@@ -168,15 +173,70 @@ class Store:
         self._disk.give_name(making, self._path)
 
     def close(self) -> None:
-        """Gives the connections back; what was committed stays."""
-        self._disk.unmark(self._path)
-        self._engine.dispose()
+        """Gives the connections back; what was committed stays. Where SQLite's log can't be written back (the disk is
+        full), it stays beside the store, and so does the mark that says so."""
+        if self._is_written_back():
+            self._disk.unmark(self._path)
+            self._engine.dispose()
+            return
+        self._engine.dispose()  # which tries once more
+        if self._disk.has_log(self._path):
+            self._disk.let_go()
+        else:
+            self._disk.unmark(self._path)
+
+    def misses(self) -> bool:
+        """Whether its files were removed or replaced. Quick."""
+        return bool(self._disk.misses(self._path))
+
+    def check_place(self) -> None:
+        """Ends like a failed sync where the store's files were removed or replaced under this process: what it wrote
+        and writes would be gone with it. A copy of what was there is made first. Raises StorageUnavailable."""
+        missed = self._disk.misses(self._path)
+        if not missed:
+            return
+        try:
+            copy = self._rescue()
+            kept = f"all that was answered is in the copy {copy}. To go on with it: {how_to_use(copy, self._path)}"
+        except (OSError, sqlite3.Error, DBAPIError) as error:
+            kept = f"and what it held can't be copied: {error}"
+        gone = OSError(errno.ESTALE, f"it was removed or replaced while it was in use; {kept}")
+        self._disk.failed(missed, gone)
+        raise StorageUnavailable(f"the control plane's store is gone: {missed}: {gone.strerror}", hint=_NOT_NOW)
+
+    def _rescue(self) -> str:
+        """By a connection that is open still: a new one would find nothing."""
+        copy = self._disk.make_rescue(self._path)
+        with closing(self._engine.raw_connection()) as connection:
+            connection.cursor().execute("VACUUM INTO ?", (copy,))
+        self._disk.rewrite(copy)
+        self._disk.sync_names(self._path)
+        return copy
+
+    def _is_written_back(self) -> bool:
+        try:
+            with closing(self._engine.raw_connection()) as connection:
+                busy, pages, written = connection.cursor().execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        except (sqlite3.Error, DBAPIError):
+            return False
+        return not busy and pages == written
+
+    def _counted(self) -> int:
+        with self.reading() as connection:
+            return int(connection.execute(select(tables.counters.c.probed)).scalar_one())
+
+    def _acknowledge(self) -> None:
+        """A commit is durable. Where nobody knows of one before it, the count is too small, never too large."""
+        self._count += 1
+        self._disk.note(self._path, self._count)
+        self.check_place()
 
     def settle(self) -> None:
         """All of it is in the one file, synced. Closing does that, too, and says nothing where it fails. Raises
         StorageUnavailable."""
         with self._mapped():
             _settle(self._engine)
+        self._disk.unmark(self._path)  # its log is empty now; the next commit marks it again
 
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""
@@ -197,12 +257,14 @@ class Store:
                     connection.exec_driver_sql(statement, parameters)
             if audit:
                 connection.exec_driver_sql(_INSERT_AUDIT, [_audit_columns(row) for row in audit])
+            connection.exec_driver_sql(_COUNT)
             here("plane.in_transaction")
             here_each("commit.in_", lambda: carried(batch))
         with self._mapped():
             self._disk.reach_sync(self._path)
         if audit:
             self._audited = (audit[-1].seq, audit[-1].hash)
+        self._acknowledge()
 
     def begin_generation(self, *, first: int, marker: EventRow) -> None:
         """Of a store that was restored: every number that it gives out from now on is ``first`` at least, since what it
@@ -228,8 +290,9 @@ class Store:
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
         with self._mapped(), self._engine.begin() as connection:
-            connection.execute(update(tables.counters).values(probed=tables.counters.c.probed + 1))
+            connection.exec_driver_sql(_COUNT)
             here("plane.in_probe")
+        self._acknowledge()
 
     def load_live(self) -> Live:
         """All that is not final, for ``engine.rebuild``; and where the audit trail stands, for the next commit: of one
@@ -242,6 +305,7 @@ class Store:
 
     def _load_live(self) -> Live:
         self._audited = self._last_audit()
+        self._count = self._counted()
         reader = EntryReader()
         jobs, tasks, attempts = tables.jobs, tables.tasks, tables.attempts
         with self.reading() as connection:
@@ -325,8 +389,8 @@ class Store:
             if is_damage(cause):
                 raise StorageUnavailable(
                     f"the control plane's store is damaged: {cause}",
-                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, gpulayer restore"
-                    " FILE brings a backup back",
+                    hint="nothing was written. End the control plane; gpulayer doctor looks closer, and"
+                    f" {restoring(Path(self._path).parent)} brings a backup back, once that folder is moved away",
                 ) from error
             raise StorageUnavailable(f"the control plane's store can't be used now: {cause}", hint=_NOT_NOW) from error
         except OSError as error:
@@ -473,7 +537,7 @@ class _Split:
             _UPSERT_IDEMPOTENCY,
             [(row.owner, row.key, row.body_digest, dump(row.job_ids), row.wall_ms) for row in self.idempotency],
         )
-        yield _FORGET_KEYS, [(self.forgotten_keys_ms, KEYS_AT_A_TIME)] if self.forgotten_keys_ms else []
+        yield _FORGET_KEYS, [(self.forgotten_keys_ms,)] if self.forgotten_keys_ms else []
         yield (
             _UPSERT_TOKEN,
             [
@@ -626,14 +690,15 @@ _RAISE_START: Final = (
 _UPSERT_SECRET: Final = _upsert(tables.secrets)
 _UPSERT_SINK_CURSOR: Final = _upsert(tables.sink_cursors)
 _INSERT_AUDIT: Final = _insert(tables.audit, tuple(column.name for column in tables.audit.columns))
+_COUNT: Final = "UPDATE counters SET probed = probed + 1"
 _FORGET_FACTS: Final = (
     "DELETE FROM facts WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM workers WHERE facts_digest = ?)"
     " AND NOT EXISTS (SELECT 1 FROM events WHERE seq > ? AND body LIKE ?)"
 )
 _FORGET_EVENTS: Final = "DELETE FROM events WHERE seq <= ? AND seq < (SELECT max(seq) FROM events)"
 _FORGET_KEYS: Final = (
-    "DELETE FROM idempotency WHERE rowid IN"
-    " (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
+    "DELETE FROM idempotency WHERE rowid IN"  # noqa: S608 - a number of ours
+    f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
 )
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _ONLY_WAITS: Final = (
@@ -650,8 +715,13 @@ _FORGET_TOKEN: Final = "DELETE FROM tokens WHERE id = ?"  # noqa: S105 - a state
 
 
 def _engine(path: str, vfs: str) -> Engine:
-    url = f"sqlite+pysqlite:///file:{path}?vfs={vfs}&uri=true" if vfs else f"sqlite+pysqlite:///{path}"
-    engine = create_engine(url, connect_args={"check_same_thread": False}, pool_size=8)
+    # SQLite itself never makes the file: one that was taken away would be there again, empty.
+    name = f"file:{quote(path)}?mode=rw{f'&vfs={vfs}' if vfs else ''}"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(name, uri=True, check_same_thread=False)
+
+    engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=8)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection

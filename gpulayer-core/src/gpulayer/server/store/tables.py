@@ -122,7 +122,8 @@ workers: Final = Table(
     Column("seen_wall_ms", BigInteger, nullable=False),
 )
 
-# ``probed``: counts the writes that tell whether the store can be written again. ``store_id``: made with the store.
+# ``probed``: counts commits, and the writes that tell whether the store can be written again (``mark``). ``store_id``:
+# made with the store.
 counters: Final = Table(
     "counters",
     metadata,

@@ -13,9 +13,10 @@ run fail, which the tests prove.
 """
 
 from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Noise, Scenario, Shape, Trouble
-from gpulayer.testing.sim.world import Report, Stuck, Violation, play, run
+from gpulayer.testing.sim.world import Course, Report, Stuck, Violation, play, run
 
 __all__ = [
+    "Course",
     "Fault",
     "HostPlan",
     "JobPlan",

@@ -20,6 +20,7 @@ from gpulayer.testing.sim.clockwork import spread_ms
 from gpulayer.testing.sim.network import IN, OUT
 from gpulayer.testing.sim.parts import Part
 from gpulayer.testing.sim.plane import Commands
+from gpulayer.testing.sim.rules import Violation
 from gpulayer.testing.sim.spawner import Process
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class SimAgent:
     _starts: dict[NodeKey, int] = field(default_factory=dict)
     _count: int = 0
     _is_removed: bool = False
-    _launching: dict[NodeKey, int] = field(default_factory=dict)  # at a launcher that takes its time
+    _never: set[NodeKey] = field(default_factory=set)
+    _called_off: dict[int, NodeKey] = field(default_factory=dict)  # after the spawner was asked
+    _launching: dict[NodeKey, tuple[int, int]] = field(default_factory=dict)  # at a launcher; until when it may run
     _wake_ms: int | None = None
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
@@ -104,7 +107,12 @@ class SimAgent:
             elif process is not None and process.end is not None:
                 self.feed(process.end)
         for number, what in list(self._asked.items()):
-            self._carry(number, what)
+            if number in self._called_off:  # whoever comes next is not asked for what nobody wants any more
+                del self._asked[number]
+                key = self._called_off.pop(number)
+                self._later(1, m.SpawnFailed(key, None, "it was called off while its spawner did not answer"))
+            else:
+                self._carry(number, what)
 
     def feed(self, event: m.Input) -> None:
         """One input to the agent, and its actions carried out. Lost once this one has died; later, while it is
@@ -121,8 +129,22 @@ class SimAgent:
             if clock.story is not None:
                 clock.story.acted(clock.now_ms, self.host.id, action)
             self._act(action)
+        self._refuse(event)
         self._wake()
         self._poll()
+
+    def _refuse(self, event: m.Input) -> None:
+        """What it was told to end, and has not asked its spawner for, never begins."""
+        match event:
+            case m.CommandsReceived(commands=commands):
+                told = [command.epoch for command in commands if isinstance(command, m.Stop)]
+            case m.ReportAnswered(void=epochs) | m.AttemptsVoided(epochs=epochs):
+                told = list(epochs)
+            case _:
+                return
+        for key in (NodeKey(epoch, 0) for epoch in told):
+            if self._starts.get(key) not in self._asked and key not in self.host.spawner.processes:
+                self._never.add(key)
 
     def _act(self, action: m.Action) -> None:
         match action:
@@ -139,8 +161,11 @@ class SimAgent:
                 self._spawn(action.assignment, action.kill_by_ms)
             case m.CallOff():
                 self._call_off(action.key)
+            case m.Extend() if action.key in self._launching:
+                number, _ = self._launching[action.key]
+                self._launching[action.key] = number, action.kill_by_ms
             case m.Extend():
-                self._ask(lambda: self.host.spawner.extend(action.key, action.kill_by_ms))
+                self._ask(lambda: self._extend(action.key, action.kill_by_ms))
             case m.SignalTree():
                 self._ask(lambda: self.host.spawner.signal(action.key))
                 self._later(2, m.TreeSignalled(action.key))
@@ -284,9 +309,9 @@ class SimAgent:
             return
         if self._fails("slow launch"):
             self._count += 1
-            number = self._launching[key] = self._count
-            delay_ms = host.numbers.randrange(SLOW_MS)
-            host.piece.after(delay_ms, lambda: self._launch(assignment, kill_by_ms, number))
+            number, delay_ms = self._count, host.numbers.randrange(SLOW_MS)
+            self._launching[key] = number, kill_by_ms
+            host.piece.after(delay_ms, lambda: self._launch(assignment, number))
             return
         self._start(assignment, kill_by_ms)
 
@@ -297,20 +322,26 @@ class SimAgent:
         host.clock.fault(what.replace(" ", "_"), host.id, after_ms=0)
         return True
 
-    def _launch(self, assignment: Assignment, kill_by_ms: int, number: int) -> None:
+    def _launch(self, assignment: Assignment, number: int) -> None:
         """Its launcher is done, unless it was called off or this agent has died meanwhile."""
-        if self._launching.get(assignment.key) != number or self.host.agent is not self:
+        if self._launching.get(assignment.key, (0, 0))[0] != number or self.host.agent is not self:
             return
         if self.host.is_stopped(Part.AGENT):
-            self.host.run(Part.AGENT, lambda: self._launch(assignment, kill_by_ms, number))
+            self.host.run(Part.AGENT, lambda: self._launch(assignment, number))
             return
-        del self._launching[assignment.key]
+        _, kill_by_ms = self._launching.pop(assignment.key)
         self._start(assignment, kill_by_ms)
+
+    def _extend(self, key: NodeKey, kill_by_ms: int) -> None:
+        if not self.host.spawner.extend(key, kill_by_ms):
+            self._later(1, m.ExtendFailed(key))
 
     def _start(self, assignment: Assignment, kill_by_ms: int) -> None:
         key, host = assignment.key, self.host
 
         def spawn() -> None:
+            if key in self._never:
+                raise Violation(f"{key} starts on {host.id}, which was told to end it before")
             process = host.spawner.spawn(assignment, kill_by_ms)
             if process is None:
                 self._later(1, m.SpawnFailed(key, None, "the time by which it must be over has passed"))
@@ -324,11 +355,13 @@ class SimAgent:
 
     def _call_off(self, key: NodeKey) -> None:
         """Of a start that has not reached the spawner."""
-        number = self._starts.pop(key, None)
+        number = self._starts.get(key, 0)
         is_asked_for = number in self._asked and not self.host.spawner.is_up
         if self._launching.pop(key, None) is not None or is_asked_for:
-            self._asked.pop(number or 0, None)
+            self._asked.pop(number, None)
             self._later(1, m.SpawnPutOff(key))
+        elif number in self._asked:
+            self._called_off[number] = key
 
     def _kill(self, key: NodeKey) -> None:
         known: Process | None = self.host.spawner.processes.get(key)

@@ -58,11 +58,13 @@ def shrunk(scenario: Scenario, error: Exception, play: Play, *, has_time: Callab
     raise RuntimeError(f"the same scenario broke a rule once, and then did not: {written(found.scenario)}") from error
 
 
-def explained(failing: Failing, *, program: str, in_full: bool = False) -> list[str]:
-    """Lines for people. ``program``: what replays a scenario, when it is given as its last argument."""
+def explained(failing: Failing, *, program: str, planted: str = "", in_full: bool = False) -> list[str]:
+    """Lines for people. ``program``: what replays a scenario, when it is given as its last argument. ``planted``: what
+    is wrong on purpose."""
     whole, small = failing.whole, failing.found.scenario
     end = "no smaller one was found" if failing.found.is_smallest else "time was over; it may get smaller still"
-    lines = [
+    lines = [f"planted:   {planted}"] if planted else []
+    lines += [
         f"rule:      {type(failing.error).__name__}: {_first_line(failing.error)}",
         f"left:      {_size(small)}, of {_size(whole)}",
         f"           ({failing.found.plays} scenarios played, {end})",

@@ -303,7 +303,7 @@ class SimHost:
             self._end_stuck(agent)
 
     def lose_power(self, cause: Trouble, off_ms: int) -> None:
-        """All processes die; of what was written last some is gone, or all of it (``LOSES_DISK``)."""
+        """All processes die; of what was written last some is gone, or all that it knew of jobs (``LOSES_DISK``)."""
         if self.is_dark or self.is_gone:
             return
         self._trouble(cause, off_ms)

@@ -4,6 +4,7 @@ contact."""
 from typing import Any, Final
 
 from gpulayer import engine
+from gpulayer.engine import holds
 from gpulayer.protocol import leases
 from gpulayer.testing.sim.mutant import Mutant
 
@@ -25,7 +26,18 @@ def _gives_up_soon(keep_for: Any) -> Any:
     return broken
 
 
+def _no_hold(_: Any) -> Any:
+    """An exclusive job that is lost without its worker's word is lent again at once."""
+
+    def broken(turn: Any, job: Any, task: Any) -> bool:
+        task.held_until_ms = 0
+        return False
+
+    return broken
+
+
 AWAY: Final[dict[str, Mutant]] = {
     "deaf_once_away": Mutant(11, engine, "hear_anew", _deaf_once_away),
+    "no_hold": Mutant(3, holds, "keep_off", _no_hold),
     "gives_up_soon": Mutant(6, leases, "keep_for", _gives_up_soon),
 }

@@ -270,6 +270,17 @@ def _detours_cost(_: Any) -> Any:
     return lambda attempt, outcome: False
 
 
+def _asked_again(spend: Any) -> Any:
+    """Who had no device for a task is asked for one again at once."""
+
+    def broken(task: Any, attempt: Any, outcome: Any, worker: Any) -> None:
+        avoid = set(task.avoid)
+        spend(task, attempt, outcome, worker)
+        task.avoid = type(task.avoid)(avoid)
+
+    return broken
+
+
 def _cancel_unheard(_: Any) -> Any:
     """A cancel is answered, and nothing comes of it."""
     return lambda turn, event: None
@@ -318,27 +329,6 @@ def _stops_unheard(_: Any) -> Any:
     return lambda turn, worker: None
 
 
-def _leaving_unheard(_: Any) -> Any:
-    """That a worker has ended in good order is not taken in: it is lent more."""
-    return lambda turn, worker: None
-
-
-def _restored_goes_on(restored: Any) -> Any:
-    """A restored control plane takes what the backup says is lent for lent."""
-
-    def broken(turn: Any, event: Any) -> None:
-        attempts_, turn.state.attempts = turn.state.attempts, {}
-        restored(turn, event)
-        turn.state.attempts = attempts_
-
-    return broken
-
-
-def _generation_reuses(restored: Any) -> Any:
-    """A restored control plane gives numbers out that were given out before."""
-    return lambda turn, event: restored(turn, replace(event, first=0))
-
-
 def _forgets_failures(rebuilt: Any) -> Any:
     """After a restart nobody knows how often a task has failed."""
 
@@ -381,13 +371,12 @@ ENGINE: Final[dict[str, Mutant]] = {
     "failures_mixed_up": Mutant(4, attempts, "_spend_retry", _failures_mixed_up),
     "cancelled_runs_again": Mutant(8, attempts, "_runs_again", _cancelled_runs_again),
     "detours_cost": Mutant(4, attempts, "_is_detour", _detours_cost),
+    "asked_again": Mutant(13, attempts, "_spend_retry", _asked_again),
     "cancel_unheard": Mutant(8, _STEP, "_cancel", _cancel_unheard),
     "cancel_untold": Mutant(8, attempts, "stop", _cancel_untold),
     "removed_keeps": Mutant(13, workers, "removed", _removed_keeps),
     "drain_unheard": Mutant(13, workers, "set_draining", _drain_unheard),
     "stops_unheard": Mutant(13, workers, "_stops", _stops_unheard),
-    "leaving_unheard": Mutant(13, workers, "_left", _leaving_unheard),
-    "restored_goes_on": Mutant(3, workers, "restored", _restored_goes_on),
     "forgets_failures": Mutant(4, engine, "rebuild", _forgets_failures),
     "gives_up": Mutant(1, retry, "_may_repeat", _gives_up),
 }

@@ -141,11 +141,12 @@ class SimSpawner:
         self._wait_for_end(key, process)
         return process
 
-    def extend(self, key: NodeKey, kill_by_ms: int) -> None:
-        """It ends the tree at this time, whether or not the agent is there, or its watchdog does."""
+    def extend(self, key: NodeKey, kill_by_ms: int) -> bool:
+        """It ends the tree at this time, whether or not the agent is there, or its watchdog does. False where it does
+        not know it."""
         process = self.processes.get(key)
         if process is None:
-            return
+            return False
         process.kill_by_ms = kill_by_ms
         piece = self.host.piece
 
@@ -164,6 +165,7 @@ class SimSpawner:
         left_ms = kill_by_ms - piece.now_ms
         self._timer(left_ms, end_late)
         piece.after(left_ms + WATCHDOG_MS, lambda: self.host.run(Part.WATCHDOG, look_after))
+        return True
 
     def signal(self, key: NodeKey) -> None:
         """SIGTERM to the tree."""

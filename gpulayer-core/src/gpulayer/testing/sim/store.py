@@ -34,6 +34,7 @@ from gpulayer.server.store import tables as tables_
 from gpulayer.server.store.codec import attempt_from_text
 from gpulayer.server.store.disk import StoreDisk
 from gpulayer.server.store.health import damaged, read_only
+from gpulayer.server.store.mark import LOG_HEADER, check_log, mark_text
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.syncing import SyncFailed, Syncs
 from gpulayer.testing.sim.disk import DiskFault, DiskOp, SimDisk
@@ -269,6 +270,7 @@ class SimStoreDisk(StoreDisk):
         self.vfs = vfs.name
         self.has_failed = False
         self.is_dead = False  # the process: it marks and syncs nothing any more
+        self._is_marked = False  # by this process
         self._vfs = vfs
         self._disk = vfs.disk
 
@@ -278,9 +280,17 @@ class SimStoreDisk(StoreDisk):
                 if self._disk.exists(left):
                     raise damaged(path, f"it is gone, and {left} is there")
             return False
-        if self._disk.exists(f"{path}-open") and not self._disk.exists(f"{path}-wal"):
-            raise damaged(path, "it was in use, and its log is gone")
+        if self._disk.exists(f"{path}-open"):
+            check_log(path, self._beginning(f"{path}-wal", LOG_HEADER))
         return True
+
+    def _beginning(self, path: str, size: int) -> bytes:
+        try:
+            return self._disk.read(self._disk.open(path), 0, size)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StorageUnavailable(f"{path} can't be read: {error}") from None
 
     def begin(self, making: str) -> None:
         try:
@@ -307,18 +317,39 @@ class SimStoreDisk(StoreDisk):
     def copy_before_migration(self, path: str, *, schema: str) -> None:
         """The copy is for people."""
 
-    def mark_open(self, path: str) -> None:
-        if self._disk.exists(f"{path}-wal"):
-            with suppress(OSError):
-                self._disk.open(f"{path}-open", create=True)
+    def note(self, path: str, count: int) -> None:
+        if self.is_dead:
+            return
+        mark = f"{path}-open"
+        is_new = not self._disk.exists(mark) or not self._is_marked
+        with suppress(OSError, StorageUnavailable):
+            file = self._disk.open(mark, create=True)
+            self._disk.write(file, 0, mark_text(count))
+            self._is_marked = True
+            if is_new:
+                try:
+                    self._disk.sync(file)
+                except OSError as error:
+                    self.failed(mark, error)
+                self.sync_names(path)
 
     def unmark(self, path: str) -> None:
+        self.let_go()
         if self.is_dead:
             return
         with suppress(OSError):
             self._disk.delete(f"{path}-open")
         with suppress(StorageUnavailable):
             self.sync_names(path)
+
+    def let_go(self) -> None:
+        self._is_marked = False
+
+    def has_log(self, path: str) -> bool:
+        return self._disk.exists(f"{path}-wal")
+
+    def remember(self, path: str) -> None:
+        """Nobody takes these files away."""
 
     def rewrite(self, path: str) -> None:
         file = self._disk.open(path)

@@ -6,6 +6,7 @@ of an agent, a fault); what is told of it, and whether it is worth telling, is d
 into words unless somebody wants to read it.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,9 +36,11 @@ from gpulayer.spec.job import JobEntry, RetryOn
 from gpulayer.spec.outcome import Outcome
 from gpulayer.testing.sim.scenario import Fault, Trouble
 
-__all__ = ["Line", "Story", "counted", "fault_text", "job_name", "lasting"]
+__all__ = ["Line", "Story", "counted", "fault_text", "job_name", "lasting", "with_job_names"]
 
 _MINUTE_MS: Final = 60_000
+_LONG_MS: Final = 10_000  # so long without an answer is worth telling: what follows from it may be next
+_JOB_ID: Final = re.compile(r"(?:\bjob )?'?\b([0-9a-f]{16})\b'?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class Story:
     _ended: set[int] = field(default_factory=set)
     _told: set[int] = field(default_factory=set)  # whose end their workers have reported
     _reports: set[tuple[str, int, int]] = field(default_factory=set)
+    _starts: set[tuple[str, int | None, tuple[int, ...]]] = field(default_factory=set)  # that were reported
+    _expired: set[int] = field(default_factory=set)  # whose lease has passed
+    _silent: set[str] = field(default_factory=set)  # workers, to the control plane
+    _answered_ms: dict[str, int] = field(default_factory=dict)  # by worker
+    _deaf: set[str] = field(default_factory=set)  # workers of which it was told that they have no answer
 
     def say(self, at_ms: int, text: str, *, is_detail: bool = False) -> None:
         """A sentence of the caller's own."""
@@ -98,11 +106,17 @@ class Story:
             case WorkerJoined(worker=worker, facts=facts):
                 gpus = f", {counted(len(facts.devices), 'GPU')}" if facts.devices else ""
                 self.say(at_ms, f"{worker} joins, with {counted(facts.cpus, 'core')}{gpus}")
-            case WorkerReported():
+            case WorkerReported(worker=worker):
+                if worker in self._silent:
+                    self._silent.discard(worker)
+                    self.say(at_ms, f"{worker} is heard again")
                 self._report(at_ms, event)
             case WorkerWentSilent(worker=worker):
+                self._silent.add(worker)
                 self.say(at_ms, f"{worker} has been silent for so long that nothing more is lent to it")
             case LeaseExpired(worker=worker, epoch=epoch):
+                self._silent.add(worker)
+                self._expired.add(epoch)
                 self.say(at_ms, f"{worker} has been silent for longer than its lease of {self._named(epoch)}")
             case KeepForPassed(worker=worker, epoch=epoch):
                 self.say(at_ms, f"{worker} has been away for longer than it keeps {self._named(epoch)}")
@@ -125,9 +139,12 @@ class Story:
         if report.stopping:
             news.append("it is going to stop")
         name = (report.worker, report.boot, report.seq)
-        is_news = any(item.phase is NodePhase.ENDED for item in report.items) or report.recovered is not None
-        is_news = is_news and name not in self._reports
+        is_news = any(item.phase is NodePhase.ENDED for item in report.items) and name not in self._reports
         self._reports.add(name)
+        if report.recovered is not None:  # which it repeats until it is answered
+            start = (report.worker, report.boot, tuple(report.recovered))
+            is_news = is_news or start not in self._starts
+            self._starts.add(start)
         text = f"{report.worker} reports: {'; '.join(news)}" if news else f"{report.worker} reports nothing new"
         self.say(at_ms, text, is_detail=not is_news)
 
@@ -143,7 +160,8 @@ class Story:
             self._ended.add(image.epoch)
             if image.is_shown:
                 text = f"{self._named(image.epoch)} counts as ended: {_outcome(image.outcome)}"
-                self.say(at_ms, text, is_detail=image.epoch in self._told)
+                is_known = image.epoch in self._told or image.epoch in self._expired  # that is the same news
+                self.say(at_ms, text, is_detail=is_known)
 
     def _effect(self, at_ms: int, effect: Effect) -> None:
         match effect:
@@ -169,7 +187,8 @@ class Story:
         if self._states.get(image.id) == image.state:
             return
         self._states[image.id] = image.state
-        why = f": {image.reason_message}" if image.reason_message else ""
+        said = image.reason_message.removeprefix(f"{image.state}\n").removeprefix(image.state)
+        why = f": {said}" if said else ""
         if image.state.is_final:
             self.say(at_ms, f"{job_name(image.id)} ends as {image.state}{why}")
         else:
@@ -179,6 +198,8 @@ class Story:
 
     def heard(self, at_ms: int, worker: str, event: m.Input) -> None:
         """An input of its agent."""
+        if isinstance(event, m.ReportAnswered):
+            self._answered(at_ms, worker)
         match event:
             case m.CommandsReceived(commands=commands):
                 for command in commands:
@@ -199,13 +220,29 @@ class Story:
                 is_detail = self._told.issuperset(epochs)
                 self.say(at_ms, f"{worker} hears that these are not its own any more: {names}", is_detail=is_detail)
             case m.ReportFailed():
-                self.say(at_ms, f"{worker} has no answer to its report", is_detail=True)
+                self._unanswered(at_ms, worker)
             case m.StopAllRequested():
                 self.say(at_ms, f"{worker} is told to stop")
             case m.Ticked() | m.ReportAnswered() | m.AttemptsVoided() | m.Spawned() | m.TreeSignalled():
                 pass
             case _:
                 self.say(at_ms, f"{worker}: {_words(event)}{self._key_of(event)}", is_detail=True)
+
+    def _answered(self, at_ms: int, worker: str) -> None:
+        self._answered_ms[worker] = at_ms
+        if worker in self._deaf:
+            self._deaf.discard(worker)
+            self.say(at_ms, f"{worker} has an answer again")
+
+    def _unanswered(self, at_ms: int, worker: str) -> None:
+        """One lost answer is nothing; of several in a row something may come."""
+        since_ms = self._answered_ms.get(worker, at_ms)
+        is_news = at_ms - since_ms >= _LONG_MS and worker not in self._deaf
+        if is_news:
+            self._deaf.add(worker)
+            self.say(at_ms, f"{worker} has had no answer to its reports for {lasting(at_ms - since_ms)}")
+        else:
+            self.say(at_ms, f"{worker} has no answer to its report", is_detail=True)
 
     def _command(self, at_ms: int, worker: str, command: Assignment | m.Stop | m.Revoke) -> None:
         match command:
@@ -264,6 +301,11 @@ def job_name(job_id: JobId) -> str:
         return f"job {job_id or '?'}"
 
 
+def with_job_names(text: str) -> str:
+    """``job 000000000000001f never finished`` is ``job 31 never finished``, as in the story."""
+    return _JOB_ID.sub(lambda found: job_name(JobId(found[1])), text)
+
+
 def lasting(ms: int) -> str:
     """``41 s``, ``2.5 min``, ``1 h``: as people say it."""
     if ms < 1_000:
@@ -317,7 +359,7 @@ _FAULTS: Final[dict[Trouble, str]] = {
     Trouble.ALL_STOP: "everything on {host} stands still for {lasts}, programs too",
     Trouble.SLEEPS: "{host} sleeps for {lasts}",
     Trouble.LOSES_POWER: "{host} loses power for {lasts}",
-    Trouble.LOSES_DISK: "{host} loses power for {lasts}, and its disk for ever",
+    Trouble.LOSES_DISK: "{host} loses power for {lasts}, and what its disk held of jobs for ever",
     Trouble.DISK_FULL: "the disk of {host} is full for {lasts}",
     Trouble.WALL_JUMPS: "the wall clock of {host} jumps",
     Trouble.PROBE_LIES: "the probe of {host} goes wrong for {lasts}",

@@ -5,6 +5,7 @@ invariants). *Liveness*, once nothing goes wrong any more: everything comes to i
 ``Stuck`` is raised. What is raised says in its notes which of the two, and when.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -30,9 +31,9 @@ from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
 from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
 from gpulayer.testing.sim.scorers import SimScorers
 from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
-from gpulayer.testing.sim.story import Story
+from gpulayer.testing.sim.story import Story, with_job_names
 
-__all__ = ["Report", "Shape", "Stuck", "Violation", "play", "run"]
+__all__ = ["Course", "Report", "Shape", "Stuck", "Violation", "play", "run"]
 
 SETTLED_MS: Final = 120_000  # so long after the faults every worker has been told what is not its own any more
 PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish within this much virtual time
@@ -61,6 +62,14 @@ class Report:
     fenced: int = 0
     judged: int = 0
     trace: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Course:
+    """What plays came to, added up, those too that a broken rule ended. ``faults``: by kind."""
+
+    steps: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -93,9 +102,12 @@ def run(seed: int, shape: Shape | None = None, *, trace: bool = False) -> Report
     return play(Scenario.of_seed(seed, shape), trace=trace)
 
 
-def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None) -> Report:
+def play(
+    scenario: Scenario, *, trace: bool = False, story: Story | None = None, course: Course | None = None
+) -> Report:
     """Deterministic. A broken rule raises Violation (Stuck, where it is liveness) or the engine's InvariantViolated,
-    with the seed and the time in its notes. story: it is told there, as far as it goes; trace: in the report."""
+    with the seed and the time in its notes, and jobs by their numbers. story: it is told there, as far as it goes;
+    trace: in the report. course: this play is added to it."""
     if story is None and trace:
         story = Story()
     clock = Clockwork(scenario.seed, story=story)
@@ -119,9 +131,13 @@ def play(scenario: Scenario, *, trace: bool = False, story: Story | None = None)
         plane.store.close()
     except AssertionError as error:
         asked = "liveness" if isinstance(error, Stuck) else "safety"
+        error.args = (with_job_names(str(error)),)
         error.add_note(f"seed {scenario.seed}, virtual time {clock.now_ms / 1000:.3f} s, {asked}")
         raise
     finally:
+        if course is not None:
+            course.steps += clock.steps
+            course.faults.update(clock.faults)
         plane.store.abandon()
     return _report(world)
 
@@ -430,6 +446,8 @@ def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[
     last = image.outcome
     if last is None or image.stop is not None:
         return
+    if last.ended_by is EndedBy.DRIFT:
+        raise Violation(f"job {job_id} was given up for a detour: nothing of it has run")
     if last.ended_by is EndedBy.WORKER_LOST:
         spent = sum(end.blame is not Blame.USER and end.ended_by not in _FREE for end in ends)
     elif last.ended_by is EndedBy.PROGRAM and not last.is_success and entry.retry_on is RetryOn.ANY:
@@ -450,7 +468,7 @@ def _check_end(world: _World) -> None:
         raise Stuck(f"only {len(acknowledged)} of {len(jobs)} submissions were ever answered")
     for job_id, image in disk.jobs.items():
         if not image.state.is_final:
-            raise Stuck(f"job {job_id} never finished, and is {image.state}: {image}")
+            raise Stuck(f"job {job_id} never finished, and is {image.state}")
         entry = world.guard.entries[job_id]
         tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
         retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
@@ -467,7 +485,6 @@ def _check_end(world: _World) -> None:
         is_back = attempt.outcome is not None and not attempt.is_shown
         if is_back and node in world.guard.where and world.guard.is_known(node):
             raise Violation(f"attempt {epoch} counts as given back, and was started on {world.guard.where[node].id}")
-    world.plane.check_whole()
     world.plane.compare_with_disk()
     world.guard.check_empty()
     world.fleet.check()

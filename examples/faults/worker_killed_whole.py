@@ -1,7 +1,7 @@
-"""A worker goes down whole, and does not come back in time: its job runs again on another worker.
+"""All processes of a worker die at once, and it is not back in time: its job runs again on another worker.
 
-Agent, spawner and watchdog get kill -9 at once. A real loss of power would take the program with them; here it is
-left over, with nobody to end it, until the worker is started again, and that is shown as well.
+The machine stays up. (A loss of power would take the program along.) So the program is left over, with nobody to end
+it, until the worker is started again, and that is shown as well. The lease is 3 s instead of 30, to spare the wait.
 """
 
 import sys
