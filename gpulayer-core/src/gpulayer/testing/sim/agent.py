@@ -56,6 +56,7 @@ class SimAgent:
     _starts: dict[NodeKey, int] = field(default_factory=dict)
     _count: int = 0
     _is_removed: bool = False
+    _unwanted: dict[int, NodeKey] = field(default_factory=dict)  # starts that were called off once asked for
     _never: set[NodeKey] = field(default_factory=set)
     _launching: dict[NodeKey, tuple[int, int]] = field(default_factory=dict)  # at a launcher; until when it may run
     _wake_ms: int | None = None
@@ -105,6 +106,7 @@ class SimAgent:
                 self.feed(m.ProcessLost(held.key, "the spawner was lost, and the program with it"))
             elif process is not None and process.end is not None:
                 self.feed(process.end)
+        self._drop_unwanted()
         for number, what in list(self._asked.items()):
             self._carry(number, what)
 
@@ -348,12 +350,22 @@ class SimAgent:
         self._starts[key] = self._ask(spawn)
 
     def _call_off(self, key: NodeKey) -> None:
-        """Of a start that has not reached the spawner."""
-        number = self._starts.pop(key, None)
-        is_asked_for = number in self._asked and not self.host.spawner.is_up
-        if self._launching.pop(key, None) is not None or is_asked_for:
-            self._asked.pop(number or 0, None)
+        """Of a start that has not reached the spawner. One that stands still may begin it yet; no other will."""
+        if self._launching.pop(key, None) is not None:
+            self._starts.pop(key, None)
             self._later(1, m.SpawnPutOff(key))
+            return
+        number = self._starts.get(key)
+        if number in self._asked:
+            self._unwanted[number or 0] = key
+            if not self.host.spawner.is_up:
+                self._drop_unwanted()
+
+    def _drop_unwanted(self) -> None:
+        for number, key in self._unwanted.items():
+            if self._asked.pop(number, None) is not None:
+                self._later(1, m.SpawnPutOff(key))
+        self._unwanted.clear()
 
     def _kill(self, key: NodeKey) -> None:
         known: Process | None = self.host.spawner.processes.get(key)
