@@ -4,6 +4,7 @@ the time that was lost means anything any more."""
 import errno
 import io
 import os
+import shutil
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -27,12 +28,13 @@ from gpulayer.errors import (
 from gpulayer.ids import Digest, JobId
 from gpulayer.server import archive, restoring
 from gpulayer.server.backup import open_backup
-from gpulayer.server.folder import locked
+from gpulayer.server.folder import held_still, locked, sweep_copies
 from gpulayer.server.generations import HIGHEST, first_of_generation
+from gpulayer.server.kept_time import KeptTime
 from gpulayer.server.restoring import restore
 from gpulayer.server.retention import sweep
 from gpulayer.server.settings import Layout
-from gpulayer.server.store import SecretRow, Side, Store
+from gpulayer.server.store import Batch, EventRow, SecretRow, Side, Store
 from gpulayer.server.store.health import examine
 from gpulayer.server.store.tables import SCHEMA_VERSION
 from gpulayer.spec.tree import digest_of
@@ -188,17 +190,19 @@ def test_what_is_old_is_taken_away_before_a_backup_and_after_it_and_not_meanwhil
 
 def _swept(plane) -> int:
     """By a clock of long after."""
-    real = plane.plane.clock
-    plane.plane.clock = ManualClock(now_ms=real.monotonic_ms(), wall_offset_ms=real.wall_ms() + YEAR_MS)
+    real, kept_time = plane.plane.clock, plane.plane.kept_time
+    later = plane.plane.clock = ManualClock(now_ms=real.monotonic_ms(), wall_offset_ms=real.wall_ms() + YEAR_MS)
+    plane.plane.kept_time = KeptTime(plane.settings.state_dir / "none", clock=later, newest_ms=None)
     try:
         return plane.call(lambda: sweep(plane.plane))
     finally:
-        plane.plane.clock = real
+        plane.plane.clock, plane.plane.kept_time = real, kept_time
 
 
 def test_there_are_as_many_members_the_second_time_whatever_has_come_meanwhile(tmp_path) -> None:
     layout = Layout(tmp_path)
     Store(str(layout.store)).close()
+    layout.pepper.write_bytes(b"p" * 32)
     blobs = BlobFolder(layout.blobs, durable=False)
     held = [digest_of(bytes([number])) for number in range(200)]
     for number, digest in enumerate(held):
@@ -216,7 +220,7 @@ def test_there_are_as_many_members_the_second_time_whatever_has_come_meanwhile(t
 def test_a_copy_that_finds_no_room_is_not_begun(disk_of, tmp_path) -> None:
     layout = Layout(disk_of(4_000))
     Store(str(layout.store)).close()
-    with pytest.raises(DiskFull, match="no room for a copy"), open_backup(layout, made_wall_ms=NOW_MS):
+    with pytest.raises(DiskFull, match="no room for a copy"), open_backup(layout, made_wall_ms=NOW_MS, elsewhere=()):
         pass
     assert list(layout.root.glob("backup-*")) == []
 
@@ -224,6 +228,7 @@ def test_a_copy_that_finds_no_room_is_not_begun(disk_of, tmp_path) -> None:
 def test_a_backup_sweeps_the_copies_of_others_that_were_killed_and_nothing_else(tmp_path) -> None:
     layout = Layout(tmp_path)
     Store(str(layout.store)).close()
+    layout.pepper.write_bytes(b"p" * 32)
     mine, left = tmp_path / "backup-monday.db", tmp_path / f"backup-{'0' * 16}.db"
     for path in (mine, left):
         path.write_bytes(b"x")
@@ -541,3 +546,124 @@ def test_a_generation_begins_above_all_that_the_backup_gave_out_whatever_the_clo
 def test_where_no_numbers_are_left_nothing_is_restored(highest) -> None:
     with pytest.raises(Conflict, match="no numbers are left"):
         first_of_generation(highest=highest, wall_ms=NOW_MS, made_wall_ms=NOW_MS + 1, below=lambda limit: limit - 1)
+
+
+@pytest.fixture
+def at_rest(tmp_path) -> Layout:
+    """A small folder that nobody uses."""
+    layout = Layout(tmp_path / "state")
+    layout.root.mkdir()
+    Store(str(layout.store)).close()
+    layout.pepper.write_bytes(b"p" * 32)
+    return layout
+
+
+def _content(layout: Layout, **options) -> bytes:
+    with open_backup(layout, made_wall_ms=NOW_MS, **options) as made:
+        return b"".join(made.pieces())
+
+
+def test_where_the_folder_has_no_room_the_copy_is_made_elsewhere_and_is_gone_then(
+    at_rest, tmp_path, monkeypatch
+) -> None:
+    away, real = tmp_path / "away", shutil.disk_usage
+    away.mkdir()
+    full = {at_rest.root}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=0 if path in full else 2**40))
+    with open_backup(at_rest, made_wall_ms=NOW_MS, elsewhere=(away,)) as made:
+        assert [path.stat().st_mode & 0o777 for path in away.iterdir()] == [0o600]
+        assert len(b"".join(made.pieces())) == made.size
+    assert list(away.iterdir()) == []
+    full.add(away)
+    with pytest.raises(DiskFull, match=f"in {at_rest.root}, nor in {away}") as caught:
+        _content(at_rest, elsewhere=(away,))
+    assert "copy its state folder whole" in caught.value.hint
+
+
+def test_a_disk_that_became_read_only_under_a_plane_that_died_is_backed_up_with_its_log(
+    at_rest, tmp_path, monkeypatch
+) -> None:
+    store = Store(str(at_rest.store))
+    store.commit(Batch(events=[EventRow(1, 1, "job_submitted", "{}")]))
+    crashed, away = Layout(tmp_path / "crashed"), tmp_path / "away"
+    shutil.copytree(at_rest.root, crashed.root)
+    store.close()
+    away.mkdir()
+    before = {path.name: path.read_bytes() for path in crashed.root.iterdir()}
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != crashed.root and real(path, mode))
+    made = _content(crashed, elsewhere=(away,))
+    assert {path.name: path.read_bytes() for path in crashed.root.iterdir()} == before
+    assert list(away.iterdir()) == []
+    (tmp_path / "kept").write_bytes(made)
+    restore(tmp_path / "kept", tmp_path / "again", clock=SystemClock())
+    with closing(sqlite3.connect(tmp_path / "again" / "store.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM events WHERE kind = 'job_submitted'").fetchone() == (1,)
+
+
+def test_the_lock_of_a_folder_that_can_not_be_written_is_held_all_the_same(at_rest, monkeypatch) -> None:
+    real = os.open
+
+    def on_read_only_disk(path, flags, *rest):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", on_read_only_disk)
+        with held_still(at_rest, doing="it"):
+            pass  # nobody ever locked it
+    with locked(at_rest), monkeypatch.context() as patched:
+        patched.setattr(os, "open", on_read_only_disk)
+        with pytest.raises(Conflict, match="is in use"), held_still(at_rest, doing="it"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("pepper", b"", "pepper is damaged: 0 bytes instead of 32"),
+        ("pepper", None, "pepper is gone"),
+        ("secrets.key", b"x", "secrets.key in the control plane's state is damaged: 1 bytes"),
+        ("tls/cert.pem", b"no certificate", "tls/key.pem"),
+    ],
+)
+def test_keys_that_no_plane_starts_with_are_neither_kept_nor_restored(
+    at_rest, tmp_path, monkeypatch, name, content, said
+) -> None:
+    path = at_rest.root / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Conflict, match=said):
+        _content(at_rest)
+    if content is None:
+        return
+    with monkeypatch.context() as patched:  # an older version did keep them
+        patched.setattr("gpulayer.server.backup.check_keys", lambda *_, **__: None)
+        made = _content(at_rest)
+    (tmp_path / "kept").write_bytes(made)
+    with pytest.raises(Conflict, match=f"what {tmp_path}/kept holds can't be used: .*{said}"):
+        restore(tmp_path / "kept", tmp_path / "again", clock=SystemClock())
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_blob_that_was_damaged_is_left_out_of_a_restore_and_counted(at_rest, tmp_path) -> None:
+    blobs = BlobFolder(at_rest.blobs, durable=False)
+    good, bad = (digest_of(each) for each in (b"good", b"bad"))
+    blobs.put_many([(good, b"good"), (bad, b"bad")])
+    blobs.path(bad).write_bytes(b"sad")
+    (tmp_path / "kept").write_bytes(_content(at_rest))
+    made = restore(tmp_path / "kept", tmp_path / "again", clock=SystemClock())
+    again = BlobFolder(tmp_path / "again" / "blobs", durable=False)
+    assert (made.damaged_blobs, again.has(good), again.has(bad)) == (1, True, False)
+
+
+def test_copies_that_a_killed_backup_left_are_gone_at_the_next_start_and_nothing_else_is(at_rest) -> None:
+    left = [at_rest.root / f"backup-0123456789abcdef.db{end}" for end in ("", "-journal", "-wal", "-shm")]
+    others = [at_rest.root / name for name in ("backup-mine.db", "backup-0123456789abcdef.db.old", "xbackup-1.db")]
+    for path in (*left, *others):
+        path.write_bytes(b"x")
+    sweep_copies(at_rest)
+    assert [path for path in (*left, *others) if path.exists()] == others

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
@@ -21,8 +21,8 @@ from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.client.upload import Transfer
 from gpulayer.errors import Conflict, Unreachable, UsageError
 from gpulayer.ids import new_id
-from gpulayer.server.archive import check
-from gpulayer.server.folder import locked
+from gpulayer.server.archive import read
+from gpulayer.server.folder import held_still
 from gpulayer.server.settings import Layout
 from gpulayer.spec.units import format_bytes
 from gpulayer.staging.blobs import storage_error
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 app = command_app()
 
 _WHAT: Final = "backup"
+_KEYS: Final = {
+    "secrets.key": "key for secrets (no job has had any)",
+    "tls": "certificate (it served this machine alone)",
+}
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -60,13 +64,21 @@ def backup(
         raise UsageError(f"{path} is there already", hint="give a new name: an older backup may be the good one")
     settings = settings_for(target, state=state)
     with told_to_end():
-        size = _write(path, lambda progress: _pieces(settings, progress, blobs=not no_blobs, logs=not no_logs))
+        beside = path.absolute().parent
+        size, held = _write(
+            path,
+            lambda progress: _pieces(settings, progress, beside=beside, blobs=not no_blobs, logs=not no_logs),
+        )
     print_line(f"{path}: {format_bytes(size)}")
+    say(f"it holds {held}")
     say(f"keep it where nobody else can read it; gpulayer restore {path} --state DIR makes a control plane of it again")
 
 
-def _pieces(settings: "Settings", progress: Callable[[Transfer], None], *, blobs: bool, logs: bool) -> Iterator[bytes]:
-    """From whoever serves it now, else from the folder. Nothing is started for it."""
+def _pieces(
+    settings: "Settings", progress: Callable[[Transfer], None], *, beside: Path, blobs: bool, logs: bool
+) -> Iterator[bytes]:
+    """From whoever serves it now, else from the folder. Nothing is started for it. beside: where there is room for the
+    backup, and so perhaps for a copy."""
     if not isinstance(settings.where, Local):
         yield from _from_plane(settings.where.location, settings, progress, blobs=blobs, logs=logs)
         return
@@ -78,12 +90,14 @@ def _pieces(settings: "Settings", progress: Callable[[Transfer], None], *, blobs
     if not folder.is_dir():
         raise Conflict(f"{folder} holds no control plane", hint="--state DIR or --target names another")
     from gpulayer.server.backup import open_backup  # noqa: PLC0415 - SQLAlchemy; only where no control plane runs
+    from gpulayer.server.keeping import ELSEWHERE  # noqa: PLC0415 - as below
 
     layout = Layout(folder)
+    elsewhere = (beside, *ELSEWHERE)
     made_wall_ms = time.time_ns() // 1_000_000
     with (
-        locked(layout, doing="gpulayer backup"),
-        open_backup(layout, made_wall_ms=made_wall_ms, blobs=blobs, logs=logs) as made,
+        held_still(layout, doing="gpulayer backup"),
+        open_backup(layout, made_wall_ms=made_wall_ms, blobs=blobs, logs=logs, elsewhere=elsewhere) as made,
     ):
         done = 0
         for piece in made.pieces():
@@ -107,8 +121,8 @@ def _from_plane(
             raise Unreachable(f"the backup did not come whole: {broken}", hint="try again; nothing was kept") from None
 
 
-def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[bytes]]) -> int:
-    """The whole file, synced and read again, or nothing. Returns its size."""
+def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[bytes]]) -> tuple[int, str]:
+    """The whole file, synced and read again, or nothing. Returns its size, and what is in it."""
     # A name that nobody else has: neither another backup to the same FILE, nor a file that was there.
     making = path.with_name(f".gpulayer-backup-{new_id()}.part")
     try:
@@ -124,14 +138,34 @@ def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[b
             Syncs().file(descriptor, making)
             size = file.tell()
             file.seek(0)
-            check(file, what=str(path))
+            held = _held(file, what=str(path))
         _give_name(making, path)
     except OSError as error:
         raise storage_error(error, making) from error
     finally:
         with suppress(OSError):
             os.unlink(making)
-    return size
+    return size, held
+
+
+def _held(file: BinaryIO, *, what: str) -> str:
+    """Read it to its end, as a restore will. Who misses something in the folder sees it here."""
+    counts = dict.fromkeys(("blobs", "logs"), 0)
+    keys = set()
+
+    def count(name: str, _size: int, _mtime_s: int, pieces: Iterator[bytes]) -> None:
+        kind = name.partition("/")[0]
+        if kind in counts:
+            counts[kind] += not name.endswith((".times", ".removed"))
+        else:
+            keys.add(kind)
+        for _ in pieces:
+            pass
+
+    head = read(file, count, what=what)
+    told = [f"{counts[each]:,} {each}" for each in counts if each in head.holds]
+    lacking = [said for name, said in _KEYS.items() if name not in keys]
+    return ", ".join(["the store", *told]) + (f"; there is no {' and no '.join(lacking)}" if lacking else "")
 
 
 def _give_name(making: Path, path: Path) -> None:

@@ -103,6 +103,11 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
     elif is_stale(where.state_dir):
         message = "the control plane of this machine has died; the next command starts it again"
         yield Finding("plane", Mark.WARN, message, f"{where.state_dir / 'plane.log'} may say why")
+    elif where.state_dir.is_dir() and not os.access(where.state_dir, os.W_OK):
+        message = f"no control plane runs here now, and none can start: {where.state_dir} can't be written"
+        yield Finding(
+            "plane", Mark.FAIL, message, "make it and its disk writable again; gpulayer backup FILE works still"
+        )
     else:
         yield Finding("plane", Mark.OK, "no control plane runs here now; the next submit starts one")
     return None
@@ -133,6 +138,10 @@ def _store(layout: Layout, *, is_served: bool) -> Iterator[Finding]:
         yield Finding("store", Mark.FAIL, said.message, said.hint)
     elif schema is not None:
         yield Finding("store", Mark.OK, f"{layout.store} is whole (schema {schema})")
+        from gpulayer.server.keeping import lacks_pepper  # noqa: PLC0415 - SQLAlchemy
+
+        if (lost := lacks_pepper(layout)) is not None:
+            yield Finding("pepper", Mark.FAIL, lost.message, lost.hint)
 
 
 def _as_it_is(layout: Layout) -> tuple[object, ...]:

@@ -45,6 +45,8 @@ def restore(
     lost = f"; {made.lost} attempt{'s' if made.lost != 1 else ''} of then ended as lost" if made.lost else ""
     left = " and ".join(each for each in ("blobs", "logs") if each not in made.head.holds)
     say(f"{made.workers} workers, {made.queued} jobs that have not ended{lost}" + (f"; without {left}" if left else ""))
+    if made.damaged_blobs:
+        say(f"{made.damaged_blobs} sources or outputs were damaged when the backup was made, and are left out")
     for line in _KNOW:
         say(line)
     own = "" if folder == state_folder(os.environ) else f" --state {shlex.quote(str(folder))}"

@@ -92,7 +92,9 @@ def examine_folder(folder: Path) -> Iterator[Finding]:
             "folder",
             Mark.FAIL,
             f"state folder {folder} can't be written",
-            "set GPULAYER_STATE_DIR to a folder of yours, or mend its owner and mode",
+            "mend its owner, mode or disk: the control plane with your jobs lies there"
+            if (folder / "store.db").exists()
+            else "set GPULAYER_STATE_DIR to a folder of yours, or mend its owner and mode",
         )
         return
     yield _disk(f"the disk of {folder}", shutil.disk_usage(place).free)

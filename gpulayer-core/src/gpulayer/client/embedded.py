@@ -118,6 +118,17 @@ def plane_argv(settings: EmbeddedPlane, *, died: EndpointFound | None = None) ->
     return tuple(argv)
 
 
+def _hint(folder: Path) -> str:
+    """Nobody who has jobs here is to be sent to a second, empty control plane."""
+    if not (folder / "store.db").exists():
+        return "set GPULAYER_STATE_DIR to a folder that can be written"
+    return (
+        "the control plane with your jobs lies there: make the folder and its disk writable again (the system's log"
+        " says why it is not). Another folder would hold another control plane, without them. gpulayer backup FILE, on"
+        " another disk, keeps all of it"
+    )
+
+
 def start_detached(argv: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     """Start a process in a session of its own that outlives this one; its output is appended to ``log`` (0600).
 
@@ -128,7 +139,7 @@ def start_detached(argv: Sequence[str], *, log: Path, environment: Mapping[str, 
     except OSError as error:
         raise UsageError(
             f"state folder {log.parent} can't be used: {error.strerror}",
-            hint="set GPULAYER_STATE_DIR to a folder that can be written",
+            hint=_hint(log.parent),
         ) from None
     try:
         return subprocess.Popen(

@@ -10,20 +10,21 @@ Functions here block.
 
 import os
 import re
-import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from gpulayer import __version__
 from gpulayer.errors import Conflict, DiskFull, StorageUnavailable
-from gpulayer.ids import JobId, new_id
+from gpulayer.ids import JobId
 from gpulayer.server.archive import ALLOWED, Head, Member, length_of, pieces_of
+from gpulayer.server.keeping import ELSEWHERE, check_keys, place_for, readable
 from gpulayer.server.settings import Layout
-from gpulayer.server.store.health import check_all, check_file, check_lost, read_only
-from gpulayer.spec.units import format_bytes
+from gpulayer.server.store.disk import StoreDisk
+from gpulayer.server.store.health import check_all, check_lost, read_only
+from gpulayer.server.store.mark import check_newest
 from gpulayer.staging.blobs import storage_error
 
 __all__ = ["Backup", "open_backup"]
@@ -31,7 +32,6 @@ __all__ = ["Backup", "open_backup"]
 _COPY: Final = "backup-"  # of the store, in the state folder while a backup is made
 _COPIES: Final = re.compile(r"backup-[0-9a-f]{16}\.db(?:-journal|-wal|-shm)?")
 _LEFT_S: Final = 86_400
-_ROOM_BYTES: Final = 64 * 1024 * 1024  # left free by the copy: the control plane goes on beside it
 _RECORD: Final = 39  # a blob of a folder, packed: 31 bytes of its digest and 8 of its size
 
 
@@ -51,9 +51,16 @@ class Backup:
 
 @contextmanager
 def open_backup(
-    layout: Layout, *, made_wall_ms: int, incarnation: str = "", blobs: bool = True, logs: bool = True
+    layout: Layout,
+    *,
+    made_wall_ms: int,
+    incarnation: str = "",
+    blobs: bool = True,
+    logs: bool = True,
+    elsewhere: Sequence[Path] = ELSEWHERE,
 ) -> Iterator[Backup]:
-    """A backup of this folder as of now; its copy of the store is there until this is left.
+    """A backup of this folder as of now; its copy of the store is there until this is left: in the folder, or
+    ``elsewhere`` where that has no room.
 
     The caller has the folder's lock, or is the control plane that has, and removes nothing of it meanwhile. Raises
     Conflict where there is no store, StorageUnavailable for one that a start would refuse (a damaged one must not take
@@ -63,26 +70,29 @@ def open_backup(
     if not layout.store.exists():
         raise Conflict(f"{layout.root} holds no store: there is nothing to back up", hint="--state DIR names another")
     _sweep(layout, now_s=made_wall_ms / 1000)
-    copy = layout.root / f"{_COPY}{new_id()}.db"
-    try:
-        schema, jobs = _copy_store(layout.store, copy)
+    with ExitStack() as stack:
+        copy, schema, jobs = _copy_store(layout.store, stack, elsewhere)
+        check_keys(layout, what=f"a backup of {layout.root}", hint="gpulayer doctor looks closer; nothing was kept")
         holds = tuple(name for name, is_wanted in (("blobs", blobs), ("logs", logs)) if is_wanted)
         head = Head(__version__, schema, made_wall_ms, incarnation, holds)
         yield Backup(head, _Members(layout, copy, jobs, blobs=blobs, logs=logs))
-    finally:
-        with suppress(OSError):
-            copy.unlink(missing_ok=True)
 
 
-def _copy_store(store: Path, copy: Path) -> tuple[str, frozenset[JobId]]:
-    """Makes the copy (mode 0600), and gives its schema and its jobs. The original is read whole and checked first."""
-    check_file(str(store))
+def _copy_store(store: Path, stack: ExitStack, elsewhere: Sequence[Path]) -> tuple[Path, str, frozenset[JobId]]:
+    """Makes a copy (mode 0600) that is there until the stack is left, and gives it, its schema and its jobs. The
+    original is read whole and checked first."""
+    disk = StoreDisk()
+    disk.check(str(store))
+    noted = disk.noted(str(store))  # before the store is read, whose control plane may go on
+    copy = store
     try:
-        with closing(read_only(store)) as connection:
+        with readable(store, elsewhere) as connection:
             schema = check_all(connection, store)
-            _check_room(connection, copy)
-            os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            copy = place_for(store.parent, _size_of(connection), elsewhere)
+            os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            stack.callback(_remove, copy)
             connection.execute("VACUUM INTO ?", (str(copy),))
+        check_newest(str(store), noted=noted, connect=lambda _: read_only(copy))
         with closing(read_only(copy)) as connection:
             jobs = frozenset(JobId(row[0]) for row in connection.execute("SELECT id FROM jobs"))
     except OSError as error:
@@ -91,17 +101,17 @@ def _copy_store(store: Path, copy: Path) -> tuple[str, frozenset[JobId]]:
         if "full" in str(error):
             raise DiskFull(f"there is no room for a copy of the store in {copy.parent}") from error
         raise StorageUnavailable(f"{store} can't be copied: {error}", hint="gpulayer doctor looks at it") from error
-    return schema, jobs
+    return copy, schema, jobs
 
 
-def _check_room(connection: sqlite3.Connection, copy: Path) -> None:
-    """Before the copy fills the disk that the control plane writes to. Raises DiskFull, OSError."""
+def _remove(copy: Path) -> None:
+    with suppress(OSError):
+        copy.unlink(missing_ok=True)
+
+
+def _size_of(connection: sqlite3.Connection) -> int:
     (pages,), (page_bytes,) = (connection.execute(f"PRAGMA {of}").fetchone() for of in ("page_count", "page_size"))
-    if shutil.disk_usage(copy.parent).free < pages * page_bytes + _ROOM_BYTES:
-        raise DiskFull(
-            f"there is no room for a copy of the store ({format_bytes(pages * page_bytes)}) in {copy.parent}",
-            hint=f"free space on that disk: {format_bytes(_ROOM_BYTES)} more than the copy must be left",
-        )
+    return int(pages * page_bytes)
 
 
 class _Members:

@@ -4,29 +4,34 @@ One plane a folder, by a lock that goes with the process, however it ends. ``end
 answered, never before, and only the plane whose folder it is writes or removes it.
 """
 
+import errno
 import fcntl
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gpulayer.errors import Conflict, UsageError
+from gpulayer.errors import Conflict, StorageUnavailable, UsageError
 from gpulayer.server.settings import Layout
 from gpulayer.whole import write_whole
 
 __all__ = [
     "EndpointKeeper",
+    "held_still",
     "is_ours",
     "keep_port",
     "kept_port",
     "lock_holder",
     "locked",
     "make_private",
+    "sweep_copies",
 ]
 
+_COPIES: Final = re.compile(r"backup-[0-9a-f]{16}\.db(?:-journal|-wal|-shm)?")
 _OTHERS: Final = 0o077
 _WRITE_OF_OTHERS: Final = 0o022
 
@@ -38,7 +43,7 @@ def make_private(layout: Layout) -> None:
 
     Others could not read what is 0600 in a folder that they may enter, so one of ours is closed to them and its files,
     too. Into one that they may write they may have put anything already. Raises UsageError for that, and where the
-    folder can't be made.
+    folder can't be made; StorageUnavailable for one that holds a store and can't be written.
     """
     root = layout.root
     try:
@@ -48,6 +53,12 @@ def make_private(layout: Layout) -> None:
         raise UsageError(
             f"state folder {root} can't be used: {error.strerror}", hint="choose another with --state DIR"
         ) from None
+    if layout.store.exists() and not os.access(root, os.W_OK):
+        raise StorageUnavailable(
+            f"state folder {root} can't be written, and holds a control plane",
+            hint="make it and its disk writable again (the system's log says why it is not); gpulayer backup FILE, on"
+            " another disk, keeps all of it",
+        )
     mode = stat.S_IMODE(found.st_mode)
     if mode & _WRITE_OF_OTHERS:
         raise UsageError(
@@ -102,6 +113,38 @@ def locked(layout: Layout, *, doing: str = "") -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def held_still(layout: Layout, *, doing: str) -> Iterator[None]:
+    """No control plane runs on the folder meanwhile, also where nothing can be written: its disk is full, or has become
+    read-only. Raises Conflict where one runs."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(layout, doing=doing))
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES):
+                raise
+            try:
+                descriptor = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                pass  # nobody can make it, and so nobody has it
+            else:
+                stack.callback(os.close, descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise Conflict(f"{layout.root} is in use", hint="end its control plane: gpulayer down") from None
+        yield
+
+
+def sweep_copies(layout: Layout) -> None:
+    """Copies of the store that a backup left which was killed. With the folder's lock, so that none is being made."""
+    with os.scandir(layout.root) as entries:
+        for entry in entries:
+            if _COPIES.fullmatch(entry.name):
+                with suppress(OSError):
+                    os.unlink(entry.path)
 
 
 def lock_holder(layout: Layout) -> int | None:

@@ -7,13 +7,14 @@ under epochs that it would give out again. So it begins a new generation (``gene
 lost, and the audit trail says so. Blocks. Nothing is written into a folder that holds anything.
 """
 
+import hashlib
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -27,6 +28,7 @@ from gpulayer.server.audit import SYSTEM, entry
 from gpulayer.server.folder import locked
 from gpulayer.server.generations import first_of_generation
 from gpulayer.server.history import History
+from gpulayer.server.keeping import check_keys
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import Batch, Live, Side, Store
 from gpulayer.server.store.health import check_all, check_file, read_only
@@ -45,13 +47,15 @@ _IGNORED: Final = frozenset({"plane.lock", "lost+found"})  # of a control plane 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came back. lost: attempts that were live in the backup; queued: jobs that are waiting or run again."""
+    """What came back. lost: attempts that were live in the backup; queued: jobs that are waiting or run again.
+    damaged_blobs: left out, since nobody could read them."""
 
     head: archive.Head
     members: int
     lost: int
     queued: int
     workers: int
+    damaged_blobs: int = 0
 
 
 def check_empty(root: Path) -> None:
@@ -101,7 +105,8 @@ def _restore(backup: Path, file: BinaryIO, layout: Layout, *, clock: Clock) -> R
     making = root / f"{_MAKING}{new_id()}"
     try:
         making.mkdir(mode=0o700)
-        head, members = _unpack(backup, file, making)
+        head, members, damaged = _unpack(backup, file, making)
+        check_keys(Layout(making), what=f"what {backup} holds", hint="use an older backup; nothing was restored")
         restored = _begin(Layout(making), head, members, backup, clock=clock)
         _sync_all(making)
         _give_names(making, root)
@@ -109,7 +114,7 @@ def _restore(backup: Path, file: BinaryIO, layout: Layout, *, clock: Clock) -> R
         _sweep(root)
         layout.lock.unlink(missing_ok=True)
         raise
-    return restored
+    return replace(restored, damaged_blobs=damaged)
 
 
 def _is_of_restore(name: str) -> bool:
@@ -169,17 +174,27 @@ def _opened(backup: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _unpack(backup: Path, file: BinaryIO, making: Path) -> tuple[archive.Head, int]:
+def _unpack(backup: Path, file: BinaryIO, making: Path) -> tuple[archive.Head, int, int]:
+    """Also how many blobs were damaged already when the backup was made; they are left out."""
     count = 0
+    damaged: list[str] = []
 
     def take(name: str, size: int, mtime_s: int, pieces: Iterator[bytes]) -> None:
         nonlocal count
+        is_blob = name.startswith("blobs/")
         path = making / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as unpacked:
+            hasher = hashlib.sha256()
             for piece in pieces:
                 unpacked.write(piece)
+                if is_blob:
+                    hasher.update(piece)
+        if is_blob and name.replace("/", "") != f"blobs{hasher.hexdigest()}":
+            path.unlink()  # as whoever reads it would: it is missing from then on, and a client can send it again
+            damaged.append(name)
+            return
         if name.endswith(".removed"):
             os.utime(path, (mtime_s, mtime_s))  # its time is what it says
         count += 1
@@ -191,7 +206,7 @@ def _unpack(backup: Path, file: BinaryIO, making: Path) -> tuple[archive.Head, i
     for needed in ("store.db", "pepper"):
         if not (making / needed).exists():
             raise Conflict(f"{backup} has no {needed}", hint="use another backup; nothing was restored")
-    return head, count
+    return head, count, len(damaged)
 
 
 def _begin(layout: Layout, head: archive.Head, members: int, backup: Path, *, clock: Clock) -> Restored:

@@ -23,7 +23,7 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private
+from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, sweep_copies
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.mounts import NETWORKED, file_system_of
@@ -71,6 +71,7 @@ def serve(settings: ServeSettings) -> int:
         open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
         _look_at_disk(layout)
+        sweep_copies(layout)
         keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)

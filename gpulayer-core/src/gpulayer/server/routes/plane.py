@@ -110,7 +110,10 @@ async def backup(call: Call) -> Response:
     try:
         made = await asyncio.shield(opening)
         told = entry(plane.clock.wall_ms(), call.client, "plane.backup", size_bytes=made.size)
-        await plane.driver.submit(side=Side(audit=(told,)))
+        try:
+            await plane.driver.submit(side=Side(audit=(told,)))
+        except StorageUnavailable as error:  # of a disk that is full or failing: who wants a backup needs it now
+            _log.warning("a backup is made for %s, which the audit trail can't say: %s", call.client, error.message)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await _leave(plane, making, opening)

@@ -74,4 +74,4 @@ def check_newest(path: str, *, noted: int, connect: Callable[[Path], sqlite3.Con
 def _lost(path: str, why: str) -> StorageUnavailable:
     error = damaged(path, f"it was in use when its control plane ended, and {os.path.basename(path)}-wal {why}")
     # To go on from the older state would give out numbers twice that workers and people know.
-    return StorageUnavailable(error.message, hint=f"if you have that file as it was, put it back; else {error.hint}")
+    return StorageUnavailable(error.message, hint=f"put that file back as it was, if you have it; {error.hint}")

@@ -230,6 +230,7 @@ class Store:
         StorageUnavailable."""
         with self._mapped():
             _settle(self._engine)
+        self._disk.unmark(self._path)  # its log is empty now; the next commit marks it again
 
     def commit(self, batch: Batch) -> None:
         """Write the batch durably, in one transaction. Raises StorageUnavailable, and then nothing is written."""

@@ -56,8 +56,8 @@ class SimAgent:
     _starts: dict[NodeKey, int] = field(default_factory=dict)
     _count: int = 0
     _is_removed: bool = False
-    _unwanted: dict[int, NodeKey] = field(default_factory=dict)  # starts that were called off once asked for
     _never: set[NodeKey] = field(default_factory=set)
+    _called_off: dict[int, NodeKey] = field(default_factory=dict)  # after the spawner was asked
     _launching: dict[NodeKey, tuple[int, int]] = field(default_factory=dict)  # at a launcher; until when it may run
     _wake_ms: int | None = None
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
@@ -106,9 +106,13 @@ class SimAgent:
                 self.feed(m.ProcessLost(held.key, "the spawner was lost, and the program with it"))
             elif process is not None and process.end is not None:
                 self.feed(process.end)
-        self._drop_unwanted()
         for number, what in list(self._asked.items()):
-            self._carry(number, what)
+            if number in self._called_off:  # whoever comes next is not asked for what nobody wants any more
+                del self._asked[number]
+                key = self._called_off.pop(number)
+                self._later(1, m.SpawnFailed(key, None, "it was called off while its spawner did not answer"))
+            else:
+                self._carry(number, what)
 
     def feed(self, event: m.Input) -> None:
         """One input to the agent, and its actions carried out. Lost once this one has died; later, while it is
@@ -350,22 +354,14 @@ class SimAgent:
         self._starts[key] = self._ask(spawn)
 
     def _call_off(self, key: NodeKey) -> None:
-        """Of a start that has not reached the spawner. One that stands still may begin it yet; no other will."""
-        if self._launching.pop(key, None) is not None:
-            self._starts.pop(key, None)
+        """Of a start that has not reached the spawner."""
+        number = self._starts.get(key, 0)
+        is_asked_for = number in self._asked and not self.host.spawner.is_up
+        if self._launching.pop(key, None) is not None or is_asked_for:
+            self._asked.pop(number, None)
             self._later(1, m.SpawnPutOff(key))
-            return
-        number = self._starts.get(key)
-        if number in self._asked:
-            self._unwanted[number or 0] = key
-            if not self.host.spawner.is_up:
-                self._drop_unwanted()
-
-    def _drop_unwanted(self) -> None:
-        for number, key in self._unwanted.items():
-            if self._asked.pop(number, None) is not None:
-                self._later(1, m.SpawnPutOff(key))
-        self._unwanted.clear()
+        elif number in self._asked:
+            self._called_off[number] = key
 
     def _kill(self, key: NodeKey) -> None:
         known: Process | None = self.host.spawner.processes.get(key)

@@ -270,6 +270,17 @@ def _detours_cost(_: Any) -> Any:
     return lambda attempt, outcome: False
 
 
+def _asked_again(spend: Any) -> Any:
+    """Who had no device for a task is asked for one again at once."""
+
+    def broken(task: Any, attempt: Any, outcome: Any, worker: Any) -> None:
+        avoid = set(task.avoid)
+        spend(task, attempt, outcome, worker)
+        task.avoid = type(task.avoid)(avoid)
+
+    return broken
+
+
 def _cancel_unheard(_: Any) -> Any:
     """A cancel is answered, and nothing comes of it."""
     return lambda turn, event: None
@@ -360,6 +371,7 @@ ENGINE: Final[dict[str, Mutant]] = {
     "failures_mixed_up": Mutant(4, attempts, "_spend_retry", _failures_mixed_up),
     "cancelled_runs_again": Mutant(8, attempts, "_runs_again", _cancelled_runs_again),
     "detours_cost": Mutant(4, attempts, "_is_detour", _detours_cost),
+    "asked_again": Mutant(13, attempts, "_spend_retry", _asked_again),
     "cancel_unheard": Mutant(8, _STEP, "_cancel", _cancel_unheard),
     "cancel_untold": Mutant(8, attempts, "stop", _cancel_untold),
     "removed_keeps": Mutant(13, workers, "removed", _removed_keeps),

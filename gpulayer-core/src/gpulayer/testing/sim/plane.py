@@ -33,7 +33,7 @@ from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.server.store import Batch, EventRow, Live
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
-from gpulayer.testing.sim.rules import Ledger, Violation, durable_view
+from gpulayer.testing.sim.rules import Ledger, Shrunk, Violation, check_detour, durable_view
 from gpulayer.testing.sim.scenario import Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
 from gpulayer.testing.sim.store import Rows, SimStore, submission_side
@@ -103,8 +103,7 @@ class SimPlane:
     _anew_ms: int = 0  # when everybody counted as heard of, by the same time
     _reported: set[WorkerId] = field(default_factory=set)  # to this start of it
     _stopping: set[WorkerId] = field(default_factory=set)  # they have said so, and not started anew
-    _most: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)  # cores and memory, since it had no leases
-    _shrunk: set[WorkerId] = field(default_factory=set)  # what runs there began when it had more
+    _shrunk: Shrunk = field(default_factory=Shrunk)
     _stepped: int = 0
     _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
     _commits: int = 0
@@ -144,7 +143,7 @@ class SimPlane:
         self.clock.say(
             f"start {self.incarnation} of the control plane, with {counted(len(self.state.jobs), 'live job')}"
         )
-        engine.check(self.state, shrunk=self._shrunk)
+        engine.check(self.state, shrunk=self._shrunk.workers)
         for worker in self.state.workers:
             self._heard_ms[worker] = self._listened_ms
         self._after(1000, self._tick)
@@ -174,7 +173,7 @@ class SimPlane:
     def _begin_generation(self, live: Live) -> Live:
         """As ``server.restoring`` does, in a store that nobody has seen yet."""
         state = self._of(live)
-        first = max(state.next_epoch, state.next_seq) + 1000
+        first = state.next_epoch + state.next_seq
         event = PlaneRestored(Instant(state.now_ms, self.piece.wall_now_ms), first)
         result = engine.step(state, event)
         events = self._history.rows(event, result.records) if self.store.keeps_events else []
@@ -363,9 +362,9 @@ class SimPlane:
         self._stepped += 1
         try:
             if self._stepped % WHOLE_CHECK:
-                engine.check_touched(self.state, result.records, result.effects, shrunk=self._shrunk)
+                engine.check_touched(self.state, result.records, result.effects, shrunk=self._shrunk.workers)
             else:
-                engine.check(self.state, result.effects, shrunk=self._shrunk)
+                engine.check(self.state, result.effects, shrunk=self._shrunk.workers)
         except InvariantViolated:
             self._tell()
             raise
@@ -531,13 +530,7 @@ class SimPlane:
         elif event.boot > known.boot:
             self._stopping.discard(event.worker)
         facts = event.facts or known.facts
-        has = facts.cpus, facts.memory_bytes
-        most = self._most.get(event.worker, has) if known.leases else (known.facts.cpus, known.facts.memory_bytes)
-        self._most[event.worker] = max(has[0], most[0]), max(has[1], most[1])
-        if has == self._most[event.worker]:
-            self._shrunk.discard(event.worker)
-        else:
-            self._shrunk.add(event.worker)
+        self._shrunk.report(known, facts)
 
     def _check_step(self, event: Event, result: engine.Step) -> None:
         """What is lent goes to who is there, and not once it was cancelled; what can't run again is waited for."""
@@ -549,6 +542,8 @@ class SimPlane:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is not heard")
                 if effect.worker in self._stopping or self.state.workers[effect.worker].is_draining:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is to take nothing more")
+                if not self.scorers.names:
+                    check_detour(self.state, self.ledger.last_of(effect.job_id), effect)
                 if self.state.jobs[effect.job_id].stop is not None:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, and was cancelled")
         if not isinstance(event, LeaseExpired | KeepForPassed):
@@ -569,15 +564,11 @@ class SimPlane:
         if silent_ms < LEAST_SILENCE_MS:
             raise Violation(f"{worker} is taken for lost, and was heard {silent_ms} ms ago")
 
-    def check_whole(self) -> None:
-        """All that must hold of its state."""
-        if self.state is not None:
-            engine.check(self.state, shrunk=self._shrunk)
-
     def compare_with_disk(self) -> None:
         """What would be loaded now is what is live: nothing that scheduling needs lives in memory alone. Only while
         nothing is on its way to the disk."""
         assert self.state is not None
+        engine.check(self.state, shrunk=self._shrunk.workers)
         live, stored = durable_view(self.state), durable_view(self._of(self.disk.live(), is_told=False))
         if live != stored:
             differing = [name for name in live if live[name] != stored[name]]

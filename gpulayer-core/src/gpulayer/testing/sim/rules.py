@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpulayer.engine import State
-from gpulayer.engine.effects import Effect, Notify
+from gpulayer.engine.effects import Assign, Effect, Notify
 from gpulayer.engine.records import AttemptImage, JobImage, Record
+from gpulayer.engine.schedule import is_eligible_for, takes_work
+from gpulayer.engine.state import RequestClass, Worker
 from gpulayer.engine.turn import attempt_image, job_image, task_image, worker_image
 from gpulayer.ids import JobId, WorkerId
+from gpulayer.placement.capacity import allocate
+from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.outcome import EndedBy
 
-__all__ = ["Ledger", "Stuck", "Violation", "check_terminal", "durable_view"]
+__all__ = ["Ledger", "Shrunk", "Stuck", "Violation", "check_detour", "check_terminal", "durable_view"]
 
 
 class Violation(AssertionError):
@@ -26,6 +31,40 @@ def check_terminal(before: JobImage | None, after: JobImage) -> None:
     """Terminal is final."""
     if before is not None and before.state.is_final and before != after:
         raise Violation(f"job {after.id} was {before.state} and became {after.state}")
+
+
+def check_detour(state: State, last: AttemptImage | None, lent: Assign) -> None:
+    """Who had no device for a task after all is not asked for one again at once, while another has it free. ``last``:
+    the task's last attempt before this one."""
+    if last is None or last.outcome is None or last.outcome.ended_by is not EndedBy.DRIFT:
+        return
+    if last.nodes[0].worker != lent.worker:
+        return
+    job = state.jobs[lent.job_id]
+    task, known, request = job.tasks[0], RequestClass(*job.class_key), job.entry.request
+    for other in state.workers.values():
+        if other.id == lent.worker or other.id in task.avoid | task.full or not takes_work(other):
+            continue
+        if is_eligible_for(known, other) and allocate(request, other.id, other.facts, other.free) is not None:
+            raise Violation(f"job {lent.job_id} is lent to {lent.worker} again, and {other.id} is free")
+
+
+@dataclass(slots=True)
+class Shrunk:
+    """``workers``: of which something may have begun when they had more cores or memory than they have now."""
+
+    workers: set[WorkerId] = field(default_factory=set)
+    _most: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)  # since it last had no leases
+
+    def report(self, known: Worker, facts: WorkerFacts) -> None:
+        """A worker reports these facts."""
+        has = facts.cpus, facts.memory_bytes
+        most = self._most.get(known.id, has) if known.leases else (known.facts.cpus, known.facts.memory_bytes)
+        self._most[known.id] = max(has[0], most[0]), max(has[1], most[1])
+        if has == self._most[known.id]:
+            self.workers.discard(known.id)
+        else:
+            self.workers.add(known.id)
 
 
 @dataclass(slots=True)
@@ -51,6 +90,10 @@ class Ledger:
                 if effect.job_id in self._told_final:
                     raise Violation(f"job {effect.job_id} ended twice")
                 self._told_final.add(effect.job_id)
+
+    def last_of(self, job_id: JobId) -> AttemptImage | None:
+        """The newest attempt of its first task."""
+        return self._attempts.get(self._newest.get((job_id, 0), 0))
 
     def wrote(self, kind: str, worker: WorkerId, epoch: int, *, is_accepted: bool) -> None:
         """A worker's bytes for an attempt: none count of one that has ended, or that another took the place of."""

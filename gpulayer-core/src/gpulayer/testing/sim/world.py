@@ -445,6 +445,8 @@ def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[
     last = image.outcome
     if last is None or image.stop is not None:
         return
+    if last.ended_by is EndedBy.DRIFT:
+        raise Violation(f"job {job_id} was given up for a detour: nothing of it has run")
     if last.ended_by is EndedBy.WORKER_LOST:
         spent = sum(end.blame is not Blame.USER and end.ended_by not in _FREE for end in ends)
     elif last.ended_by is EndedBy.PROGRAM and not last.is_success and entry.retry_on is RetryOn.ANY:
@@ -482,7 +484,6 @@ def _check_end(world: _World) -> None:
         is_back = attempt.outcome is not None and not attempt.is_shown
         if is_back and node in world.guard.where and world.guard.is_known(node):
             raise Violation(f"attempt {epoch} counts as given back, and was started on {world.guard.where[node].id}")
-    world.plane.check_whole()
     world.plane.compare_with_disk()
     world.guard.check_empty()
     world.fleet.check()
