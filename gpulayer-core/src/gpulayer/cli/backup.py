@@ -188,7 +188,7 @@ def _give_name(making: Path, path: Path) -> None:
     try:
         Syncs().path(path.parent)
     except PermissionError:
-        os.sync()  # a folder that may be written and not read can't be synced by itself
+        Syncs().everything()  # a folder that may be written and not read can't be synced by itself
     except OSError:
         os.unlink(path)
         raise
