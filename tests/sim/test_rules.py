@@ -48,6 +48,14 @@ def test_a_planted_fault_is_found_where_all_else_is_well(mutant, scenario):
     assert is_found(mutant, scenario)
 
 
+@pytest.mark.parametrize(
+    "fault", [Fault(Trouble.REMOVED, 11_000, 0), Fault(Trouble.PLANE_RESTORED, 11_000, lasts_ms=1_000)]
+)
+def test_an_exclusive_job_that_is_lost_without_its_workers_word_is_found_where_it_overlaps(fault):
+    lent = world(Fault(Trouble.CUT, 10_000, 0, 60_000), fault, exclusive=True)
+    assert is_found("no_hold", replace(lent, hosts=(*lent.hosts, HostPlan(1, joins_ms=14_000, cpus=1))))
+
+
 def test_after_a_power_cut_that_took_its_notes_a_job_without_retries_does_not_run_again():
     """Neither the spawner's table nor the last notes of an agent are synced."""
     cuts = (Fault(Trouble.CUT_OUT, 5_005, 0, 30_000), Fault(Trouble.LOSES_POWER, 8_000, 0, 5_000))

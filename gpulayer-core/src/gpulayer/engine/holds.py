@@ -50,9 +50,8 @@ def hold_all(turn: Turn) -> None:
             if task.is_done:
                 continue
             task.held_until_ms = max(task.held_until_ms, until_ms)
-            if task.epoch is None:
+            if task.epoch is None and keep_off(turn, job, task):
                 queue.withdraw(state, job, task)
-                keep_off(turn, job, task)
 
 
 def keep_off(turn: Turn, job: Job, task: Task) -> bool:

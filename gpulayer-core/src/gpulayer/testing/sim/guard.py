@@ -28,8 +28,7 @@ VOID_MS: Final = 10_000  # so long after its worker was told what is void is dea
 
 @dataclass(slots=True)
 class Guard:
-    """``hosts``: all that ever were. judged: how often the end of a cancelled job was asked for, and not excused.
-    disowned: what was lent to a worker when a person said that it is gone for good."""
+    """``hosts``: all that ever were. judged: how often the end of a cancelled job was asked for, and not excused."""
 
     clock: Clockwork
     plane: SimPlane | None = None
@@ -37,7 +36,6 @@ class Guard:
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
     where: dict[NodeKey, SimHost] = field(default_factory=dict)  # started there
     judged: int = 0
-    disowned: set[Epoch] = field(default_factory=set)
     _starts: dict[JobId, NodeKey] = field(default_factory=dict)
 
     def started_on(self, host: SimHost) -> list[NodeKey]:
@@ -180,8 +178,7 @@ class Guard:
             if other.is_stopped(Part.PROGRAMS):
                 continue
             for process in other.spawner.alive:
-                is_promised = not process.is_orphan and process.assignment.key.epoch not in self.disowned
-                if process.assignment.job_id == assignment.job_id and is_promised:
+                if process.assignment.job_id == assignment.job_id and not process.is_orphan:
                     raise Violation(
                         f"exclusive job {assignment.job_id} starts on {host.id} while it runs on {other.id}"
                     )
@@ -194,7 +191,7 @@ class Guard:
                 continue
             for process in host.spawner.alive:
                 entry, job_id = process.assignment, process.assignment.job_id
-                if entry.exclusive and not process.is_orphan and entry.key.epoch not in self.disowned:
+                if entry.exclusive and not process.is_orphan:
                     if job_id in runs:
                         raise Violation(f"exclusive job {job_id} runs on {host.id} and on {runs[job_id].id}")
                     runs[job_id] = host

@@ -5,7 +5,7 @@ answered; after a commit that failed it is read-only until the disk can be writt
 ends and is started again. It dies at every point of that. What it commits to is a ``SimStore``.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,7 +21,6 @@ from gpulayer.engine.events import (
     OpinionsGiven,
     PlaneRestored,
     ScorersRegistered,
-    WorkerRemoved,
     WorkerReported,
     WorkerWentSilent,
 )
@@ -72,8 +71,7 @@ _Done = list[tuple[_Waiting, engine.Step]]
 class SimPlane:
     """``state`` is None while the plane is down. ``commit_failure``: probability that a commit fails. ``armed``: where
     it dies as soon as it gets there, and how long until it is started again. ``cancelled`` is told of every cancel of a
-    live job, once that is committed; ``given_up`` of what a worker is thought to have ended by itself; ``disown`` of
-    what a person has said to be lost, whatever has become of it."""
+    live job, once that is committed; ``given_up`` of what a worker is thought to have ended by itself."""
 
     clock: Clockwork
     piece: Timepiece
@@ -82,7 +80,6 @@ class SimPlane:
     ledger: Ledger
     cancelled: Callable[[JobId], None]
     given_up: Callable[[WorkerId, Epoch], None]
-    disown: Callable[[Iterable[Epoch]], None]
     commit_failure: float = 0.01
     armed: dict[Trouble, int] = field(default_factory=dict)
     state: engine.State | None = None
@@ -176,14 +173,13 @@ class SimPlane:
     def _begin_generation(self, live: Live) -> Live:
         """As ``server.restoring`` does, in a store that nobody has seen yet."""
         state = self._of(live)
-        epochs, first = tuple(state.attempts), state.next_epoch + state.next_seq
+        first = state.next_epoch + state.next_seq
         event = PlaneRestored(Instant(state.now_ms, self.piece.wall_now_ms), first)
         result = engine.step(state, event)
         events = self._history.rows(event, result.records) if self.store.keeps_events else []
         self.store.commit(Batch(list(result.records), events, []))
         self._is_restored = False
         self.ledger.committed(result.records, result.effects)
-        self.disown(epochs)
         return self.store.load()
 
     def register(self, scorers: tuple[str, ...]) -> None:
@@ -355,8 +351,6 @@ class SimPlane:
                 self._heard(event)
             case LeaseExpired() | KeepForPassed() | WorkerWentSilent():
                 self._check_silence(event.worker)
-            case WorkerRemoved() if event.worker in self.state.workers:
-                self.disown(tuple(self.state.workers[event.worker].leases))
             case _:
                 pass
         result = engine.step(self.state, event)

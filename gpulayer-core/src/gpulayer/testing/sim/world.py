@@ -121,7 +121,6 @@ def play(
         Ledger(),
         cancelled=lambda job_id: guard.cancelled(plane, job_id),
         given_up=guard.given_up,
-        disown=guard.disowned.update,
         commit_failure=scenario.noise.commit_failure,
     )
     guard.plane = plane
