@@ -1,4 +1,5 @@
 """Promise 12: a restored backup never revives an old lease, whatever came after it and however often it is restored.
+Nor does it lend an exclusive job while whoever had it may still run it (promise 3).
 
 A real control plane is backed up while it works, goes on, is thrown away and made again of one of its last backups;
 workers speak the wire, remember everything that they were ever lent, and say all of it again to whoever comes after.
@@ -12,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 from gpulayer.clock import ManualClock, SystemClock
-from gpulayer.engine import Step
+from gpulayer.engine import Policy, Step, holds
+from gpulayer.engine.holds import HELD
 from gpulayer.server import restoring
 from gpulayer.server.restoring import restore
 from gpulayer.server.store import Store
@@ -21,6 +23,7 @@ from gpulayer.testing.wire_worker import WireWorker
 from tests.soak.frame import Proof, Say, Tally
 
 _WORKERS = 3
+_HELD_MS = Policy().expiry_ms(Policy().lease_ttl_ms)
 _BACKUPS = 3  # the last of them; an older one is a longer time that was lost
 
 
@@ -33,9 +36,16 @@ class Story:
     plane: LivePlane
     workers: list[WireWorker] = field(default_factory=list)
     lent: dict[int, tuple[str, str]] = field(default_factory=dict)  # epoch: worker, job
-    kept: list[tuple[Path, dict[str, int]]] = field(default_factory=list)
+    kept: list[tuple[Path, dict[str, int], frozenset[str]]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     stale: int = 0
+    exclusive: set[str] = field(default_factory=set)  # jobs
+    restored_ms: int = 0
+    held: frozenset[str] = frozenset()  # of these, what the last backup knew
+
+    @property
+    def now_ms(self) -> int:
+        return self.plane.clock.monotonic_ms()
 
     def post(self, path: str, body: object) -> Any:
         headers = {"Authorization": f"Bearer {self.plane.token}"}
@@ -50,7 +60,11 @@ class Story:
     def work(self) -> None:
         """Some jobs come, some start, some end."""
         for _ in range(self.chance.randrange(1, 6)):
-            self.post("/v1/jobs", {"schema": 1, "command": ["true"], "retries": self.chance.choice((0, 2, 50))})
+            is_exclusive = self.chance.random() < 0.3
+            body = {"schema": 1, "command": ["true"], "retries": self.chance.choice((0, 2, 50))}
+            job = self.post("/v1/jobs", {**body, "exclusive": is_exclusive}).json()["id"]
+            if is_exclusive:
+                self.exclusive.add(job)
         for worker in self.workers:
             for command in worker.commands():
                 if command["type"] != "assign":
@@ -60,6 +74,10 @@ class Story:
                     self.violations.append(f"epoch {epoch} was given out again, to another worker or job")
                 elif epoch in self.lent and epoch not in worker.holding:
                     self.violations.append(f"epoch {epoch} was given out again after a restore")
+                if command["job_id"] in self.held and self.now_ms < self.restored_ms + _HELD_MS:
+                    self.violations.append(
+                        f"exclusive job {command['job_id']} was lent while it may have run elsewhere"
+                    )
                 self.lent[epoch] = (worker.id, command["job_id"])
                 worker.holding.append(epoch)
             items = []
@@ -85,16 +103,17 @@ class Story:
             for epoch in worker.holding
             if (job := self.lent[epoch][1]) and self.job(job)["state"] in ("staging", "running")
         }
-        self.kept = [*self.kept, (path, live)][-_BACKUPS:]
+        self.kept = [*self.kept, (path, live, frozenset(self.exclusive))][-_BACKUPS:]
 
     def lose_and_restore(self, number: int) -> None:
-        backup, live = self.kept[-1] if self.chance.random() < 0.6 else self.chance.choice(self.kept)
+        backup, live, self.held = self.kept[-1] if self.chance.random() < 0.6 else self.chance.choice(self.kept)
         token = self.plane.token
         self.plane.stop()
         plane = LivePlane(self.folder / f"state{number}", clock=self.plane.clock)
         made = restore(backup, plane.settings.state_dir, clock=SystemClock())
         plane.token = token  # the same one is good
         self.plane = plane.start()
+        self.exclusive, self.restored_ms = set(self.held), self.now_ms
         if made.lost < len(live):
             self.violations.append(f"{made.lost} attempts of {len(live)} ended with the restore")
         for worker in self.workers:
@@ -104,6 +123,15 @@ class Story:
             (before,) = [attempt for attempt in record["attempts"] if attempt["epoch"] == epoch]
             if before["state"] != "ended" or before["ended_by"] != "worker_lost":
                 self.violations.append(f"attempt {epoch} of job {job} is {before['state']} after the restore")
+
+    def wait_for_leases(self) -> None:
+        """Then nothing of before can run any more."""
+        self.plane.clock.advance(_HELD_MS)
+        self.plane.plane.driver.poke()
+        self.work()
+        for job in self.held:
+            if (self.job(job)["reason"] or {}).get("code") == HELD:
+                self.violations.append(f"exclusive job {job} is held back although all leases are over")
 
     def _come_back(self, worker: WireWorker) -> None:
         """With everything that this worker was ever lent."""
@@ -146,6 +174,8 @@ def old_leases_stay_dead(runs: int, *, seed: int, say: Say, until_found: bool = 
                     story.work()
                 story.lose_and_restore(number)
                 story.work()
+                if story.chance.random() < 0.5:
+                    story.wait_for_leases()
                 say(f"{number + 1} of {runs} restores")
                 if until_found and story.violations:
                     break
@@ -178,7 +208,13 @@ def _signatures_stay_good() -> Any:
 
 
 ENOUGH = 8  # restores, to notice one in
-MUTANTS = (_numbers_go_on, _attempts_go_on, _signatures_stay_good)
+
+
+def _nothing_is_held() -> Any:
+    return mock.patch.object(holds, "hold_all", return_value=None)
+
+
+MUTANTS = (_nothing_is_held, _numbers_go_on, _attempts_go_on, _signatures_stay_good)
 
 
 def each_mutant_is_found(runs: int, *, seed: int, say: Say) -> Tally:
