@@ -34,11 +34,22 @@ CUT_LONG = world(
 )
 
 
+TAKEN = Scenario(
+    hosts=tuple(HostPlan(number, joins_ms=100, gpus=1) for number in range(2)),
+    jobs=(JobPlan(1, at_ms=5_000, needs_device=True),),
+    faults=tuple(Fault(Trouble.STRANGER, 1_000, host, 20_000) for host in range(2)),
+    noise=QUIET,
+    trouble_ms=60_000,
+)
+
+
 @pytest.mark.parametrize(
     ("mutant", "scenario"),
     [
         ("contact_unsaved", CUT_SHORT),
         ("grace_unminded", CUT_LONG),
+        ("asked_again", TAKEN),
+        ("detours_cost", replace(TAKEN, jobs=(replace(TAKEN.jobs[0], retries=0),))),
         ("cancel_unheard", world(cancel_after_ms=50_000)),
         ("cancel_untold", world(cancel_after_ms=50_000)),
         ("no_sigkill", world(cancel_after_ms=50_000, after_term_ms=90_000)),

@@ -165,12 +165,12 @@ class SimAgent:
                 number, _ = self._launching[action.key]
                 self._launching[action.key] = number, action.kill_by_ms
             case m.Extend():
-                self._ask(lambda: self._extend(action.key, action.kill_by_ms))
+                self._ask(lambda: self._extend(action.key, action.kill_by_ms), stays=True)
             case m.SignalTree():
                 self._ask(lambda: self.host.spawner.signal(action.key))
                 self._later(2, m.TreeSignalled(action.key))
             case m.KillTree():
-                self._ask(lambda: self._kill(action.key))
+                self._ask(lambda: self._kill(action.key), stays=True)
             case m.FollowLog():
                 if action.key in self.state.held:
                     self._write("log", action.key, lambda: None)
@@ -273,20 +273,21 @@ class SimAgent:
 
     # The spawner ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, what: Callable[[], None]) -> int:
-        """It reaches the spawner, or the next one, if this agent lives as long. Returns its number."""
+    def _ask(self, what: Callable[[], None], *, stays: bool = False) -> int:
+        """It reaches the spawner, or the next one, if this agent lives as long. Returns its number. stays: a spawner
+        that stood still reads it all the same."""
         self._count += 1
         number = self._count
         self._asked[number] = what
-        self._carry(number, what)
+        self._carry(number, what, stays=stays)
         return number
 
-    def _carry(self, number: int, what: Callable[[], None]) -> None:
+    def _carry(self, number: int, what: Callable[[], None], *, stays: bool = False) -> None:
         host = self.host
         life = host.spawner
 
         def arrive() -> None:
-            if number in self._asked and life.is_up and host.agent is self:
+            if number in self._asked and life.is_up and (host.agent is self or stays):
                 del self._asked[number]
                 what()
 

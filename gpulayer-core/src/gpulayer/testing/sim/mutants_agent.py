@@ -267,8 +267,6 @@ AGENT: Final[dict[str, Mutant]] = {
     "exclusive_killed_late": Mutant(3, leases, "kill_by_ms", _no_kill_grace_at_the_spawner),
     "contact_unsaved": Mutant(6, agent, "_save_contact", _contact_unsaved),
     "reboot_unread": Mutant(4, agent, "_recover", _reboot_unread),
-    "asked_before": Mutant(3, agent, "is_current", _asked_before),
-    "void_same_job": Mutant(3, agent, "_start_staged", _void_same_job),
     "put_off_unstopped": Mutant(8, agent, "_put_off", _put_off_unstopped),
     "stops_nothing": Mutant(13, agent, "_stop_all", _stops_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
@@ -277,6 +275,8 @@ AGENT: Final[dict[str, Mutant]] = {
 }
 
 UNSEEN_AGENT: Final[dict[str, Mutant]] = {
+    "asked_before": Mutant(3, agent, "is_current", _asked_before),
+    "void_same_job": Mutant(3, agent, "_start_staged", _void_same_job),
     "counts_from_arrival": Mutant(3, agent, "_answered", _counts_from_arrival),
     "starts_out_of_contact": Mutant(3, agent, "_start_staged", _starts_out_of_contact),
     "void_holds_nothing": Mutant(2, agent, "_start_staged", _void_holds_nothing),

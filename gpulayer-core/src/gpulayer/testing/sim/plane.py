@@ -85,7 +85,7 @@ class SimPlane:
     state: engine.State | None = None
     incarnation: int = 0
     mailboxes: Mailboxes = field(default_factory=lambda: Mailboxes("0"))
-    polls: dict[WorkerId, Callable[[], None]] = field(default_factory=dict)
+    polls: dict[WorkerId, list[Callable[[], None]]] = field(default_factory=dict)
     _queue: list[_Waiting] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)  # of submissions under way
     _readers: list[Callable[[], None]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class SimPlane:
     _heard_ms: dict[WorkerId, int] = field(default_factory=dict)  # by the time that it listened
     _anew_ms: int = 0  # when everybody counted as heard of, by the same time
     _reported: set[WorkerId] = field(default_factory=set)  # to this start of it
-    _stopping: set[WorkerId] = field(default_factory=set)  # they have said so, and not started anew
+    _stopping: set[WorkerId] = field(default_factory=set)  # they have said so to this state, and not started anew
     _shrunk: Shrunk = field(default_factory=Shrunk)
     _stepped: int = 0
     _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
@@ -299,11 +299,11 @@ class SimPlane:
             self._poll(worker, cursor, reply, until_ms)
 
         def let_go() -> None:
-            if self.polls.get(worker) is held:
-                del self.polls[worker]
+            if held in self.polls.get(worker, ()):
+                self.polls[worker].remove(held)
                 held()
 
-        self.polls[worker] = held
+        self.polls.setdefault(worker, []).append(held)
         self._after(until_ms - self.piece.now_ms, let_go)
 
     # Batches ------------------------------------------------------------------------------------------------------
@@ -421,8 +421,7 @@ class SimPlane:
             if isinstance(effect, AskScorer):
                 self._ask(effect)
         for worker in sorted(changed):
-            held = self.polls.pop(worker, None)
-            if held is not None:
+            for held in self.polls.pop(worker, ()):
                 held()
         self._answer_readers()
         self._batch()
@@ -543,7 +542,7 @@ class SimPlane:
                 if effect.worker in self._stopping or self.state.workers[effect.worker].is_draining:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is to take nothing more")
                 if not self.scorers.names:
-                    check_detour(self.state, self.ledger.last_of(effect.job_id), effect)
+                    check_detour(self.state, self.ledger.last_of(effect.job_id, result.records), effect)
                 if self.state.jobs[effect.job_id].stop is not None:
                     raise Violation(f"job {effect.job_id} is lent to {effect.worker}, and was cancelled")
         if not isinstance(event, LeaseExpired | KeepForPassed):
@@ -578,6 +577,8 @@ class SimPlane:
 
     def _of(self, live: Live, heard: Sequence[WorkerId] = (), *, is_told: bool = True) -> engine.State:
         """is_told: the event log goes on from here."""
+        if is_told:
+            self._stopping.clear()  # which of a start's reports was its last is not stored: a late one counts anew
         if is_told and self.store.keeps_events:
             self._history.restart((image for _, image in live.jobs), live.attempts)
         return engine.rebuild(

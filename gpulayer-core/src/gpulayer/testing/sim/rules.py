@@ -91,9 +91,13 @@ class Ledger:
                     raise Violation(f"job {effect.job_id} ended twice")
                 self._told_final.add(effect.job_id)
 
-    def last_of(self, job_id: JobId) -> AttemptImage | None:
-        """The newest attempt of its first task."""
-        return self._attempts.get(self._newest.get((job_id, 0), 0))
+    def last_of(self, job_id: JobId, records: Iterable[Record]) -> AttemptImage | None:
+        """The newest attempt of its first task that has ended. records: not committed yet."""
+        known = self._attempts.get(self._newest.get((job_id, 0), 0))
+        for record in records:
+            if isinstance(record, AttemptImage) and record.job_id == job_id and record.outcome is not None:
+                known = record
+        return known
 
     def wrote(self, kind: str, worker: WorkerId, epoch: int, *, is_accepted: bool) -> None:
         """A worker's bytes for an attempt: none count of one that has ended, or that another took the place of."""
