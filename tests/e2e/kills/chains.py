@@ -21,6 +21,7 @@ SETUP = ("port", "lock", "certificate", "certificate_name", "token", "pepper", "
 """Of a control plane before it can be found for the first time."""
 SWEEP = ("log_removal", "compaction", "expiry")
 """What only time brings."""
+KEEPS_NOTHING = ("--keep-logs-ms", "500", "--keep-events-ms", "500")
 _BEFORE = {"plane.in_probe": "plane.in_transaction:2:enospc,", "plane.after_probe": "plane.in_transaction:2:enospc,"}
 """What must go wrong first."""
 
@@ -130,10 +131,10 @@ def die_in_traffic(
 
 
 def die_in_sweeps(folder: Path, *, rng: random.Random, say: Callable[[str], None] = lambda _: None) -> int:
-    """A control plane that keeps logs for an instant, and hears of silent workers, dies over that."""
+    """A control plane that keeps logs and events for an instant, and hears of silent workers, dies over that."""
     points = sweep_points()
     with scenes(folder) as make:
-        scene = make(options=("--no-worker", "--keep-logs-ms", "500"), lease="3s", rng=rng)
+        scene = make(options=("--no-worker", *KEEPS_NOTHING), lease="3s", rng=rng)
         scene.plane.lives.extend(life_of(point) for point in points)
         scene.plane.start()
         scene.add_worker("steady")

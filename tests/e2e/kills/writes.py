@@ -104,7 +104,7 @@ def fail_in_traffic(
 def fail_in_sweeps(folder: Path, *, rng: random.Random, say: Callable[[str], None] = lambda _: None) -> int:
     """The same of what only time brings."""
     with scenes(folder) as make:
-        scene = make(options=("--no-worker", "--keep-logs-ms", "500"), lease="3s", rng=rng)
+        scene = make(options=("--no-worker", *chains.KEEPS_NOTHING), lease="3s", rng=rng)
         faults, said = armed(of(chains.sweep_points()), lambda: 1)
         return _fail(scene, faults, said, None, say)
 
