@@ -142,9 +142,10 @@ def test_c4_a_full_control_plane_refuses_submits_stops_no_job_and_recovers_by_it
 
 @pytest.mark.parametrize("what", ["files", "output"])
 def test_c4_what_a_job_writes_fills_the_disk_of_its_worker_and_the_control_plane_and_both_recover_alone(
-    tmp_path, disk, what
+    tmp_path, disk_of, what
 ):
     """The disk stays full as long as what it wrote is there, and that stays as long as nobody takes it."""
+    disk = disk_of(64 * 1024)
     with scenes(tmp_path) as make:
         scene = make(disk=disk)
         scene.plane.start()

@@ -1,7 +1,7 @@
 """How long a worker waits for a control plane without room, and for what it waits as long as it takes."""
 
 from gpulayer.plugins.contracts.launcher import LaunchSite
-from gpulayer.worker.giving_up import GivingUp, clear_made, clear_spools
+from gpulayer.worker.giving_up import GivingUp, clear_made
 
 
 def test_what_failed_for_want_of_room_is_given_up_after_its_time_and_nothing_else():
@@ -30,6 +30,4 @@ def test_all_that_it_wrote_goes_and_its_folders_stay(tmp_path):
         (folder / "deep").chmod(0o500)
     site.log_path.write_bytes(b"x")
     clear_made(site)
-    clear_spools(site)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["out", "work"]
-    clear_spools(site)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["log", "out", "work"]

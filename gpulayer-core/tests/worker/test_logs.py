@@ -23,7 +23,7 @@ class Shelf:
         self.answers = []
         self.seen = asyncio.Event()
 
-    async def until_answered(self, operation, *, what):
+    async def until_answered(self, operation, *, what, gives_up=None):
         return await operation()
 
     async def call(self, method, path, *, content=b"", **how):

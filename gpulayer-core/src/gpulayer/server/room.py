@@ -19,7 +19,7 @@ RESERVE_BYTES: Final = 8 << 20
 _PIECE_BYTES: Final = 64 << 10
 _WORDS_BYTES: Final = 2 << 20  # of logs that grow, taken while the disk is full: no end is told before its log is here
 
-_ABOVE_BYTES: Final = 2 * RESERVE_BYTES
+_ABOVE_BYTES: Final = RESERVE_BYTES + (4 << 20)
 _FULL_BELOW_BYTES: Final = 1 << 20
 
 _Result = TypeVar("_Result")

@@ -612,8 +612,7 @@ class Agent:
         logs = self._logs[key]
         if not logs.is_started:
             logs.is_started = True
-            assignment = self._state.held[key].assignment
-            self._start_for(key, self._work.upload_logs(assignment, logs, self._gives_up[key]))
+            self._start_for(key, self._work.upload_logs(key, logs, self._gives_up[key]))
 
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)

@@ -13,7 +13,7 @@ from typing import Final
 from gpulayer.plugins.contracts.launcher import LaunchSite
 from gpulayer.worker.folders import emptied
 
-__all__ = ["LOG_PATIENCE_MS", "OUTPUTS_PATIENCE_MS", "GivingUp", "clear_made", "clear_spools"]
+__all__ = ["LOG_PATIENCE_MS", "OUTPUTS_PATIENCE_MS", "GivingUp", "clear_made"]
 
 OUTPUTS_PATIENCE_MS: Final = 20_000
 LOG_PATIENCE_MS: Final = 40_000  # there may be room for it once the outputs are gone
@@ -45,10 +45,3 @@ def clear_made(site: LaunchSite) -> None:
     """All that the program has written. Blocks. Raises OSError."""
     for folder in (site.work_dir, site.output_dir):
         emptied(folder)
-
-
-def clear_spools(site: LaunchSite) -> None:
-    """Its log. Blocks. Raises OSError."""
-    for path in (site.log_path, site.err_path):
-        if path is not None:
-            path.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ class AttemptLogs:
         gives_up: as of ``Plane.until_answered``."""
         self._masks = masks
         self._is_drained = asyncio.Event()
-        paths = {LogStream.STDOUT: site.log_path}
+        paths = self._paths = {LogStream.STDOUT: site.log_path}
         if site.err_path is not None:
             paths[LogStream.STDERR] = site.err_path
         self._streams = {
@@ -78,6 +78,11 @@ class AttemptLogs:
         for uploader, count in zip(self._streams.values(), counts, strict=False):
             uploader.drain(unwritten=count)
         self._is_drained.set()
+
+    def remove_spools(self) -> None:
+        """They are not sent any more. Blocks. Raises OSError."""
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
 
     async def run(self) -> tuple[str, ...]:
         """Returns, once they are drained, a line of evidence for each stream that was refused for good; the other one

@@ -55,7 +55,7 @@ from gpulayer.worker.credentials import Vault
 from gpulayer.worker.disk import is_full_error
 from gpulayer.worker.environments import Environments
 from gpulayer.worker.facts import KnownFacts
-from gpulayer.worker.giving_up import GivingUp, clear_made, clear_spools
+from gpulayer.worker.giving_up import GivingUp, clear_made
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
@@ -296,14 +296,13 @@ class NodeWork:
         self._environments.forget(key)
         self._inputs.forget(key)
 
-    async def upload_logs(self, assignment: Assignment, logs: AttemptLogs, gives_up: GivingUp) -> None:
+    async def upload_logs(self, key: NodeKey, logs: AttemptLogs, gives_up: GivingUp) -> None:
         """Answered by LogDrained, once they are whole."""
-        key = assignment.key
 
         async def upload() -> Input:
             warnings = list(await logs.run())
             if gives_up.is_over:
-                await asyncio.to_thread(clear_spools, self.site(assignment))
+                await asyncio.to_thread(logs.remove_spools)
             lost = sum(self.unwritten.get(key, ()))
             if lost:
                 warnings.append(f"{lost} bytes of its log found no room on the worker's disk")
