@@ -232,6 +232,17 @@ def test_a_draining_worker_ends_its_work_and_takes_no_more(plane):
     assert plane.job("j2").state is JobState.STAGING
 
 
+def test_a_worker_that_is_resumed_while_it_stops_is_lent_nothing_before_it_starts_anew(plane):
+    plane.join()
+    plane.step(DrainRequested(plane.at, "w1"))
+    plane.report("w1", stopping=True)
+    plane.step(WorkerResumed(plane.at, "w1"))
+    plane.submit()
+    assert plane.job().state is JobState.QUEUED
+    plane.report("w1", boot=plane.state.workers["w1"].boot + 1, recovered=())
+    assert plane.job().state is JobState.STAGING
+
+
 def test_draining_outlives_silence(plane):
     plane.join()
     plane.step(DrainRequested(plane.at, "w1"))

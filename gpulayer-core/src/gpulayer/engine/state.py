@@ -151,9 +151,11 @@ class Pace:
 
 @dataclass(slots=True)
 class Worker:
-    """``leases``: epochs with a node here that has not ended. ``heard_ms``, ``seq``, ``is_heard``: volatile.
+    """``leases``: epochs with a node here that has not ended. ``heard_ms``, ``seq``, ``is_heard``, ``is_stopping``:
+    volatile.
 
     is_heard: it has reported since the control plane started. Before that it may be anywhere, and gets nothing new.
+    is_stopping: it has said so, and says it again until it starts anew.
     """
 
     id: WorkerId
@@ -168,6 +170,7 @@ class Worker:
     seq: int = -1
     heard_ms: int = 0
     is_heard: bool = True
+    is_stopping: bool = False
     leases: dict[Epoch, int] = field(default_factory=dict)  # epoch → node index
 
 

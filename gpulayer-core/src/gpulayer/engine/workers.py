@@ -166,6 +166,7 @@ def restored(turn: Turn, event: PlaneRestored) -> None:
 
 def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     is_new_boot = event.boot > worker.boot
+    worker.is_stopping = event.stopping or (worker.is_stopping and not is_new_boot)
     worker.boot, worker.seq = event.boot, event.seq
     worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
     if event.facts is not None and event.facts_digest is not None:
@@ -294,4 +295,4 @@ def _lent_to(state: State, worker: Worker, epoch: Epoch) -> Attempt | None:
 
 
 def _present_state(worker: Worker) -> WorkerState:
-    return WorkerState.DRAINING if worker.is_draining else WorkerState.READY
+    return WorkerState.DRAINING if worker.is_draining or worker.is_stopping else WorkerState.READY
