@@ -104,7 +104,7 @@ class Clockwork:
         self.faults[kind] += 1
         self.trouble(entity, lasts_ms + after_ms)
 
-    def trouble(self, entity: str, lasts_ms: int = CALM_MS) -> None:
+    def trouble(self, entity: str, lasts_ms: int) -> None:
         """All is not well with it, though nothing has gone wrong."""
         self.troubled_ms[entity] = max(self.troubled_ms.get(entity, 0), self.now_ms + lasts_ms)
 

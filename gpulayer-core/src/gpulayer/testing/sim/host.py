@@ -30,6 +30,7 @@ __all__ = ["HostDisk", "SimHost", "facts_of"]
 
 STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
 START_AGAIN_MS: Final = 5_000
+FOR_EVER_MS: Final = 10**9
 LEAVING_MS: Final = 30_000  # what an agent takes to end, and then some
 STUMBLES: Final = 0.3  # of the programs on a disk that is full
 
@@ -314,7 +315,6 @@ class SimHost:
     def take_away(self) -> None:
         """Its provider was asked to."""
         if not self.is_gone:
-            self.clock.trouble(self.id)
             self._go_dark(Trouble.SPOT_LOST)
 
     def _go_dark(self, cause: Trouble) -> None:
@@ -331,6 +331,8 @@ class SimHost:
         self.kept_ms = None
         self.is_dark = True
         self.is_gone = cause is Trouble.SPOT_LOST
+        if self.is_gone:
+            self.clock.trouble(self.id, FOR_EVER_MS)
 
     def fill_disk(self, lasts_ms: int) -> None:
         """Nothing can be written for so long."""

@@ -270,6 +270,7 @@ AGENT: Final[dict[str, Mutant]] = {
     "put_off_unstopped": Mutant(8, agent, "_put_off", _put_off_unstopped),
     "stops_nothing": Mutant(13, agent, "_stop_all", _stops_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
+    "void_runs_on": Mutant(3, agent, "_void", _void_runs_on),
     "void_unheard": Mutant(3, agent, "_void", _void_unheard),
     "early_forget": Mutant(4, agent, "_report", _early_forget),
 }
@@ -282,7 +283,6 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
     "void_holds_nothing": Mutant(2, agent, "_start_staged", _void_holds_nothing),
     "starts_unsettled": Mutant(4, agent, "_start_staged", _starts_unsettled),
     "forgets_what_is_done": Mutant(4, agent, "_remember", _forgets_what_is_done),
-    "void_runs_on": Mutant(3, agent, "_void", _void_runs_on),
     "void_starts": Mutant(3, agent, "_spawned", _void_starts),
     "stop_of_the_unknown": Mutant(8, agent, "_refuse_unheard", _stop_of_the_unknown),
     "starts_unwritten": Mutant(4, agent, "_start_staged", _starts_unwritten),
