@@ -126,7 +126,7 @@ def test_the_examples_keep_their_contracts(tmp_path: Path) -> None:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAYER_", "PYTEST_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", f"--basetemp={tmp_path}.d"],
         cwd=tmp_path,
         env=environment,
         stdin=subprocess.DEVNULL,
