@@ -131,8 +131,11 @@ class Split:
 def known(place):
     """Attempts that its worker, or its spawner, still knows of."""
     state = place.home / ".local/state/gpulayer"
-    tables = [StateDir(str(path.parent)) for path in state.rglob("spawner/spawner.lock")]
-    return [path.name for path in state.rglob("attempts/*")] + [job.key for table in tables for job in table.load()]
+    # By name, not by a walk: what is walked through may be deleted meanwhile.
+    workers = list(state.glob("joined/*"))
+    tables = [StateDir(str(worker / "spawner")) for worker in workers if (worker / "spawner/spawner.lock").exists()]
+    attempts = [path.name for worker in workers for path in worker.glob("attempts/*")]
+    return attempts + [job.key for table in tables for job in table.load()]
 
 
 @pytest.fixture(scope="module")
