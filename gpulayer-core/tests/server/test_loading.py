@@ -10,8 +10,7 @@ from gpulayer.engine import State, step
 from gpulayer.engine.events import JobSubmitted
 from gpulayer.errors import Blame
 from gpulayer.ids import JobId
-from gpulayer.server.store import Batch, JobRow, Side, Store
-from gpulayer.server.store import store as store_module
+from gpulayer.server.store import Batch, JobRow, Side, Store, statements
 from gpulayer.server.store.codec import outcome_to_text
 from gpulayer.spec.job import JobEntry, JobSpec
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -50,11 +49,11 @@ def test_a_job_that_only_waits_has_no_image_of_its_own_and_the_one_that_it_would
     assert [entry.id for entry, _ in live.waiting] == IDS
     assert live.jobs == []
     with store.reading() as connection:
-        rows = connection.exec_driver_sql(f"SELECT id, seq, {', '.join(store_module._JOB_IMAGE)} FROM jobs").all()
-    assert [image for _, image in live.all_jobs()] == [store_module.job_image(*row[:2], row[2:]) for row in rows]
+        rows = connection.exec_driver_sql(f"SELECT id, seq, {', '.join(statements.JOB_IMAGE)} FROM jobs").all()
+    assert [image for _, image in live.all_jobs()] == [statements.job_image(*row[:2], row[2:]) for row in rows]
 
 
-@pytest.mark.parametrize("column", [column for column in store_module._JOB_IMAGE if column != "is_live"])
+@pytest.mark.parametrize("column", [column for column in statements.JOB_IMAGE if column != "is_live"])
 def test_whatever_else_there_is_to_tell_of_a_job_is_loaded(store, tmp_path, column) -> None:
     """Each column of an image: one that is new must be looked at as well."""
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:

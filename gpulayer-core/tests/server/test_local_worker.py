@@ -11,7 +11,7 @@ from gpulayer.errors import UsageError
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.spawner import tree
 from gpulayer.spawner.state import StateDir, read_exit_record
-from tests.together import kill_together
+from tests.together import is_alive, kill_together
 
 DEADLINE_S = 30.0
 
@@ -34,11 +34,6 @@ stream.sendall(m.encode(m.Spawn(1, "1.0", program, folder, {"PATH": os.environ["
 while True:
     signal.pause()
 """
-
-
-def is_alive(pid):
-    seen = tree.process(pid)
-    return seen is not None and not seen.is_dead
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from gpulayer.spawner import ALL_GROUPS, spawner_command, tree
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.state import StateDir
+from tests.together import is_alive
 
 DEADLINE_S = 20.0
 
@@ -25,11 +26,6 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
         time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    seen = tree.process(pid)
-    return seen is not None and not seen.is_dead
 
 
 class Client:

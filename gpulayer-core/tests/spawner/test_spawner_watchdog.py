@@ -18,6 +18,7 @@ from gpulayer.spawner.reactor import Reactor
 from gpulayer.spawner.salvage import salvage
 from gpulayer.spawner.spool import MIN_LIMIT_BYTES, Spool, join_tail
 from gpulayer.spawner.state import read_exit_record
+from tests.together import is_alive
 
 WRITES = """
 import os, sys, time
@@ -362,11 +363,6 @@ def test_a_spawner_whose_folder_was_removed_goes_with_its_last_job_and_leaves_th
     assert agent.exited("1.0").exit_code == 4
     until(lambda: not any(map(is_alive, former)), "it has left")
     assert spawner.is_listening()
-
-
-def is_alive(pid):
-    seen = tree.process(pid)
-    return seen is not None and not seen.is_dead
 
 
 def marked(marker):

@@ -32,9 +32,17 @@ from gpulayer.spawner.cgroups import end_below, remove_below
 from gpulayer.spawner.state import StateDir
 from gpulayer.wire.packs import frame, read_frames
 from gpulayer.wire.sessions import session_text
-from tests.together import kill_together
+from tests.together import end_one, kill_together
 
 DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def stranger():
+    """The number of a process that is not below this one, which stands for the agent; ended in the end."""
+    pid = int(subprocess.check_output(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]))
+    yield pid
+    end_one(pid)
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import time
 
 import pytest
 
-from gpulayer.spawner import tree
 from gpulayer.spawner.locks import DeviceLocks
 from gpulayer.spawner.state import StateDir
 from gpulayer.testing.distribution import install_plugin
+from tests.together import end_one, is_alive
 
 # A machine with two devices; a file says which processes compute on the first one, as a driver would.
 PROBE = """
@@ -33,27 +31,6 @@ class Driver:
 def gpulayer_register_probes(ctx):
     return [Driver()]
 """
-
-
-def is_alive(pid):
-    seen = tree.process(pid)
-    return seen is not None and not seen.is_dead
-
-
-def end(pid):
-    if is_alive(pid):
-        os.kill(pid, signal.SIGKILL)
-    ends = time.monotonic() + 10
-    while is_alive(pid):
-        assert time.monotonic() < ends
-        time.sleep(0.001)
-
-
-@pytest.fixture
-def stranger():
-    pid = int(subprocess.check_output(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]))
-    yield pid
-    end(pid)
 
 
 @pytest.fixture
@@ -97,7 +74,7 @@ def test_a_device_that_turned_busy_after_it_was_lent_is_not_started_upon_and_fre
         assert devices_told(plane)[1] == ("usable", "")
         plane.assign(2, "true", devices=["GPU-1"])
         assert (await plane.end_of(2))["outcome"]["exit_code"] == 0, "another device of the machine works"
-        end(stranger)
+        end_one(stranger)
         await plane.until(lambda: devices_told(plane) == FREE)
         plane.assign(3, "touch", str(tmp_path / "ran"), devices=["GPU-0"])
         assert (await plane.end_of(3))["outcome"]["exit_code"] == 0

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,31 +18,10 @@ from gpulayer.spec.request import Accelerator
 from gpulayer.worker.findings import checked_findings
 from gpulayer.worker.kept import KeptFindings
 from gpulayer.worker.occupancy import Lent, Occupancy, judged
+from tests.together import end_one
 
 GPU = Device("GPU-1", 0, Accelerator.CUDA, "NVIDIA L40S", 48 * 2**30)
 MIB = 2**20
-
-
-def is_alive(pid):
-    seen = tree.process(pid)
-    return seen is not None and not seen.is_dead
-
-
-def end(pid):
-    if is_alive(pid):
-        os.kill(pid, signal.SIGKILL)
-    ends = time.monotonic() + 10
-    while is_alive(pid):
-        assert time.monotonic() < ends
-        time.sleep(0.001)
-
-
-@pytest.fixture
-def stranger():
-    """A process that is not below this one, which stands for the agent; ended in the end."""
-    pid = int(subprocess.check_output(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]))
-    yield pid
-    end(pid)
 
 
 @pytest.fixture
@@ -84,7 +62,7 @@ def test_a_process_of_another_program_is_a_stranger_until_it_has_gone(occupancy,
     assert not looks.has_changed()
     assert looks.judge([GPU], processes(stranger, kind=ProcessKind.GRAPHICS), lent={})[0].state is DeviceState.USABLE
     looks.judge([GPU], processes(stranger), lent={})
-    end(stranger)
+    end_one(stranger)
     assert looks.has_changed()
     # The driver may take a moment to see that it died.
     assert looks.judge([GPU], processes(stranger), lent={}) == (GPU,)
@@ -135,7 +113,7 @@ def test_what_is_left_of_a_worker_that_died_keeps_its_device_and_is_named(occupa
     (busy,) = looks.judge([GPU], [], lent={})
     assert busy.reason.startswith(f"sleep (pid {stranger}, user ")
     assert busy.reason.endswith("is left on it by a worker that died, and can't be ended")
-    end(stranger)
+    end_one(stranger)
     assert looks.has_changed()
     assert looks.judge([GPU], [], lent={}) == (GPU,)
 

@@ -11,9 +11,9 @@ import pytest
 
 from gpulayer.errors import Conflict, NotFound, ProtocolError, TimedOut, Unreachable
 from gpulayer.spawner import messages as m
-from gpulayer.spawner import tree
 from gpulayer.spawner.state import StateDir
 from gpulayer.worker.spawner_link import Attached, Exited, Output, Spawned, SpawnerLink, SpawnFailed
+from tests.together import is_alive
 
 DEADLINE_S = 20.0
 pytestmark = pytest.mark.anyio
@@ -25,11 +25,6 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    seen = tree.process(pid)
-    return seen is not None and not seen.is_dead
 
 
 class Machine:

@@ -22,12 +22,16 @@ __all__ = [
 
 
 class Repeatable(StrEnum):
+    """What a second try of the same request does: nothing, what the first has done, or it over again."""
+
     SAFE = "safe"
     IDEMPOTENT = "idempotent"
     ONCE = "once"
 
 
 class FailureKind(StrEnum):
+    """How far a request came."""
+
     NOT_SENT = "not_sent"  # no connection: the other side has seen nothing
     NO_ANSWER = "no_answer"  # sent, perhaps acted upon
     ANSWERED = "answered"  # with an error status

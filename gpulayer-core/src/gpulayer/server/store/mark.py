@@ -30,6 +30,7 @@ _ORDERS: Final = {0x377F0682: "little", 0x377F0683: "big"}
 
 
 def mark_text(count: int) -> bytes:
+    """``MARK_BYTES`` that say so, and whether they are whole."""
     text = b"%022d" % count
     return b"%s %08x\n" % (text, zlib.crc32(text))
 

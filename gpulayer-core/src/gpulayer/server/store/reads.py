@@ -22,7 +22,7 @@ from gpulayer.server.store.rows import (
     StoredJob,
     TokenRow,
 )
-from gpulayer.server.store.store import job_image
+from gpulayer.server.store.statements import job_image
 from gpulayer.server.store.tables import attempts, audit, events, identities, jobs, secrets, tokens
 from gpulayer.spec.job import JobState
 from gpulayer.wire.jobs import JobSubmission

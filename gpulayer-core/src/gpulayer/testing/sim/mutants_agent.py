@@ -263,7 +263,6 @@ AGENT: Final[dict[str, Mutant]] = {
     "exclusive_unminded": Mutant(3, leases, "keep_for", _exclusive_unminded),
     "no_kill_grace": Mutant(3, leases, "keep_for", _no_kill_grace),
     "keeps_nothing": Mutant(6, leases, "keep_for", _keeps_nothing),
-    "contact_forgotten": Mutant(3, agent, "_recover", _contact_forgotten),
     "exclusive_killed_late": Mutant(3, leases, "kill_by_ms", _no_kill_grace_at_the_spawner),
     "contact_unsaved": Mutant(6, agent, "_save_contact", _contact_unsaved),
     "reboot_unread": Mutant(4, agent, "_recover", _reboot_unread),
@@ -276,6 +275,7 @@ AGENT: Final[dict[str, Mutant]] = {
 }
 
 UNSEEN_AGENT: Final[dict[str, Mutant]] = {
+    "contact_forgotten": Mutant(3, agent, "_recover", _contact_forgotten),
     "asked_before": Mutant(3, agent, "is_current", _asked_before),
     "void_same_job": Mutant(3, agent, "_start_staged", _void_same_job),
     "counts_from_arrival": Mutant(3, agent, "_answered", _counts_from_arrival),
