@@ -36,7 +36,9 @@ demo-plugins: setup ## Sixteen misbehaving plugins in a throw-away environment, 
 
 test: setup ## Run all tests except the soak runs
 	@mkdir -p $(dir $(REPORT))
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -q -o junit_family=xunit1 --junitxml=$(REPORT)
+	@rm -f $(REPORT)
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -q -o junit_family=xunit1 --junitxml=$(REPORT) || \
+	{ code=$$?; [ $$code = 1 ] && $(BIN)/python .ci/second_look.py $(REPORT) || exit $$code; }
 
 lint: setup ## Style, types, import contracts, changelog fragments
 	@$(BIN)/ruff check --quiet

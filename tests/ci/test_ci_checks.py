@@ -59,6 +59,44 @@ def test_the_status_page_has_the_section_that_the_check_reads() -> None:
     assert "\n## Skipped tests\n" in (ROOT / "docs/status.md").read_text(encoding="utf-8")
 
 
+def second_look(tmp_path: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    """After a run of these tests in a folder of their own, as ``make test`` has it."""
+    (tmp_path / "test_some.py").write_text(tests)
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
+    done = subprocess.run([*run, "--junitxml=report.xml"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 1
+    command = [sys.executable, ROOT / ".ci/second_look.py", "report.xml"]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+UNSTEADY = """
+from pathlib import Path
+class TestOnce:
+    def test_fails(self):
+        tried = Path("tried").exists()
+        Path("tried").touch()
+        assert tried
+def test_goes():
+    Path("ran").write_text("x" + (Path("ran").read_text() if Path("ran").exists() else ""))
+"""
+
+
+def test_what_fails_among_the_others_and_passes_alone_is_named_and_stops_nothing(tmp_path: Path) -> None:
+    done = second_look(tmp_path, UNSTEADY)
+    assert (done.returncode, (tmp_path / "ran").read_text()) == (0, "x")  # nothing else ran again
+    assert done.stderr.endswith(
+        "unsteady: test_some.py::TestOnce::test_fails failed among the others and passed alone\n"
+    )
+
+
+def test_what_fails_twice_or_in_numbers_fails_the_build(tmp_path: Path) -> None:
+    done = second_look(tmp_path, UNSTEADY.replace("assert tried", "assert False"))
+    assert (done.returncode, "unsteady" in done.stderr) == (1, False)
+    many = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_fails(n, tmp_path): assert False\n"
+    done = second_look(tmp_path, many)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "is_fine"),
     [

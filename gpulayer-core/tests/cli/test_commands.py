@@ -226,6 +226,14 @@ def test_status_and_down_start_nothing(cli, away):
     assert not (away.parent / "state").exists()
 
 
+def test_status_waits_for_the_own_worker_of_a_control_plane_that_has_just_started(cli, plane, parts):
+    plane.on("GET", "/v1/plane", [parts.plane(workers={"silent": 1}), parts.plane(workers={"ready": 1})])
+    plane.on("GET", "/v1/workers", {"workers": [parts.worker()], "next": None})
+    assert "workers          1 ready\n" in cli("status", plane=plane).out.decode()
+    plane.on("GET", "/v1/plane", parts.plane(workers={"ready": 2, "silent": 1}))
+    assert "workers          2 ready, 1 silent\n" in cli("status", plane=plane).out.decode()
+
+
 def test_a_port_in_use_is_one_line_and_a_hint(cli, plane):
     said = cli("up", "--port", plane.port)
     assert said.code == 2

@@ -155,6 +155,7 @@ class ScriptedPlane:
         self.tokens = set()
         self.unacknowledged = set()
         self.refuse_commands = False
+        self.swallows_next = False  # question for commands: it is on a connection that died without a word
         self.is_removed = False
         self.is_superseded = self.is_place_free = False
         self.starts = []
@@ -335,6 +336,9 @@ class ScriptedPlane:
     async def _commands(self, hold_s):
         if self.refuse_commands:
             return _error(503, "storage_unavailable", "not now")
+        if self.swallows_next:
+            self.swallows_next = False
+            await asyncio.Event().wait()
         self.changed.clear()
         if not self._outstanding():
             with contextlib.suppress(TimeoutError):

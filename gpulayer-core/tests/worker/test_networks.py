@@ -161,6 +161,22 @@ def test_a_worker_comes_back_from_every_kind_of_lost_connection_and_its_job_lose
     scene(main)
 
 
+def test_where_the_connection_of_the_commands_alone_is_dead_they_come_soon_after_a_lease(scene):
+    async def main(plane, worker):
+        plane.lease_ttl_ms = 3_000
+        worker.start()
+        plane.assign(1, "true")
+        await plane.end_of(1)
+        plane.swallows_next = True
+        await plane.until(lambda: not plane.swallows_next)
+        plane.assign(2, "true")
+        assert (await plane.end_of(2))["outcome"]["exit_code"] == 0
+        await worker.stop()
+        assert "connection lost" not in worker.said  # its reports went through all the time
+
+    scene(main)
+
+
 def test_a_worker_says_nothing_to_a_server_in_the_middle_keeps_its_job_and_finds_its_own_again(scene, certify):
     async def main(plane, worker):
         middle = type(plane)()

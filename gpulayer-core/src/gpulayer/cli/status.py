@@ -31,6 +31,9 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
         where = Configured(endpoint.location)
     with open_transport(replace(settings, where=where)) as transport:
         plane = transport.send(calls.get_plane())
+        if plane["workers"].get("silent"):  # or not heard of yet, since a start just now
+            transport.send(calls.list_workers())  # which waits for the control plane's own
+            plane = transport.send(calls.get_plane())
         address = transport.url
     trust = _trust(where.location, address)
     if json:

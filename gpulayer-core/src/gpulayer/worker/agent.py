@@ -98,8 +98,8 @@ from gpulayer.worker.translating import command_from_wire, report_to_wire
 __all__ = ["Agent"]
 
 _log: Final = logging.getLogger(__name__)
-_HOLD_S: Final = 25
-_HOLD_LIMIT_S: Final = _HOLD_S + 5.0  # its answer is empty then: a later one is none
+_HOLD_S: Final = 25.0
+_HOLD_MARGIN_S: Final = 5.0  # a held answer is empty at its end: what is later still comes no more
 _LOOK_EVERY_S: Final = 60.0
 _LOST: Final = (Unreachable, TimedOut, UntrustedServer)
 _LEAVE_AGAIN_MS: Final = 50
@@ -470,10 +470,14 @@ class Agent:
         await self._settled.wait()
         cursor, tries = "", 0
         while True:
-            path = f"{self._plane.worker_path}/commands?hold_s={_HOLD_S}" + (f"&after={cursor}" if cursor else "")
+            # Where this one connection of several is dead, nothing tells so but its end: with a short lease, soon.
+            hold_s = min(_HOLD_S, self._state.lease_ttl_ms / 1000)
+            path = f"{self._plane.worker_path}/commands?hold_s={hold_s:g}" + (f"&after={cursor}" if cursor else "")
             asked_ms = self._clock.monotonic_ms()
             try:
-                reply: CommandsReply = await self._plane.call("GET", path, timeout_s=_HOLD_LIMIT_S, asks_again=True)
+                reply: CommandsReply = await self._plane.call(
+                    "GET", path, timeout_s=hold_s + _HOLD_MARGIN_S, asks_again=True
+                )
                 heard = [command_from_wire(fields) for fields in reply["commands"]]
                 commands = tuple(command for command in heard if command is not None)
             except GpulayerError as error:
