@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gpulayer.cli.console import columns  # noqa: E402 - after the path, like the others
-from tests.docs.test_docs_examples import blocks, is_as_shown, steps  # noqa: E402 - found only now
+from tests.docs.test_docs_examples import blocks, is_as_shown, on_a_free_port, steps  # noqa: E402 - found only now
 from tests.e2e.fresh import FreshEnvironment, build_wheels  # noqa: E402
 
 MARK: Final = "<!-- not run: tests/examples/test_demo_plugins.py runs it and compares -->"
@@ -132,8 +132,7 @@ def quickstart() -> list[tuple[str, list[str]]]:
     """Its commands, each with the lines that the page shows below it."""
     page = blocks(ROOT / "docs/quickstart.md")
     found = [step for block in page if block.mark == "run" for step in steps(block.text)]
-    # Port 0: somebody may have a control plane here already.
-    return [(line.replace("up --detach", "up --detach --port 0"), expected) for line, expected in found]
+    return [(on_a_free_port(line), expected) for line, expected in found]
 
 
 def run_without(place: Place) -> dict[str, tuple[int, str]]:
