@@ -22,6 +22,8 @@ from tests.soak.frame import Proof, Say, Tally
 WORLDS: Final = 10_000
 SEEDS_A_MUTANT: Final = 1_000  # within so many it must be found
 FLEETS: Final = (1, 2, 3, 4, 6, 8, 10, 13)  # the promises that they prove something of
+CANCELS: Final = 8
+MANY: Final = 100  # in so many worlds some cancel meets nothing that is wrong
 SAMPLE: Final = 10
 MATRIX: Final = Path(".cache/mutants.txt")
 AT_A_TIME: Final = 20  # seeds a task, some seconds
@@ -32,11 +34,12 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Worlds:
-    """``faults``: of all, also of those that are ``broken``, which are sentences."""
+    """``faults``: of all, also of those that are ``broken``, which are sentences. judged: see ``Report``."""
 
     runs: int
     faults: int
     broken: tuple[str, ...]
+    judged: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ class Search:
 
 def try_seeds(seeds: range) -> Worlds:
     """Play them all, here; a broken one is no reason to stop, nor is one that ends with what nobody foresaw."""
-    course, broken = Course(), []
+    course, broken, judged = Course(), [], 0
     for seed in seeds:
         try:
-            play(Scenario.of_seed(seed), course=course)
+            judged += play(Scenario.of_seed(seed), course=course).judged
         except Exception as error:
             broken.append(f"{type(error).__name__}: {error}\nagain: python -m gpulayer.testing.sim --seed {seed}")
-    return Worlds(len(seeds), course.faults.total(), tuple(broken))
+    return Worlds(len(seeds), course.faults.total(), tuple(broken), judged)
 
 
 def find_mutant(task: tuple[str, range]) -> Search:
@@ -93,6 +96,8 @@ class _Simulation:
         """One promise in all worlds, and the mutants that break it. (CI has its own sample of those, in tests/sim.)"""
         worlds = self._worlds.get((runs, seed)) or self._play(runs, seed, say)
         tally = Tally(worlds.runs, worlds.faults, list(worlds.broken))
+        if promise == CANCELS and runs >= MANY and not worlds.judged:
+            tally.violations.append("no cancel was judged: there was an excuse for each")
         if runs > SAMPLE:
             found = [one for one in self.searches(_within(runs), seed, say) if MUTANTS[one.name].promise == promise]
             tally.mutants = (sum(one.seed is not None for one in found), len(found)) if found else None
@@ -138,7 +143,10 @@ class _Simulation:
             done.append(worlds)
             say(f"{sum(one.runs for one in done):,} of {runs:,} worlds")
         broken = tuple(one for worlds in done for one in worlds.broken)
-        self._worlds[runs, seed] = Worlds(sum(one.runs for one in done), sum(one.faults for one in done), broken)
+        judged = sum(one.judged for one in done)
+        self._worlds[runs, seed] = Worlds(
+            sum(one.runs for one in done), sum(one.faults for one in done), broken, judged
+        )
         return self._worlds[runs, seed]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer.testing.sim import Violation
+from gpulayer.testing.sim import Report, Violation
 from tests.soak import rest, simulation
 from tests.soak.__main__ import main
 from tests.soak.frame import PROMISES, UNIT, WIDTH, Proof, Row, Tally, carry_out, found_proofs, table
@@ -126,6 +126,10 @@ def test_sigterm_ends_what_is_under_way_in_good_order_and_prints_the_table(capsy
 FLEETS = [proof for proof in found_proofs() if proof.is_shared]
 
 
+def unexcused(scenario, judged):
+    return Report(scenario.seed, 0, 0, {}, 0, {}, 0, judged=judged)
+
+
 def breaking():
     """In the place of ``play``: each third world breaks a rule, and each seventh ends with what nobody foresaw."""
 
@@ -135,6 +139,7 @@ def breaking():
             raise Violation("a rule that was worded anew yesterday")
         if scenario.seed % 7 == 0:
             raise KeyError("the simulator itself")
+        return unexcused(scenario, 1)
 
     return play
 
@@ -155,6 +160,15 @@ def test_a_world_that_breaks_counts_whatever_it_broke_and_whichever_promises_wer
     assert len(told) == len(set(told)) == broken, "and is told once"
     assert "  KeyError: 'the simulator itself'" in lines
     assert (PROMISES[7] in "".join(lines)) is False
+
+
+@pytest.mark.parametrize("judged", [0, 1])
+def test_cancels_that_were_all_excused_prove_nothing(monkeypatch, judged):
+    monkeypatch.setattr(simulation, "play", lambda scenario, **_: unexcused(scenario, judged))
+    monkeypatch.setattr(simulation, "MANY", simulation.SAMPLE)
+    (cancels,) = [proof for proof in FLEETS if proof.promise == simulation.CANCELS]
+    row = carry_out(cancels, simulation.SAMPLE, seed=78 + judged)  # worlds of their own
+    assert row.tally.violations == ([] if judged else ["no cancel was judged: there was an excuse for each"])
 
 
 def test_few_worlds_to_notice_a_planted_fault_in_are_told_as_few(capsys):
