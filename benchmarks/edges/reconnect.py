@@ -37,7 +37,7 @@ from gpulayer.protocol.messages import (
 )
 from gpulayer.protocol.reporting import answer_limit_ms
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.wire.convert import facts_to_wire
+from gpulayer.wire.facts import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.disk import Reserve
 from gpulayer.worker.http import HttpClient

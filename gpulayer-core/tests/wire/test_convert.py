@@ -19,8 +19,6 @@ from gpulayer.spec.tree import SourceRef
 from gpulayer.wire.convert import (
     SpecReader,
     check_schema,
-    facts_from_wire,
-    facts_to_wire,
     outcome_from_wire,
     outcome_to_wire,
     request_from_wire,
@@ -28,6 +26,7 @@ from gpulayer.wire.convert import (
     spec_from_wire,
     spec_to_wire,
 )
+from gpulayer.wire.facts import facts_from_wire, facts_to_wire
 from gpulayer.wire.jobs import JobSubmission, RequestFields
 from gpulayer.wire.workers import WorkerFactsFields
 

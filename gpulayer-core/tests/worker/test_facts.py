@@ -12,7 +12,7 @@ from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.plugins.record import PluginRecord
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
-from gpulayer.wire.convert import facts_from_wire, facts_to_wire
+from gpulayer.wire.facts import facts_from_wire, facts_to_wire
 from gpulayer.worker.facts import KnownFacts, Probing, combine, devices_of
 from gpulayer.worker.findings import checked_findings
 from gpulayer.worker.kept import KeptFindings

@@ -20,7 +20,8 @@ from gpulayer.spec.request import Request
 from gpulayer.spec.tree import Entry, EntryKind
 from gpulayer.spec.verdict import ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
-from gpulayer.wire.convert import device_to_wire, facts_to_wire, placed_request, verdict_to_wire
+from gpulayer.wire.convert import placed_request, verdict_to_wire
+from gpulayer.wire.facts import device_to_wire, facts_to_wire
 from gpulayer.wire.jobs import (
     AttemptRecord,
     EventRecord,
@@ -181,6 +182,10 @@ def worker_record(
         "capabilities": facts.get("capabilities", []),
         "leases": list(worker.leases),
     }
+    if worker.facts.cpu_model:
+        record["cpu_model"] = worker.facts.cpu_model
+    if worker.facts.missing:
+        record["missing"] = dict(worker.facts.missing)
     if refused_wall_ms is not None:
         record["refused"] = (
             f"an agent with its identity was refused at {iso_utc(refused_wall_ms)}: one that was started later has its"

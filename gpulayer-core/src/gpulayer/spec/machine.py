@@ -23,9 +23,14 @@ class DeviceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator of a worker. ``links``: (uuid of the peer, link name), strongest first.
+    """One accelerator of a worker, or a slice of one. ``links``: (uuid of the peer, link name), strongest first.
 
     memory_taken_bytes: what programs that only draw have of it, a desktop for example: jobs get so much less.
+    pci_address: as ``0000:3b:00.0``. driver: its version. runtime: the newest CUDA (ROCm, Level Zero) that the driver
+    supports. parent: uuid of the whole one of a slice. is_memory_shared: its memory is the machine's.
+    compute_mode: how many processes it takes, as the vendor says: ``default``, ``exclusive_process``, ``prohibited``.
+    ecc: whether its memory corrects errors. numa_node, cores: what stands nearest to it; cores as Linux lists them,
+    ``0-31,64-95``. Empty texts and None: not known.
     """
 
     uuid: str
@@ -39,11 +44,26 @@ class Device:
     reason: str = ""
     links: tuple[tuple[str, str], ...] = ()
     memory_taken_bytes: int = 0
+    pci_address: str = ""
+    driver: str = ""
+    runtime: str = ""
+    parent: str = ""
+    is_memory_shared: bool = False
+    compute_mode: str = ""
+    ecc: bool | None = None
+    numa_node: int | None = None
+    cores: str = ""
+    temperature_c: int | None = None
+    use_percent: int | None = None
 
     @property
     def memory_for_jobs_bytes(self) -> int | None:
         """None: not known."""
         return None if self.memory_bytes is None else max(0, self.memory_bytes - self.memory_taken_bytes)
+
+    def without_flowing_figures(self) -> "Device":
+        """What stays as it is while it only works."""
+        return replace(self, memory_free_bytes=None, memory_taken_bytes=0, temperature_c=None, use_percent=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +93,8 @@ class WorkerFacts:
     enforces: which of a job's limits it can hold jobs to: ``memory``, ``cpus``, ``pids``, ``cores``.
     addresses: numeric, where other machines may reach it, best first; never a name, which others may not resolve.
     resources: (name, how many in all) of what is counted by name, sorted. capabilities: see ``Request``; sorted.
+    cpu_model: empty where it is not known. missing: (kind of device, why none of that kind can be used) where something
+    says that there should be one: a driver that does not answer, for example; sorted.
     """
 
     platform: str
@@ -88,8 +110,10 @@ class WorkerFacts:
     addresses: tuple[str, ...] = ()
     resources: tuple[tuple[str, int], ...] = ()
     capabilities: tuple[str, ...] = ()
+    cpu_model: str = ""
+    missing: tuple[tuple[str, str], ...] = ()
 
     def without_flowing_figures(self) -> "WorkerFacts":
-        """What stays as it is while a machine only works: without free disk and free memory of devices."""
-        devices = tuple(replace(device, memory_free_bytes=None, memory_taken_bytes=0) for device in self.devices)
+        """What stays as it is while a machine only works: without free disk, and what devices are used for."""
+        devices = tuple(device.without_flowing_figures() for device in self.devices)
         return replace(self, disk_bytes=None, devices=devices)

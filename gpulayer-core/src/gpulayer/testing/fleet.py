@@ -15,7 +15,8 @@ from gpulayer.spec.machine import Device, Framework, Locality, WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.testing.plane import LivePlane, until
 from gpulayer.testing.wire_worker import WireWorker
-from gpulayer.wire.convert import assignment_from_wire, facts_to_wire
+from gpulayer.wire.convert import assignment_from_wire
+from gpulayer.wire.facts import facts_to_wire
 from gpulayer.wire.workers import AssignCommand
 
 __all__ = ["Fleet", "SimulatedWorker"]

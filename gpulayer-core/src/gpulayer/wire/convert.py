@@ -4,10 +4,9 @@
 is checked here is meaning (an unknown accelerator, a specifier that does not parse, ``cpu`` with devices).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
@@ -33,24 +32,21 @@ from gpulayer.spec.job import (
     Single,
 )
 from gpulayer.spec.limits import DEFAULT_LOG_BYTES, Limits
-from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
 from gpulayer.spec.secrets import check_grant, check_secrets
 from gpulayer.spec.tree import SourceRef
 from gpulayer.spec.verdict import Verdict
 from gpulayer.wire import SCHEMA_VERSION
+from gpulayer.wire.choice import choice
 from gpulayer.wire.jobs import JobSubmission, RequestFields, SourceFields, VerdictRecord
-from gpulayer.wire.workers import AssignCommand, DeviceFields, LimitsFields, OutcomeFields, WorkerFactsFields
+from gpulayer.wire.workers import AssignCommand, LimitsFields, OutcomeFields
 
 __all__ = [
     "SpecReader",
     "assignment_from_wire",
     "assignment_to_wire",
     "check_schema",
-    "device_to_wire",
-    "facts_from_wire",
-    "facts_to_wire",
     "framework_need",
     "limits_to_wire",
     "needed_request",
@@ -65,7 +61,6 @@ __all__ = [
     "verdict_to_wire",
 ]
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
 _ANYWHERE: Final = Request()
 
 
@@ -121,7 +116,7 @@ def request_from_wire(fields: RequestFields) -> Request:
     if not fields:
         return _ANYWHERE  # most of a batch of tiny jobs
     accelerators = tuple(
-        _choice(Accelerator, text, "request.accelerators") for text in fields.get("accelerators", [Accelerator.ANY])
+        choice(Accelerator, text, "request.accelerators") for text in fields.get("accelerators", [Accelerator.ANY])
     )
     named = [kind for kind in accelerators if kind in DEVICE_KINDS]
     devices = fields.get("devices", 1 if named and named[0] == accelerators[0] else 0)
@@ -246,7 +241,7 @@ def spec_to_wire(spec: JobSpec) -> JobSubmission:
 def spec_from_wire(submission: JobSubmission) -> JobSpec:
     """Read a submission. Raises BadRequest or NotSupported; the schema version is checked first."""
     check_schema(submission["schema"], "job")
-    kind = _choice(JobKind, submission.get("kind", JobKind.COMMAND), "kind")
+    kind = choice(JobKind, submission.get("kind", JobKind.COMMAND), "kind")
     if kind is not JobKind.COMMAND:
         raise NotSupported(f"kind {kind!s} is not supported by this version", hint="submit a command")
     command = _command(submission["command"])
@@ -272,7 +267,7 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         outputs=tuple(submission.get("outputs", ())),
         keep_outputs=submission.get("keep_outputs", True),
         retries=submission.get("retries", DEFAULT_RETRIES),
-        retry_on=_choice(RetryOn, submission.get("retry_on", RetryOn.INFRASTRUCTURE), "retry_on"),
+        retry_on=choice(RetryOn, submission.get("retry_on", RetryOn.INFRASTRUCTURE), "retry_on"),
         timeout_ms=submission.get("timeout_ms"),
         grace_ms=submission.get("grace_ms", DEFAULT_GRACE_MS),
         keep_for_ms=submission.get("keep_for_ms", DEFAULT_KEEP_FOR_MS),
@@ -398,102 +393,6 @@ def source_to_wire(source: SourceRef) -> SourceFields:
     return fields
 
 
-def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
-    """None, for what is not known, stays None."""
-    return {
-        "platform": facts.platform,
-        "version": facts.version,
-        "cpus": facts.cpus,
-        "memory_bytes": facts.memory_bytes,
-        "disk_bytes": facts.disk_bytes,
-        "devices": [device_to_wire(device) for device in facts.devices],
-        "frameworks": [
-            {
-                "name": framework.name,
-                "version": framework.version,
-                "accelerator": str(framework.accelerator),
-                "usable": framework.usable,
-                "reason": framework.reason,
-            }
-            for framework in facts.frameworks
-        ],
-        "labels": dict(facts.labels),
-        "locality": {
-            "zone": facts.locality.zone,
-            "region": facts.locality.region,
-            "network_group": facts.locality.network_group,
-        },
-        "enforces": list(facts.enforces),
-        "addresses": list(facts.addresses),
-        "resources": dict(facts.resources),
-        "capabilities": list(facts.capabilities),
-    }
-
-
-def device_to_wire(device: Device) -> DeviceFields:
-    """None, for what is not known, stays None."""
-    fields: DeviceFields = {
-        "uuid": device.uuid,
-        "index": device.index,
-        "kind": str(device.kind),
-        "model": device.model,
-        "memory_bytes": device.memory_bytes,
-        "memory_free_bytes": device.memory_free_bytes,
-        "compute_capability": device.compute_capability,
-        "state": str(device.state),
-        "reason": device.reason,
-        "links": dict(device.links),
-    }
-    if device.memory_taken_bytes:
-        fields["memory_taken_bytes"] = device.memory_taken_bytes
-    return fields
-
-
-def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
-    """Labels are sorted, so that equal facts have one digest. Raises BadRequest, also for a device named twice."""
-    devices = tuple(
-        Device(
-            uuid=device["uuid"],
-            index=device["index"],
-            kind=_choice(Accelerator, device["kind"], "facts.devices.kind"),
-            model=device["model"],
-            memory_bytes=device["memory_bytes"],
-            memory_free_bytes=device["memory_free_bytes"],
-            compute_capability=device["compute_capability"],
-            state=_choice(DeviceState, device["state"], "facts.devices.state"),
-            reason=device["reason"],
-            links=tuple(device["links"].items()),
-            memory_taken_bytes=device.get("memory_taken_bytes", 0),
-        )
-        for device in fields["devices"]
-    )
-    _check_unique((device.uuid for device in devices), "facts.devices.uuid")
-    return WorkerFacts(
-        platform=fields["platform"],
-        version=fields["version"],
-        cpus=fields["cpus"],
-        memory_bytes=fields["memory_bytes"],
-        disk_bytes=fields["disk_bytes"],
-        devices=devices,
-        frameworks=tuple(
-            Framework(
-                name=framework["name"],
-                version=framework["version"],
-                accelerator=_choice(Accelerator, framework["accelerator"], "facts.frameworks.accelerator"),
-                usable=framework["usable"],
-                reason=framework["reason"],
-            )
-            for framework in fields["frameworks"]
-        ),
-        labels=tuple(sorted(fields["labels"].items())),
-        locality=Locality(**fields["locality"]),
-        enforces=tuple(sorted(fields.get("enforces", ()))),
-        addresses=tuple(fields.get("addresses", ())),
-        resources=tuple(sorted(fields.get("resources", {}).items())),
-        capabilities=tuple(sorted(fields.get("capabilities", ()))),
-    )
-
-
 def outcome_to_wire(outcome: Outcome) -> OutcomeFields:
     """``evidence`` is not cut here; whoever sends it minds the limit."""
     return {
@@ -509,11 +408,11 @@ def outcome_to_wire(outcome: Outcome) -> OutcomeFields:
 def outcome_from_wire(fields: OutcomeFields) -> Outcome:
     """Raises BadRequest for an unknown end or blame."""
     return Outcome(
-        ended_by=_choice(EndedBy, fields["ended_by"], "outcome.ended_by"),
+        ended_by=choice(EndedBy, fields["ended_by"], "outcome.ended_by"),
         exit_code=fields["exit_code"],
         signal=fields["signal"],
         evidence=fields["evidence"],
-        blame=_choice(Blame, fields["blame"], "outcome.blame"),
+        blame=choice(Blame, fields["blame"], "outcome.blame"),
         ran_ms=fields.get("ran_ms"),
     )
 
@@ -630,16 +529,6 @@ def _command(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(command)
 
 
-def _choice(kind: type[_Choice], text: str, where: str) -> _Choice:
-    if isinstance(text, kind):
-        return text  # a default
-    try:
-        return kind(text)
-    except ValueError:
-        known = ", ".join(kind)
-        raise BadRequest(f"{where}: {text!r} is unknown", hint=f"one of {known}") from None
-
-
 def _check_specifier(text: str, where: str) -> None:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - 40 ms, seldom needed
 
@@ -665,11 +554,3 @@ def _check_pairs(pairs: Mapping[str, str], where: str) -> None:
     for key, value in pairs.items():
         _check_text(key, where)
         _check_text(value, f"{where}.{key}")
-
-
-def _check_unique(values: Iterable[str], where: str) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise BadRequest(f"{where}: {value!r} stands twice")
-        seen.add(value)

@@ -12,7 +12,7 @@ from typing import Final
 from gpulayer.errors import BadRequest, UsageError
 from gpulayer.spec.capabilities import check_resource, is_plain_name
 from gpulayer.spec.machine import WorkerFacts
-from gpulayer.wire.convert import facts_from_wire
+from gpulayer.wire.facts import facts_from_wire
 from gpulayer.wire.plugins import PluginFields
 from gpulayer.wire.workers import WorkerFactsFields
 

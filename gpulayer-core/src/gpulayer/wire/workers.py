@@ -43,8 +43,8 @@ Status = Annotated[int, Ge(-(2**31)), Le(2**32 - 1)]
 
 
 class DeviceFields(TypedDict):
-    """See ``spec.machine.Device``. None: not known. ``links``: link name by the peer's uuid. ``memory_taken_bytes``: 0
-    where it is left out."""
+    """See ``spec.machine.Device``. None: not known. ``links``: link name by the peer's uuid. Of what may be left out,
+    ``memory_taken_bytes`` is 0 then, ``is_memory_shared`` false, and the rest not known."""
 
     uuid: Text
     index: Annotated[int, Ge(0), Le(100_000)]
@@ -57,6 +57,17 @@ class DeviceFields(TypedDict):
     reason: Text
     links: Annotated[dict[Text, Text], MaxLen(1024)]
     memory_taken_bytes: NotRequired[Bytes]
+    pci_address: NotRequired[Word]
+    driver: NotRequired[Word]
+    runtime: NotRequired[Word]
+    parent: NotRequired[Text]
+    is_memory_shared: NotRequired[bool]
+    compute_mode: NotRequired[Word]
+    ecc: NotRequired[bool]
+    numa_node: NotRequired[Annotated[int, Ge(0), Le(1_000_000)]]
+    cores: NotRequired[Text]
+    temperature_c: NotRequired[Annotated[int, Ge(-100), Le(1_000)]]
+    use_percent: NotRequired[Annotated[int, Ge(0), Le(100)]]
 
 
 class FrameworkFields(TypedDict):
@@ -93,6 +104,8 @@ class WorkerFactsFields(TypedDict):
     addresses: NotRequired[Annotated[list[Text], MaxLen(64)]]
     resources: NotRequired[Annotated[dict[Word, Annotated[int, Ge(0), Le(1_000_000)]], MaxLen(64)]]
     capabilities: NotRequired[Annotated[list[Annotated[str, MaxLen(100)]], MaxLen(256)]]
+    cpu_model: NotRequired[Text]
+    missing: NotRequired[Annotated[dict[Word, Text], MaxLen(16)]]
 
 
 class EnrolBody(TypedDict):
@@ -309,7 +322,7 @@ class WorkerRecord(TypedDict):
     ``enforces``: the limits that it can hold a job to. ``addresses``: numeric, where others reach it, best first.
     ``resources``: how many in all of what it counts by name, ``resources_free`` of now. ``capabilities``: what its
     plugins add, as ``launcher:NAME``, ``environment:NAME`` and ``stager:SCHEME``. ``refused``: that an agent was which
-    comes with this worker's identity, and why.
+    comes with this worker's identity, and why. ``missing``: by kind of device, why none of that kind can be used.
     """
 
     id: str
@@ -333,6 +346,8 @@ class WorkerRecord(TypedDict):
     capabilities: list[str]
     leases: list[int]
     refused: NotRequired[str]
+    cpu_model: NotRequired[str]
+    missing: NotRequired[dict[str, str]]
 
 
 class WorkerPage(TypedDict):

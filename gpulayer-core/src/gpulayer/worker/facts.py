@@ -29,6 +29,7 @@ from gpulayer.worker.findings import (
     MAX_DEVICES,
     MAX_FRAMEWORKS,
     MAX_LABELS,
+    MAX_MISSING,
     MAX_RESOURCES,
     checked_findings,
 )
@@ -362,10 +363,12 @@ def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str,
     disk = next((finding.disk_bytes for finding in found if finding.disk_bytes is not None), None)
     devices: dict[str, Device] = {}
     resources: dict[str, int] = {}
+    missing: dict[str, str] = {}
     found_labels: dict[str, str] = {}
     for finding in found:
         _add(devices, [(device.uuid, device) for device in finding.devices], at_most=MAX_DEVICES)
         _add(resources, finding.resources, at_most=MAX_RESOURCES)
+        _add(missing, finding.missing, at_most=MAX_MISSING)
     for finding in reversed(found):
         found_labels |= finding.labels
     told_labels = dict(labels)
@@ -382,6 +385,8 @@ def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str,
         locality=next((finding.locality for finding in found if finding.locality is not None), Locality()),
         addresses=tuple(address for finding in found for address in finding.addresses)[:MAX_ADDRESSES],
         resources=tuple(sorted((name, count) for name, count in resources.items() if count)),
+        cpu_model=next((finding.cpu_model for finding in found if finding.cpu_model), ""),
+        missing=tuple(sorted(missing.items())),
     )
 
 

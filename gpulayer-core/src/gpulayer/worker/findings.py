@@ -20,6 +20,7 @@ __all__ = [
     "MAX_DEVICES",
     "MAX_FRAMEWORKS",
     "MAX_LABELS",
+    "MAX_MISSING",
     "MAX_RESOURCES",
     "checked_findings",
     "checked_text",
@@ -30,8 +31,10 @@ MAX_FRAMEWORKS: Final = 256
 MAX_LABELS: Final = 64
 MAX_ADDRESSES: Final = 64
 MAX_RESOURCES: Final = 64
+MAX_MISSING: Final = 16
 _MAX_LINKS: Final = 1024
 _MAX_TEXT: Final = 4096
+_MAX_WORD: Final = 64
 _MAX_BYTES: Final = 2**60
 _MAX_COUNT: Final = 1_000_000
 _MAX_PROCESSES: Final = 4096
@@ -59,6 +62,8 @@ def checked_findings(value: object) -> Findings:
         addresses=tuple(str(ip_address(address)) for address in addresses),
         resources=_pairs("resources", found.resources, _resource, at_most=MAX_RESOURCES),
         processes=None if found.processes is None else _processes(found.processes),
+        cpu_model=checked_text("cpu_model", found.cpu_model),
+        missing=_pairs("missing", found.missing, _missing, at_most=MAX_MISSING),
     )
 
 
@@ -91,6 +96,17 @@ def _device(device: Device) -> Device:
         reason=checked_text("reason", device.reason),
         links=_pairs("links", device.links, _label, at_most=_MAX_LINKS),
         memory_taken_bytes=_count("memory_taken_bytes", device.memory_taken_bytes),
+        pci_address=checked_text("pci_address", device.pci_address, at_most=_MAX_WORD),
+        driver=checked_text("driver", device.driver, at_most=_MAX_WORD),
+        runtime=checked_text("runtime", device.runtime, at_most=_MAX_WORD),
+        parent=checked_text("parent", device.parent),
+        is_memory_shared=instance_of(bool, device.is_memory_shared),
+        compute_mode=checked_text("compute_mode", device.compute_mode, at_most=_MAX_WORD),
+        ecc=None if device.ecc is None else instance_of(bool, device.ecc),
+        numa_node=_known("numa_node", device.numa_node, most=_MAX_COUNT),
+        cores=checked_text("cores", device.cores),
+        temperature_c=_known("temperature_c", device.temperature_c, least=-100, most=1_000),
+        use_percent=_known("use_percent", device.use_percent, most=100),
     )
 
 
@@ -126,6 +142,10 @@ def _locality(locality: Locality) -> Locality:
 
 def _label(name: object, value: object) -> tuple[str, str]:
     return checked_text("name", name), checked_text("value", value)
+
+
+def _missing(kind: object, reason: object) -> tuple[str, str]:
+    return str(Accelerator(checked_text("kind", kind))), checked_text("reason", reason)
 
 
 def _resource(name: object, count: object) -> tuple[str, int]:

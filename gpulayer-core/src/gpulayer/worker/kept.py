@@ -83,7 +83,7 @@ def _steady(found: Findings) -> Findings:
     return replace(
         found,
         disk_bytes=None,
-        devices=tuple(replace(device, memory_free_bytes=None, memory_taken_bytes=0) for device in found.devices),
+        devices=tuple(device.without_flowing_figures() for device in found.devices),
     )
 
 
@@ -98,6 +98,7 @@ def _findings(fields: dict[str, Any]) -> Findings:  # Any: of a file; what is no
         "locality": None if locality is None else Locality(**locality),
         "addresses": tuple(fields["addresses"]),
         "resources": _pairs(fields["resources"]),
+        "missing": _pairs(fields["missing"]),
     }
     return checked_findings(Findings(**found))
 

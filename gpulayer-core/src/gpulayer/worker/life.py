@@ -31,7 +31,7 @@ from gpulayer.plugins.starting import Abandoned, load_beside
 from gpulayer.protocol.retry import DEFAULT_BACKOFF, Backoff
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.staging.blobs import BlobFolder, storage_error
-from gpulayer.wire.convert import facts_to_wire
+from gpulayer.wire.facts import facts_to_wire
 from gpulayer.wire.workers import SessionReply
 from gpulayer.worker.agent import Agent
 from gpulayer.worker.disk import Reserve, is_full, is_full_error

@@ -13,7 +13,8 @@ from gpulayer.spec.assignment import Assignment
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.wire import SCHEMA_VERSION
-from gpulayer.wire.convert import assignment_from_wire, facts_to_wire, outcome_to_wire
+from gpulayer.wire.convert import assignment_from_wire, outcome_to_wire
+from gpulayer.wire.facts import facts_to_wire
 from gpulayer.wire.workers import ReportBody, ReportItem
 
 __all__ = ["command_from_wire", "report_to_wire"]

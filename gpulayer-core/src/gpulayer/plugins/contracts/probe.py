@@ -49,6 +49,7 @@ class Findings:
     addresses: numeric, where other machines may reach this one, best first.
     resources: (name, how many) of what jobs take a share of by name: ``("matlab", 2)``. Jobs that ask for more than is
     free wait; GPUlayer counts, the probe only says how many there are in all, GPUlayer's own use included.
+    cpu_model, missing: as of ``WorkerFacts``.
     processes: all that are on these devices now, those of GPUlayer's own jobs too: the worker knows which those are,
     and takes a device that any other one computes on for busy. None: this probe does not know.
     """
@@ -64,6 +65,8 @@ class Findings:
     addresses: tuple[str, ...] = ()
     resources: tuple[tuple[str, int], ...] = ()
     processes: tuple[ProcessOnDevice, ...] | None = None
+    cpu_model: str = ""
+    missing: tuple[tuple[str, str], ...] = ()
 
 
 @runtime_checkable

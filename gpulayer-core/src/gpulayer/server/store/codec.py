@@ -16,7 +16,8 @@ from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Gang, JobEntry, JobSpec, RetryOn, Shape, Single
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
-from gpulayer.wire.convert import facts_from_wire, facts_to_wire, request_from_wire, request_to_wire
+from gpulayer.wire.convert import request_from_wire, request_to_wire
+from gpulayer.wire.facts import facts_from_wire, facts_to_wire
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = [

@@ -12,7 +12,7 @@ from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, 
 from gpulayer.spec.capabilities import is_plain_name
 from gpulayer.spec.request import DEVICE_KINDS
 from gpulayer.testing.contracts.contract import Ask, SharedContract, check_plain_name, within
-from gpulayer.wire.convert import facts_to_wire
+from gpulayer.wire.facts import facts_to_wire
 from gpulayer.wire.workers import WorkerFactsFields
 from gpulayer.worker.facts import combine
 from gpulayer.worker.findings import checked_findings
@@ -105,5 +105,5 @@ class ProbeContract(SharedContract):
 
 
 def _lasting(found: Findings) -> Findings:
-    devices = tuple(replace(device, memory_free_bytes=None, memory_taken_bytes=0) for device in found.devices)
+    devices = tuple(device.without_flowing_figures() for device in found.devices)
     return replace(found, disk_bytes=None, devices=devices, processes=None)
