@@ -10,6 +10,7 @@ BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",
+        "nvidia": "gpulayer.plugins.builtin.nvidia",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",
         "webhook": "gpulayer.plugins.builtin.webhook",
