@@ -8,8 +8,10 @@ __all__ = ["BUILTINS"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "apple": "gpulayer.plugins.builtin.apple",
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",
+        "intel": "gpulayer.plugins.builtin.intel",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",
         "webhook": "gpulayer.plugins.builtin.webhook",
