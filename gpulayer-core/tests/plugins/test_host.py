@@ -89,7 +89,7 @@ def test_a_good_one_is_registered_and_its_record_tells_all_of_it(load, plugin, t
     assert record.hooks == ("gpulayer_check_job", "gpulayer_register_probes")
     assert record.provides == ("probe licences", "job check")
     assert (record.error, record.hint, record.faults, record.is_builtin) == ("", "", 0, False)
-    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
 
 
 def test_hooks_are_asked_where_they_belong_alone(load, plugin):
@@ -182,7 +182,7 @@ def test_what_registers_badly_is_refused_with_the_reason_and_nothing_else_is(loa
         assert told[name].faults == 1
         assert error in told[name].last_faults[0].message
     assert names(host.registry.probes) == ["host", "good"]
-    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
 
 
 ALL_HOOKS = (
@@ -282,7 +282,7 @@ def test_a_deprecated_hook_works_and_leaves_a_note_in_the_record(load, plugin, t
         "gpulayer_register_probes is deprecated: implement gpulayer_see (the plugin API 2.0 ends it)"
     )
     assert (told["old"].status, told["old"].error, told["old"].faults) == (PluginStatus.OK, "", 0)
-    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
     assert {told[name].hint for name in ("new", "host")} == {""}
     assert records(load())["old"].hint == ""
 
@@ -342,7 +342,7 @@ def test_an_import_that_changes_what_all_share_is_noted_and_undone_and_the_plugi
     assert record.faults == 6
     assert {fault.hook for fault in record.last_faults} == {"import"}
     assert any("gpulayer.plugins.results (instance_of)" in fault.message for fault in record.last_faults)
-    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
 
 
 def test_one_that_behaves_in_the_child_alone_is_contained_here_too(load, plugin):
@@ -501,7 +501,7 @@ def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tm
     assert told["gone"].error == "gpulayer-gone 1.0 is not installed any more"
     assert told["newer"].error == "gpulayer-newer 2.0 is installed now, and 1.0 runs"
     assert told["gone"].status is PluginStatus.OK
-    assert look(host, host.registry.probes[1], tmp_path).cpus == 3
+    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
 
 
 def test_one_that_is_installed_meanwhile_is_told_with_what_to_do(load, plugin):

@@ -8,6 +8,7 @@ __all__ = ["BUILTINS"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "amd": "gpulayer.plugins.builtin.amd",
         "apple": "gpulayer.plugins.builtin.apple",
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",

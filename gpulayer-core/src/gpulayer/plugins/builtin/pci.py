@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PciDevice", "display_devices", "read_number", "read_text"]
+__all__ = ["ACCELERATOR", "PciDevice", "gpus_on_bus", "read_number", "read_text"]
 
-_DISPLAY: Final = 0x03  # the base class of display controllers: VGA, 3D, others
+ACCELERATOR: Final = 0x12  # a base class of PCI: processing accelerators; AMD's newest, but also Intel's NPUs
+_DISPLAY: Final = 0x03  # a base class of PCI: VGA, 3D and other display controllers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class PciDevice:
         return next((path.name for path in sorted(self.folder.glob("drm/renderD*"))), "")
 
 
-def display_devices(sys_root: Path, *, vendor: int) -> tuple[PciDevice, ...]:
-    """All display controllers of a vendor, by address. What can't be read is left out."""
+def gpus_on_bus(sys_root: Path, *, vendor: int, also: int | None = None) -> tuple[PciDevice, ...]:
+    """All display controllers of a vendor, by address. What can't be read is left out. also: one more base class."""
     found: list[PciDevice] = []
     try:
         addresses = sorted(os.listdir(sys_root / "bus/pci/devices"))
@@ -58,7 +59,7 @@ def display_devices(sys_root: Path, *, vendor: int) -> tuple[PciDevice, ...]:
     for address in addresses:
         folder = sys_root / "bus/pci/devices" / address
         kind = read_number(folder / "class")
-        if kind is None or kind >> 16 != _DISPLAY or read_number(folder / "vendor") != vendor:
+        if kind is None or kind >> 16 not in (_DISPLAY, also) or read_number(folder / "vendor") != vendor:
             continue
         found.append(
             PciDevice(

@@ -12,7 +12,7 @@ from typing import Final
 
 from gpulayer.plugins.builtin.child import Child, Unanswered, found_program
 from gpulayer.plugins.builtin.intel.answers import DETAILS, Listed, Mask, affinity_mask, parsed_list, with_details
-from gpulayer.plugins.builtin.pci import PciDevice, display_devices
+from gpulayer.plugins.builtin.pci import PciDevice, gpus_on_bus
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
@@ -39,7 +39,7 @@ class IntelProbe:
         return "intel"
 
     def look(self, site: ProbeSite) -> Findings:
-        every = display_devices(self._sys_root, vendor=_VENDOR)
+        every = gpus_on_bus(self._sys_root, vendor=_VENDOR)
         if not any(is_discrete(pci) for pci in every):
             return Findings()
         listed, stuck, why = self._listed(site)
