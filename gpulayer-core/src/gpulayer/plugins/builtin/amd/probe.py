@@ -117,9 +117,8 @@ class AmdProbe:
 
     def _given(self, listed: Sequence[KfdGpu]) -> Sequence[KfdGpu]:
         """Without those whose files a container was not given, where it was given any."""
-        return [
-            gpu for gpu in listed if gpu.render_node and (self._dev_root / "dri" / gpu.render_node).exists()
-        ] or listed
+        dri = self._dev_root / "dri"
+        return [gpu for gpu in listed if gpu.render_node and (dri / gpu.render_node).exists()] or listed
 
     def _none(self, on_bus: Sequence[PciDevice], *, has_rocm: bool) -> Findings:
         """Where the kernel lists none: is there one all the same that should be listed?"""
@@ -150,8 +149,10 @@ class AmdProbe:
             except ValueError as error:
                 why = why or f"{name}: {str(error)[:200]}"
             else:
-                self._answered = name
-                return rows, "", ""
+                if rows:
+                    self._answered = name
+                    return rows, "", ""
+                why = why or f"{name} tells of no GPU"
         return (), "", why
 
     def _asks(self, site: ProbeSite) -> dict[str, Ask]:
