@@ -4,7 +4,6 @@
 # ruff: noqa: N802 - names of NVML
 
 import json
-import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -14,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulayer.plugins.builtin.child import Child, Said, Unanswered
 from gpulayer.plugins.builtin.nvidia import nvml_links
 from gpulayer.plugins.builtin.nvidia.near import with_near
 from gpulayer.plugins.builtin.nvidia.nvml_links import told_of_links
-from gpulayer.plugins.builtin.nvidia.nvml_topology import topology_of
+from gpulayer.plugins.builtin.nvidia.nvml_topology import read_topology, topology_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, parse_topo
+from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
 
@@ -110,10 +111,42 @@ def test_all_that_is_asked_is_there_in_the_real_module():
     assert [*ends, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH] == [GPU, PROCESSOR, SWITCH]
 
 
-def test_the_part_of_the_child_needs_nothing_but_the_standard_library():
-    code = "import runpy, sys; print(callable(runpy.run_path(sys.argv[1])['told_of_links']))"
-    command = [sys.executable, "-I", "-S", "-c", code, nvml_links.__file__]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == "True\n"
+def run(tmp_path, module):
+    """The program as the worker runs it, with this instead of pynvml."""
+    (tmp_path / "pynvml.py").write_text(module)
+    command = [sys.executable, "-I", "-S", str(NVML_LINKS), str(tmp_path), "/no/such/library.so"]
+    return Child().ask(command, environment={}, deadline_s=60).out
+
+
+FAKE = """
+class NVMLError(Exception):
+    value = 3
+    def __str__(self): return "Not Supported"
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 3
+def nvmlDeviceGetHandleByIndex(index):
+    if index == 1: raise NVMLError
+    return index
+def nvmlDeviceGetTopologyCommonAncestor(one, other): return 10
+def nvmlDeviceGetNvLinkState(handle, link): raise NVMLError
+"""
+
+
+def test_the_program_needs_nothing_but_the_standard_library_and_leaves_out_what_is_lost(tmp_path):
+    assert read_topology(run(tmp_path, FAKE)) == Topology(links={(0, 2): "PIX"})
+
+
+def test_why_nvml_tells_nothing_is_told(tmp_path):
+    failing = FAKE.replace("def nvmlInit(): pass", "def nvmlInit(): raise NVMLError")
+    assert read_topology(run(tmp_path, failing)).reason == "NVML says: Not Supported"
+    assert read_topology(run(tmp_path, "import no_such_module")).reason == (
+        "NVML says: No module named 'no_such_module'"
+    )
+
+
+@pytest.mark.parametrize("printed", ["", "{", "[]", "{}", '{"nvlinks": []}', "[" * 100_000, "Segmentation fault"])
+def test_what_is_no_document_tells_nothing(printed):
+    assert read_topology(printed) == Topology(reason="what was read of NVML can't be understood")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +157,9 @@ def test_without_nvlinks_the_nearest_common_ancestor_is_the_link(level, word):
 
 
 def test_a_level_that_nobody_knows_and_one_that_was_refused_are_no_link():
-    assert asked(Nvml(level=25), 2) == Topology()
-    assert asked(Nvml(refuses=["nvmlDeviceGetTopologyCommonAncestor"]), 2) == Topology()
+    unknown = Topology(reason="NVML does not tell how GPU 0 and 1 are joined")
+    assert asked(Nvml(level=25), 2) == unknown
+    assert asked(Nvml(refuses=["nvmlDeviceGetTopologyCommonAncestor"]), 2) == unknown
 
 
 def test_links_to_the_other_device_are_counted():
@@ -168,7 +202,7 @@ def test_pairs_whose_nvlinks_lead_nobody_knows_where_are_not_known(unknown):
     """A device of which nothing is known may stand at the same switch, and not next to one that has no NVLinks."""
     topology = asked(Nvml(nvlinks={0: unknown, 1: unknown, 2: SWITCHES, 3: []}), 4)
     assert topology.links == dict.fromkeys([(0, 3), (1, 3), (2, 3)], "PHB")
-    assert topology.reason == "NVML does not tell where NVLinks of GPU 0 and 1 lead"
+    assert topology.reason == "NVML does not tell how GPU 0 and 1 are joined"
     assert asked(Nvml(nvlinks={0: unknown, 1: [], 2: []}), 3).reason == ""
 
 
@@ -260,3 +294,72 @@ def test_the_kernel_is_believed_only_where_nobody_else_knew(tmp_path):
     gone = Device("GPU-2", 2, Accelerator.CUDA, "any", pci_address="0000:99:00.0")
     root = sysfs(tmp_path, "1", "16-31")
     assert with_near([known, other, gone], sys_root=root) == (known, other, gone)
+
+
+class Asked:
+    """In place of a child: programs that answer, by their names, or raise."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.asked = []
+
+    def ask(self, command, *, environment, deadline_s):
+        self.asked.append(command)
+        answer = self.answers[command[0]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+NVML_TELLS = Said(0, json.dumps({"nvlinks": {"0": [], "1": []}, "ancestors": [[0, 1, 20]]}), "")
+NVML_TELLS_NOT = Said(0, json.dumps({"nvlinks": {"0": [], "1": []}, "ancestors": []}), "")
+SMI_SHOWS = Said(0, "\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n", "")
+
+
+def test_nvidia_smi_is_asked_only_for_what_nvml_does_not_know():
+    knowing = Asked(python=NVML_TELLS, smi=SMI_SHOWS)
+    assert ask_topology(knowing, environment={}, nvml=["python"], tool="smi").links == {(0, 1): "PXB"}
+    assert knowing.asked == [["python"]]
+    unsure = Asked(python=NVML_TELLS_NOT, smi=SMI_SHOWS)
+    assert ask_topology(unsure, environment={}, nvml=["python"], tool="smi").links == {(0, 1): "NV2"}
+    assert ask_topology(Asked(smi=SMI_SHOWS), environment={}, tool="smi").links == {(0, 1): "NV2"}
+
+
+def test_where_nobody_knows_the_reason_is_kept():
+    mute = Asked(python=NVML_TELLS_NOT, smi=Said(255, "Not Supported\n", ""))
+    assert ask_topology(mute, environment={}, nvml=["python"], tool="smi") == Topology(reason="Not Supported")
+    alone = ask_topology(mute, environment={}, nvml=["python"])
+    assert alone.reason == "NVML does not tell how GPU 0 and 1 are joined"
+    assert ask_topology(mute, environment={}).reason == "neither NVML nor nvidia-smi can be asked"
+
+
+def test_a_topology_is_remembered_until_other_devices_are_there_or_count_otherwise():
+    asked = []
+
+    def ask():
+        asked.append(1)
+        return Topology(links={(0, 1): f"NV{len(asked)}"})
+
+    remembered = RememberedTopology()
+    for indices in ({"a": 0, "b": 1}, {"b": 1, "a": 0}):
+        assert remembered.of(indices, ask).links == {(0, 1): "NV1"}
+    assert remembered.of({"b": 0}, ask).links == {(0, 1): "NV2"}
+    assert remembered.of({"b": 0, "a": 1}, ask).links == {(0, 1): "NV3"}
+    assert len(asked) == 3
+
+
+def test_who_did_not_answer_is_asked_again_a_few_times():
+    silence = Unanswered("nvidia-smi does not answer")
+    answers = [silence, Topology(links={(0, 1): "PIX"}), *[silence] * 3]
+
+    def ask():
+        answer = answers.pop(0)
+        if isinstance(answer, Unanswered):
+            raise answer
+        return answer
+
+    remembered = RememberedTopology()
+    found = [remembered.of({"a": 0, "b": 1}, ask) for _ in range(4)]
+    assert [topology.reason for topology in found] == ["nvidia-smi does not answer", "", "", ""]
+    assert [remembered.of({"a": 0}, ask).reason for _ in range(9)] == ["nvidia-smi does not answer"] * 9
+    assert answers == []

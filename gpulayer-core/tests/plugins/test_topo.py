@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulayer.plugins.builtin.child import Child, Unanswered
-from gpulayer.plugins.builtin.nvidia.topo import Nic, Remembered, Topology, look, parse_topo, with_topology
+from gpulayer.plugins.builtin.child import Child
+from gpulayer.plugins.builtin.nvidia.topo import Nic, Topology, look, parse_topo, with_topology
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
 from gpulayer.spec.topology import best_sets, drawn, islands, worth
@@ -261,12 +261,26 @@ def test_a_device_that_has_gone_takes_its_links_along_and_no_index_moves():
     assert [device.cores for device in left] == ["0-63", "64-127", "64-127"]
 
 
+def test_devices_keep_their_numbers_where_the_tools_count_anew():
+    """GPU 1 has vanished: what the tools call 1 and 2 now are the devices 2 and 3."""
+    text = "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\tSYS\tSYS\t0-3\nGPU1\tSYS\tX\tNV3\t4-7\nGPU2\tSYS\tNV3\tX\t8-9\n"
+    indices = {"GPU-0": 0, "GPU-2": 1, "GPU-3": 2}
+    devices = with_topology(cards(4), parse_topo(text), indices=indices)
+    assert [device.cores for device in devices] == ["0-3", "", "4-7", "8-9"]
+    assert [device.links for device in devices] == [
+        (("GPU-2", "SYS"), ("GPU-3", "SYS")),
+        (),
+        (("GPU-3", "NV3"), ("GPU-0", "SYS")),
+        (("GPU-2", "NV3"), ("GPU-0", "SYS")),
+    ]
+
+
 def test_a_slice_stands_where_its_whole_one_does_and_has_no_links():
     topology = parse_topo(recorded("4x_rtx6000ada_4nic.out"))
     slices = [Device(f"MIG-{n}", 3, Accelerator.CUDA, "any", parent="GPU-3") for n in range(2)]
     devices = with_topology([*cards(3), *slices], topology)
     assert [(device.numa_node, device.cores, device.links) for device in devices[3:]] == [(1, "32-63", ())] * 2
-    assert all(peer.startswith("GPU-") for device in devices for peer, _ in device.links)
+    assert all(peer in ("GPU-0", "GPU-1", "GPU-2") for device in devices for peer, _ in device.links)
 
 
 def test_what_a_topology_does_not_know_stays_as_it_was():
@@ -323,36 +337,6 @@ def test_a_driver_that_can_not_tell_leaves_the_topology_unknown(tmp_path, script
     topology = look(Child(), fake_smi(tmp_path, script), {"PATH": "/usr/bin:/bin"})
     assert topology == Topology(reason=reason)
     assert with_topology(cards(2), topology) == cards(2)
-
-
-def test_a_topology_is_remembered_until_other_devices_are_there():
-    asked = []
-
-    def ask():
-        asked.append(1)
-        return Topology(links={(0, 1): f"NV{len(asked)}"})
-
-    remembered = Remembered()
-    for uuids in (["a", "b"], ["b", "a"], ["a", "b", "b"]):
-        assert remembered.of(uuids, ask).links == {(0, 1): "NV1"}
-    assert remembered.of(["a"], ask).links == {(0, 1): "NV2"}
-    assert remembered.of(["a", "b"], ask).links == {(0, 1): "NV3"}
-    assert len(asked) == 3
-
-
-def test_who_did_not_answer_is_asked_again():
-    answers = [Unanswered("nvidia-smi does not answer"), Topology(links={(0, 1): "PIX"})]
-
-    def ask():
-        answer = answers.pop(0)
-        if isinstance(answer, Unanswered):
-            raise answer
-        return answer
-
-    remembered = Remembered()
-    assert remembered.of(["a", "b"], ask) == Topology(reason="nvidia-smi does not answer")
-    assert remembered.of(["a", "b"], ask).links == {(0, 1): "PIX"}
-    assert remembered.of(["a", "b"], ask).links == {(0, 1): "PIX"}
 
 
 def test_the_largest_machines_are_read():

@@ -1,13 +1,17 @@
-"""What NVML tells of how devices are joined, for the program ``nvml_child``: a part of it, loaded by its path.
+"""Asks NVML how devices are joined and prints it as one JSON document: a program of its own, never imported by the
+worker.
 
-Standard library only; NVML's module and the handles are given. Nothing is judged here: ``nvml_topology`` does that.
+``python -I -S nvml_links.py FOLDER_OF_PYNVML LIBRARY``. Nothing is judged here: ``nvml_topology`` does that.
 """
 
+import ctypes
+import json
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import combinations
 from typing import Any
-
-__all__ = ["told_of_links"]
 
 _MOST_LINKS = 64  # NVML ends the count sooner: by an invalid argument
 _INVALID_ARGUMENT = 2
@@ -18,30 +22,46 @@ _NODE_WORDS = 16
 _SCOPE_NODE = 0
 
 
+def main(folder: str, library: str) -> dict[str, Any]:
+    """What is told of links, or ``error``."""
+    if folder:
+        sys.path.append(folder)
+    try:
+        import pynvml  # noqa: PLC0415 - found only now
+    except ImportError as error:
+        return {"error": str(error)}
+    if library:
+        with suppress(OSError):  # pynvml finds it by its name then, wherever it lies
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    handles: dict[int, Any] = {}
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):  # one that is lost
+                handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        return {"error": str(error)}
+    return told_of_links(pynvml, handles)
+
+
 def told_of_links(nvml: Any, handles: Mapping[int, Any]) -> dict[str, Any]:  # pynvml has no types
-    """By the indices of devices, as text: what can be printed as JSON.
+    """By the indices of devices.
 
     ``ancestors``: [index, index, level of their nearest common one]. ``nvlinks``: of each device, [type of the other
-    end or None, its PCI address] for every active one; None: it could not say. ``pci``: its
-    address. ``cores`` and ``nodes``: the words of the bit masks of what is near.
+    end or None, its PCI address] for every active one; None: it could not say. ``pci``: its address.
+    ``cores`` and ``nodes``: the words of the bit masks of what is near.
     """
     told: dict[str, Any] = {"ancestors": [], "nvlinks": {}, "pci": {}, "cores": {}, "nodes": {}}
     words = max(_LEAST_AFFINITY_WORDS, ((os.cpu_count() or 1) + 63) // 64)
     for index, handle in handles.items():
         name = str(index)
-        told["pci"][name] = _or_none(nvml, lambda handle=handle: _text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-        told["cores"][name] = _or_none(nvml, lambda handle=handle: list(nvml.nvmlDeviceGetCpuAffinity(handle, words)))
-        told["nodes"][name] = _or_none(
-            nvml, lambda handle=handle: list(nvml.nvmlDeviceGetMemoryAffinity(handle, _NODE_WORDS, _SCOPE_NODE))
-        )
+        told["pci"][name] = _address(_said(nvml, "nvmlDeviceGetPciInfo", handle))
+        told["cores"][name] = list(_said(nvml, "nvmlDeviceGetCpuAffinity", handle, words) or ())
+        told["nodes"][name] = list(_said(nvml, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE) or ())
         told["nvlinks"][name] = _nvlinks(nvml, handle)
-    for one, first in handles.items():
-        for other, second in handles.items():
-            if one < other:
-                level = _or_none(
-                    nvml, lambda first=first, second=second: nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)
-                )
-                told["ancestors"].append([one, other, level])
+    for (one, first), (other, second) in combinations(handles.items(), 2):
+        level = _said(nvml, "nvmlDeviceGetTopologyCommonAncestor", first, second)
+        told["ancestors"].append([one, other, level])
     return told
 
 
@@ -53,22 +73,28 @@ def _nvlinks(nvml: Any, handle: Any) -> list[list[Any]] | None:
         except nvml.NVMLError as error:
             if error.value in (_INVALID_ARGUMENT, _FUNCTION_NOT_FOUND):  # no more, or a driver without any
                 break
-            if error.value == _NOT_SUPPORTED:  # of the whole device, or of this link of it
+            if error.value == _NOT_SUPPORTED:  # by the whole device, or by this link of it
                 continue
             return None
         if is_active:
-            end = _or_none(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
-            pci = _or_none(nvml, lambda link=link: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
-            found.append([end, pci])
+            end = _said(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            found.append([end, _address(_said(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link))])
     return found
 
 
-def _or_none(nvml: Any, function: Any) -> Any:
+def _said(nvml: Any, function: str, *arguments: Any) -> Any:
+    """None: it refused, or this pynvml lacks it."""
     try:
-        return function()
-    except (nvml.NVMLError, AttributeError):  # refused, or unknown to this pynvml
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
         return None
 
 
-def _text(value: Any) -> str:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+def _address(info: Any) -> str | None:
+    if info is None:
+        return None
+    return info.busId.decode("ascii", "replace") if isinstance(info.busId, bytes) else str(info.busId)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*[*sys.argv[1:], "", ""][:2])))  # noqa: T201 - what it is for

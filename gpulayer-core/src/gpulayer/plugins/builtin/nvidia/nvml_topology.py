@@ -4,6 +4,7 @@ NVLinks come first: those straight to the other device and, where both lead to s
 has there. Without any it is the level of the nearest common ancestor on the PCIe side. Constants are of nvml.h.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,8 +13,9 @@ from typing import Final, TypeVar
 
 from gpulayer.plugins.builtin.nvidia.topo import Topology
 from gpulayer.spec.cores import cores_text
+from gpulayer.spec.plain import plain_line
 
-__all__ = ["topology_of"]
+__all__ = ["read_topology", "topology_of"]
 
 _ANCESTORS: Final[Mapping[int, str]] = MappingProxyType(
     # Two processors of one board share a bridge, and nvidia-smi calls that PIX.
@@ -23,8 +25,24 @@ _GPU: Final = 0
 _PROCESSOR: Final = 1  # an NVLink of POWER, to the machine
 _SWITCH: Final = 2
 _MOST_WORDS: Final = 1024
+_LONGEST_REASON: Final = 200
 
 T = TypeVar("T")
+
+
+def read_topology(printed: str) -> Topology:
+    """What the program ``nvml_links`` printed. Never raises: an error is the reason."""
+    try:
+        document = json.loads(printed)
+    except (ValueError, RecursionError):
+        document = None
+    match document:
+        case {"error": str(error)}:
+            return Topology(reason=f"NVML says: {plain_line(error, _LONGEST_REASON)}")
+        case {"nvlinks": dict()}:
+            return topology_of(document)
+        case _:
+            return Topology(reason="what was read of NVML can't be understood")
 
 
 def topology_of(told: object) -> Topology:
@@ -41,17 +59,19 @@ def topology_of(told: object) -> Topology:
         left, right = ends[one], ends[other]
         direct = max(left.devices.count(other), right.devices.count(one))
         count = direct + min(left.switches, right.switches)
-        if not count and ((left.has_unknown and right.may_go_on) or (right.has_unknown and left.may_go_on)):
-            untold.append((one, other))
-        elif word := f"NV{count}" if count else ancestors.get((one, other), ""):
+        is_unclear = (left.has_unknown and right.may_go_on) or (right.has_unknown and left.may_go_on)
+        word = f"NV{count}" if count else "" if is_unclear else ancestors.get((one, other), "")
+        if word:
             links[one, other] = word
+        else:
+            untold.append((one, other))
     cores = {index: cores_text(_bits(words)) for index, words in _by_index(told, "cores")}
     nodes = {index: _bits(words) for index, words in _by_index(told, "nodes")}
     return Topology(
         links=links,
         cores={index: text for index, text in cores.items() if text},
         numa_nodes={index: found[0] for index, found in nodes.items() if len(found) == 1},
-        reason="NVML does not tell where NVLinks of GPU {} and {} lead".format(*untold[0]) if untold else "",
+        reason="NVML does not tell how GPU {} and {} are joined".format(*untold[0]) if untold else "",
     )
 
 

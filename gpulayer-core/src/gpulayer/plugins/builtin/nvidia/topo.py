@@ -3,21 +3,21 @@
 Reading is pure and gives up cell by cell: what is blank, glued to its neighbour or contradicted by the other half of
 the matrix is not known, and nothing else is lost by it. The formats are those of public reports, in tests/data/topo:
 tabs or what people's terminals made of them, escapes in the header, NICs by two kinds of names, two to five columns at
-the end, of which any may be blank. ``nvml_links`` is the other way to the same ``Topology``.
+the end, of which any may be blank. NVML (``nvml_links``, ``nvml_topology``) is the other way to the same ``Topology``.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpulayer.plugins.builtin.child import CHILD_DEADLINE_S, Child, Unanswered
+from gpulayer.plugins.builtin.child import CHILD_DEADLINE_S, Child
 from gpulayer.spec.cores import checked_cores
 from gpulayer.spec.machine import Device
 from gpulayer.spec.plain import plain_line
 from gpulayer.spec.topology import strength
 
-__all__ = ["Nic", "Remembered", "Topology", "look", "parse_topo", "with_topology"]
+__all__ = ["Nic", "Topology", "look", "parse_topo", "with_topology"]
 
 _ESCAPES: Final = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles
@@ -61,26 +61,6 @@ class Topology:
     reason: str = ""
 
 
-class Remembered:
-    """The topology of the devices seen last: it changes when one comes or goes, and asking takes a second."""
-
-    def __init__(self) -> None:
-        self._uuids: frozenset[str] | None = None
-        self._topology = Topology()
-
-    def of(self, uuids: Iterable[str], ask: Callable[[], Topology]) -> Topology:
-        """``ask`` is called for other devices than the last time, and where it raised Unanswered then."""
-        seen = frozenset(uuids)
-        if seen != self._uuids:
-            self._uuids = None
-            try:
-                self._topology = ask()
-            except Unanswered as error:
-                return Topology(reason=str(error))
-            self._uuids = seen
-        return self._topology
-
-
 def look(
     child: Child, program: str, environment: Mapping[str, str], *, deadline_s: float = CHILD_DEADLINE_S
 ) -> Topology:
@@ -95,30 +75,35 @@ def look(
     return Topology(reason=_first_line(said.out) or _first_line(said.err) or f"nvidia-smi topo ended with {said.code}")
 
 
-def with_topology(devices: Sequence[Device], topology: Topology) -> tuple[Device, ...]:
+def with_topology(
+    devices: Sequence[Device], topology: Topology, *, indices: Mapping[str, int] | None = None
+) -> tuple[Device, ...]:
     """The same devices with their links (strongest first), NUMA nodes and cores, where the topology knows them.
 
-    A slice has the index of its whole one and stands where that one stands. It has no links: as long as GPUs are
-    sliced, none reaches another's memory, by NVLink or by PCIe (NVIDIA's MIG User Guide, "Application Considerations").
+    indices: by the uuids of whole ones, as the tools counted when the topology was told, which is not how the devices
+    are numbered once one has vanished; None: as they are numbered. A slice stands where its whole one stands. It has no
+    links: as long as GPUs are sliced, none reaches another's memory, by NVLink or by PCIe (NVIDIA's MIG User Guide,
+    "Application Considerations").
     """
-    wholes = sorted((device.index, device.uuid) for device in devices if not device.parent)
+    counted = {device.parent or device.uuid: device.index for device in devices} if indices is None else indices
+    wholes = sorted((counted[device.uuid], device.uuid) for device in devices if device.uuid in counted)
     return tuple(
-        replace(
-            device,
-            links=_links(device, wholes, topology) or device.links,
-            numa_node=topology.numa_nodes.get(device.index, device.numa_node),
-            cores=topology.cores.get(device.index, device.cores),
-        )
+        _placed(device, counted[device.parent or device.uuid], wholes, topology)
+        if (device.parent or device.uuid) in counted
+        else device
         for device in devices
     )
 
 
-def _links(device: Device, wholes: Sequence[tuple[int, str]], topology: Topology) -> tuple[tuple[str, str], ...]:
-    if device.parent:
-        return ()
-    pairs = [(uuid, (min(index, device.index), max(index, device.index))) for index, uuid in wholes]
+def _placed(device: Device, index: int, wholes: Sequence[tuple[int, str]], topology: Topology) -> Device:
+    pairs = [(uuid, (min(peer, index), max(peer, index))) for peer, uuid in wholes if not device.parent]
     links = [(uuid, topology.links[pair]) for uuid, pair in pairs if pair in topology.links]
-    return tuple(sorted(links, key=lambda link: -(strength(link[1]) or 0)))
+    return replace(
+        device,
+        links=tuple(sorted(links, key=lambda link: -(strength(link[1]) or 0))) or device.links,
+        numa_node=topology.numa_nodes.get(index, device.numa_node),
+        cores=topology.cores.get(index, device.cores),
+    )
 
 
 def parse_topo(text: str) -> Topology:
