@@ -10,6 +10,7 @@ import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.offers import link_lines, unusable_lines
 from gpulayer.cli.records import resources_text
 from gpulayer.errors import UsageError
 from gpulayer.spec.units import format_bytes
@@ -94,7 +95,7 @@ def _show(target: str, *, as_json: bool) -> None:
                     format_bytes(worker["memory_bytes"]) if is_first else "",
                     *([resources_text(worker) if is_first else ""] if is_counted else []),
                     f"{device['kind']} {device['model']}".strip() if device else "no device",
-                    _memory(device["memory_free_bytes"], device["memory_bytes"]) if device else "",
+                    _memory(device) if device else "",
                     device["state"] if device else "",
                     frameworks if is_first else "",
                 ]
@@ -102,9 +103,12 @@ def _show(target: str, *, as_json: bool) -> None:
     headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
     headers += ["device", "device memory", "device state", "frameworks"]
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
+    for line in [*link_lines(workers), *unusable_lines(workers)]:
+        print_line(line)
 
 
-def _memory(free: int | None, total: int | None) -> str:
+def _memory(device: "DeviceFields") -> str:
+    free, total = device["memory_free_bytes"], device["memory_bytes"]
     if total is None:
-        return ""
+        return "shared with the machine" if device.get("is_memory_shared") else "unknown"
     return format_bytes(total) if free is None else f"{format_bytes(free)} of {format_bytes(total)} free"
