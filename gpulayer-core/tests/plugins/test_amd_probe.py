@@ -219,6 +219,7 @@ def test_tools_that_fail_leave_what_the_kernel_tells(machine, body):
     found = machine.look()
     assert [(device.uuid, device.state) for device in found.devices] == [(uuid, DeviceState.USABLE) for uuid in MI210]
     assert found.missing == ()
+    assert machine.asked()[-1] == "rocm-smi --showproductname", "each of them is asked"
 
 
 def test_a_gpu_that_the_tool_does_not_list_is_there_all_the_same(machine):
