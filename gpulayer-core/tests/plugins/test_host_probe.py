@@ -64,7 +64,7 @@ def test_a_fraction_of_a_processor_is_still_one(tmp_path):
 
 def test_core_registers_its_own(tmp_path, load):
     host = load(discover=tuple)
-    [probe] = host.registry.probes
+    [probe] = [probe for probe in host.registry.probes if probe.plugin == "host"]
     assert (probe.plugin, probe.name) == ("host", "host")
     site = ProbeSite(tmp_path, {})
     assert host.call(probe, "Probe.look", lambda thing: thing.look(site), deadline_s=10.0).cpus >= 1

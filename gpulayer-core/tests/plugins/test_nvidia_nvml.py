@@ -236,7 +236,7 @@ def test_a_driver_that_hangs_ends_at_the_limit(look, tmp_path, lines):
     found = look(lines, budget_s=1.0, PATH=smi.environment["PATH"])
     assert found.devices == (), "of a probe that never knew of any"
     [(kind, why)] = found.missing
-    assert (kind, why.partition(":")[0]) == ("cuda", "the driver does not answer")
+    assert (kind, why) == ("cuda", "the driver does not answer: NVML did not answer within 1 s")
     assert not (tmp_path / "note").exists(), "who else is asked hangs as well"
     assert look(TWO, budget_s=1.0) == before
 
@@ -245,7 +245,23 @@ def test_a_library_that_crashes_takes_nobody_with_it_and_nvidia_smi_is_asked(loo
     smi = FakeSmi(tmp_path / "bin", rows=[row(0, "GPU-x", "NVIDIA L40S", bus="01")])
     found = look(TWO | {"0.error.memory": "crash"}, PATH=smi.environment["PATH"])
     assert [device.uuid for device in found.devices] == ["GPU-x"]
-    assert look(TWO | {"0.error.memory": "crash"}).missing == (("cuda", "reading NVML was ended by signal 6"),)
+    [(_, why)] = look(TWO | {"0.error.memory": "crash"}).missing
+    assert why.endswith("neither NVML nor nvidia-smi can be asked: reading NVML was ended by signal 6")
+
+
+def test_without_pynvml_nvidia_smi_is_asked(look, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpulayer.plugins.builtin.nvidia.probe._folder_of_pynvml", lambda: "")
+    smi = FakeSmi(tmp_path / "bin", rows=[row(0, "GPU-x", "NVIDIA L40S", bus="01")])
+    assert [device.uuid for device in look(TWO, PATH=smi.environment["PATH"]).devices] == ["GPU-x"]
+
+
+def test_the_library_is_found_where_the_loader_would_not_look(tmp_path):
+    """P8: WSL2 keeps it in a folder of its own."""
+    library = built_nvml(tmp_path / "root" / "usr" / "lib" / "wsl" / "lib")
+    environment = nvml_environment(library, tmp_path / "told", TWO)
+    del environment["LD_LIBRARY_PATH"]
+    found = NvidiaProbe(root=tmp_path / "root").look(ProbeSite(tmp_path, environment))
+    assert [device.uuid for device in found.devices] == ["GPU-a", "GPU-b"]
 
 
 def test_an_old_library_lacks_functions_and_what_they_tell_is_unknown(look, tmp_path):

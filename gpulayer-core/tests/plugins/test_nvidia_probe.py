@@ -285,6 +285,37 @@ def test_slices_that_were_unmade_are_gone_for_good(probe, smi):
     assert [device.uuid for device in look(probe, smi.environment).devices] == ["GPU-p"]
 
 
+def test_how_cards_are_joined_is_asked_once_and_again_when_one_comes_or_goes(probe, smi, tmp_path):
+    note = tmp_path / "note"
+
+    def topo(count):
+        head = "\t" + "\t".join(f"GPU{number}" for number in range(count)) + "\tCPU Affinity\tNUMA Affinity\n"
+        cells = [["X" if one == other else "NV4" for other in range(count)] for one in range(count)]
+        return head + "".join(f"GPU{one}\t" + "\t".join(line) + "\t0-1\t0\n" for one, line in enumerate(cells))
+
+    def times_asked():
+        return sum(" topo " in line for line in note.read_text().splitlines())
+
+    smi.tell(rows=FOUR, topo=topo(4), note=str(note))
+    for _ in range(2):
+        first = look(probe, smi.environment).devices[0]
+        assert [link for _, link in first.links] == ["NV4"] * 3
+        assert first.numa_node == 0
+    assert times_asked() == 1
+    smi.tell(rows=[FOUR[0], FOUR[2] | {"index": "1"}], topo=topo(2), note=str(note))
+    devices = {device.uuid: device for device in look(probe, smi.environment).devices}
+    assert devices["GPU-2"].links == (("GPU-0", "NV4"),), "by who they are, not by their numbers"
+    assert times_asked() == 2
+
+
+def test_a_tool_that_can_not_be_run_is_no_driver_that_hangs(probe, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/nowhere/sh\n")
+    program.chmod(0o755)
+    found = look(probe, {"PATH": str(tmp_path)})
+    assert found.missing == (("cuda", f"{program} can't be run: No such file or directory"),)
+
+
 def test_signs_are_read_of_names_alone(tmp_path):
     assert signs_of({"PATH": ""}, root=tmp_path) == Signs()
     (tmp_path / "lib").mkdir()

@@ -8,8 +8,11 @@ __all__ = ["BUILTINS"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "amd": "gpulayer.plugins.builtin.amd",
+        "apple": "gpulayer.plugins.builtin.apple",
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",
+        "intel": "gpulayer.plugins.builtin.intel",
         "nvidia": "gpulayer.plugins.builtin.nvidia",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",

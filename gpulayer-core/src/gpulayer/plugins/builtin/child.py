@@ -50,13 +50,19 @@ class Child:
         self._name = ""
 
     def ask(
-        self, command: Sequence[str], *, environment: Mapping[str, str], deadline_s: float = CHILD_DEADLINE_S
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        deadline_s: float = CHILD_DEADLINE_S,
+        called: str = "",
     ) -> Said:
-        """Run it to its end. Raises Unanswered: too late, too much, still stuck since an earlier time; Unstarted."""
+        """Run it to its end. called: what people know it by; empty: by the name of the program. Raises Unanswered: too
+        late, too much, still stuck since an earlier time; Unstarted."""
         if self._stuck is not None and self._stuck.poll() is None:
             raise Unanswered(f"{self._name} hangs since an earlier time and can't be ended (process {self._stuck.pid})")
         self._stuck = None
-        name = os.path.basename(command[0])
+        name = called or os.path.basename(command[0])
         try:
             process = subprocess.Popen(
                 command,
