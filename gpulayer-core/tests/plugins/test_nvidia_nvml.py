@@ -181,7 +181,6 @@ def test_memory_that_a_card_has_not_of_its_own_is_the_machines(look):
         ({"0.recovery": 4}, "its driver asks for: drain and reset"),
         ({"0.recovery": 77}, "its driver asks for: recovery action 77"),
         ({"0.remapped": "0 1 0 1"}, "a row of its memory could not be replaced"),
-        ({"0.remapped": "0 1 1 0"}, "a row of its memory is to be replaced: the GPU requires a reset"),
         ({"0.retiring": 1}, "a page of its memory is to be retired: the GPU requires a reset"),
         ({"0.sram": 1}, "its on-chip memory has had too many uncorrectable errors"),
         ({"0.compute_mode": 2}, "its compute mode is prohibited"),
@@ -195,6 +194,11 @@ def test_a_card_in_trouble_is_unhealthy_by_its_uuid_and_the_other_is_not_and_it_
     assert found.devices[0].reason.startswith(reason)
     assert found.devices[1] == before.devices[1]
     assert look(TWO) == before
+
+
+def test_a_row_that_waits_to_be_remapped_is_no_trouble(look):
+    """NVIDIA: new workloads can be launched; it tells of the reset that it needs, if any, by the recovery action."""
+    assert look(TWO | {"0.remapped": "0 1 1 0"}).devices == look(TWO).devices
 
 
 def test_slices_of_a_card_in_trouble_are_in_trouble(look):

@@ -66,9 +66,12 @@ def test_cards_are_found_with_all_that_is_told_of_them(probe, smi):
     assert found.missing == ()
 
 
-def test_fields_that_an_old_driver_refuses_are_not_known_and_the_rest_is(probe, smi):
-    smi.tell(rows=ROWS, unknown=["gpu_recovery_action", "compute_cap", "addressing_mode"])
+def test_fields_that_an_old_driver_refuses_are_not_known_and_the_rest_is(probe, smi, tmp_path):
+    note = tmp_path / "note"
+    smi.tell(rows=ROWS, unknown=["gpu_recovery_action", "compute_cap", "addressing_mode"], note=str(note))
     found = look(probe, smi.environment)
+    assert look(probe, smi.environment) == found
+    assert sum("--query-gpu" in line for line in note.read_text().splitlines()) == 5, "it refuses each of them once"
     assert [device.compute_capability for device in found.devices] == ["", ""]
     assert [device.memory_bytes for device in found.devices] == [12288 * MIB, 24564 * MIB]
 

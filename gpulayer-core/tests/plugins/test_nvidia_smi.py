@@ -108,7 +108,7 @@ def test_one_field_with_an_error_is_unknown_alone():
         ({"uuid": "GPU-1", "gpu_recovery_action": "Reset"}, "its driver asks for: Reset"),
         ({"uuid": "GPU-1", "gpu_recovery_action": "Drain and Reset"}, "its driver asks for: Drain and Reset"),
         ({"uuid": "GPU-1", "remapped_rows.failure": "Yes"}, "a row of its memory could not be replaced"),
-        ({"uuid": "GPU-1", "remapped_rows.pending": "Yes"}, "a row of its memory is to be replaced"),
+        ({"uuid": "GPU-1", "remapped_rows.pending": "Yes"}, ""),
         ({"uuid": "GPU-1", "retired_pages.pending": "Yes"}, "a page of its memory is to be retired"),
         ({"uuid": "GPU-1", "gpu_recovery_action": "None", "remapped_rows.failure": "No"}, ""),
         ({"uuid": "GPU-1", "gpu_recovery_action": "[N/A]", "retired_pages.pending": "[N/A]"}, ""),
@@ -141,7 +141,7 @@ def test_what_is_no_row_is_what_it_said_and_no_card(name):
 
 def test_a_card_that_is_only_complained_of_is_a_card_and_the_others_stay_usable():
     complaint = recorded("odd_device_handle_then_table").splitlines()[0]
-    row = "0, GPU-a, NVIDIA L40S, 00000000:33:00.0, 46068, 45460, 8.9, 610.57.04, Default" + ", [N/A]" * 10
+    row = "0, GPU-a, NVIDIA L40S, 00000000:33:00.0, 46068, 45460, 8.9, 610.57.04, Default" + ", [N/A]" * 9
     reading = reading_of(f"{complaint}\n{row}\n", FIELDS)
     first, second = devices_of(reading)
     assert (first.uuid, first.state, first.driver) == ("GPU-a", DeviceState.USABLE, "610.57.04")

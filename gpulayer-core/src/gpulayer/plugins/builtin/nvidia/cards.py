@@ -216,23 +216,21 @@ def recovery_trouble(
     *,
     action: str = "",
     has_remap_failed: bool | None = None,
-    is_remap_pending: bool | None = None,
     is_retirement_pending: bool | None = None,
     is_sram_past_threshold: bool | None = None,
 ) -> str:
     """Why a card must be let go of, of what it says of its own memory and of the recovery that it needs.
 
-    action: as nvidia-smi writes it, or the number that NVML gives. A page or row that waits for a reset to be taken out
-    of use is a reason too: the driver itself calls that "drain and reset", no new work until then.
-    https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+    action: as nvidia-smi writes it, or the number that NVML gives. A row that waits for a reset to be remapped is no
+    reason: it is out of use already, and new work may start. A page of an older card that waits to be retired is one.
+    https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
+    https://docs.nvidia.com/deploy/dynamic-page-retirement/
     """
     if action and action.casefold() not in ("none", "0"):
         words = _WORDS.get(action, f"recovery action {action}" if action.isdigit() else action)
         return f"its driver asks for: {words}"
     if has_remap_failed:
         return "a row of its memory could not be replaced (row remap failure)"
-    if is_remap_pending:
-        return "a row of its memory is to be replaced: the GPU requires a reset (row remap pending)"
     if is_retirement_pending:
         return "a page of its memory is to be retired: the GPU requires a reset (page retirement pending)"
     if is_sram_past_threshold:

@@ -105,7 +105,6 @@ def _trouble(read: "_Map", failed: "_Map", remapped: Sequence[int]) -> str:
     action = read.number("recovery")
     return recovery_trouble(
         action="" if action is None else str(action),
-        is_remap_pending=bool(remapped[2]) if len(remapped) > 3 else None,
         has_remap_failed=bool(remapped[3]) if len(remapped) > 3 else None,
         is_retirement_pending=_is_set(read.number("retiring")),
         is_sram_past_threshold=_is_set(read.number("sram")),

@@ -51,6 +51,7 @@ class NvidiaProbe:
         self._child = child or Child()  # one for all: a driver that hangs has one stuck process
         self._remembered = Remembered()
         self._topology = RememberedTopology()
+        self._fields = list(smi.FIELDS)  # without those that this driver has refused
 
     @property
     def name(self) -> str:
@@ -144,7 +145,7 @@ class NvidiaProbe:
             said = self._child.ask([tool, *arguments], environment=environment, deadline_s=left_s)
             return said.code, said.out or said.err
 
-        fields = list(smi.FIELDS)
+        fields = self._fields
         code, queried = ask(*smi.query(fields))
         for _ in range(_MAX_REFUSALS):
             refused = smi.refused_field(queried)

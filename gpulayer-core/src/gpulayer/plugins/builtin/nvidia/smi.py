@@ -50,7 +50,6 @@ FIELDS: Final = (
     "utilization.gpu",
     "gpu_recovery_action",
     "addressing_mode",
-    "remapped_rows.pending",
     "remapped_rows.failure",
     "retired_pages.pending",
     "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded",
@@ -183,7 +182,6 @@ def _trouble(row: Mapping[str, str]) -> str:
     return recovery_trouble(
         action=_value(row, "gpu_recovery_action"),
         has_remap_failed=_is_on(row, "remapped_rows.failure"),
-        is_remap_pending=_is_on(row, "remapped_rows.pending"),
         is_retirement_pending=_is_on(row, "retired_pages.pending"),
         is_sram_past_threshold=_is_on(row, "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded"),
     )
