@@ -64,7 +64,7 @@ def test_a_fraction_of_a_processor_is_still_one(tmp_path):
 
 def test_core_registers_its_own(tmp_path, load):
     host = load(discover=tuple)
-    [probe] = host.registry.probes
-    assert (probe.plugin, probe.name) == ("host", "host")
+    [probe] = [each for each in host.registry.probes if each.plugin == "host"]
+    assert probe.name == "host"
     site = ProbeSite(tmp_path, {})
     assert host.call(probe, "Probe.look", lambda thing: thing.look(site), deadline_s=10.0).cpus >= 1

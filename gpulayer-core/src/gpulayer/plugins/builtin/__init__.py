@@ -8,6 +8,7 @@ __all__ = ["BUILTINS"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "cloud": "gpulayer.plugins.builtin.cloud",
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",
         "process": "gpulayer.plugins.builtin.process",
