@@ -32,7 +32,7 @@ SPOT_LABEL: Final = "gpulayer.dev/spot"
 HOST_LABEL: Final = "gpulayer.dev/host"
 """``wsl2`` or ``jetson``."""
 CONTAINER_LABEL: Final = "gpulayer.dev/container"
-"""``docker``, ``podman``, ``kubernetes``, ``lxc`` or ``other``, where the worker runs in one."""
+"""``docker``, ``podman``, ``kubernetes``, ``lxc``, ``apptainer`` or ``other``, where the worker runs in one."""
 
 
 def located(labels: tuple[tuple[str, str], ...], found: Locality) -> Locality:
