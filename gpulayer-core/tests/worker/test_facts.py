@@ -90,7 +90,9 @@ def test_a_broken_probe_costs_its_own_findings_alone(probing, caplog):
 def test_a_probe_that_fails_now_keeps_what_it_found_last(probing):
     async def main():
         looks = probing(Says("flaky", Findings(devices=(GPU,)), OSError("busy"), Findings()))
-        assert [(await looks.look()).devices for _ in range(3)] == [(GPU,), (GPU,), ()]
+        assert [(await looks.look()).devices for _ in range(2)] == [(GPU,), (GPU,)]
+        (gone,) = (await looks.look()).devices
+        assert (gone.uuid, gone.state, gone.reason) == (GPU.uuid, DeviceState.UNHEALTHY, "it is not found any more")
 
     asyncio.run(main())
 

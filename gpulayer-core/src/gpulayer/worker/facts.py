@@ -35,6 +35,7 @@ from gpulayer.worker.findings import (
     checked_findings,
 )
 from gpulayer.worker.kept import KeptFindings
+from gpulayer.worker.known_devices import KnownDevices
 from gpulayer.worker.occupancy import Lent, Occupancy
 
 __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
@@ -83,6 +84,7 @@ class Probing:
         self._kept = KeptFindings(site.work_dir / "found-by-probes.json", clock)
         self._own: frozenset[str] = frozenset()  # plugins of the core
         self._failures: dict[int, int] = {}  # in a row
+        self._devices = KnownDevices()
         self._going_on: set[asyncio.Task[None]] = set()
         self._has_more_to_come = False
         self._occupancy = occupancy
@@ -189,6 +191,7 @@ class Probing:
         found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
         self._note_doubles(found)
         facts = combine(found, version=self._version, labels=self._labels)
+        facts = replace(facts, devices=self._devices.settle(facts.devices, dict(facts.missing)))
         if self._occupancy is not None and facts.devices:
             processes = [process for finding in found for process in finding.processes or ()]
             judge = partial(self._occupancy.judge, facts.devices, processes, lent=self.lent())
