@@ -8,9 +8,12 @@ __all__ = ["BUILTINS"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "amd": "gpulayer.plugins.builtin.amd",
+        "apple": "gpulayer.plugins.builtin.apple",
         "cloud": "gpulayer.plugins.builtin.cloud",
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",
+        "intel": "gpulayer.plugins.builtin.intel",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",
         "webhook": "gpulayer.plugins.builtin.webhook",
