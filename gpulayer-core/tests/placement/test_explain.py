@@ -78,6 +78,13 @@ def test_a_machine_is_refused_for_exactly_these_reasons(request_, facts, codes):
     assert is_eligible(request_, facts, name="box") is (not codes)
 
 
+def test_mlx_and_what_computes_with_it_run_on_the_one_device_of_a_mac():
+    mac = replace(MAC, frameworks=(Framework("mlx", "0.30", Accelerator.MLX, usable=True),))
+    for accelerators in ((Accelerator.MLX,), (Accelerator.MPS,)):
+        assert is_eligible(Request(accelerators, devices=1, frameworks=(FrameworkNeed("mlx"),)), mac)
+    assert not is_eligible(Request((Accelerator.MLX,), devices=1), BOX)
+
+
 def test_where_there_should_be_a_device_it_is_said_why_there_is_none():
     facts = machine(missing=(("cuda", "nvidia-smi did not answer within 6 s"), ("rocm", "no permission")))
     (reason,) = why_ineligible(Request(accelerators=CUDA, devices=1), facts)

@@ -161,7 +161,8 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
     if not fitting:
         versions = ", ".join(sorted({framework.version for framework in found}))
         return Reason(ReasonCode.FRAMEWORK_VERSION, f"{need.name} is {versions}", str(need), versions)
-    on_kind = [framework for framework in fitting if framework.accelerator is kind]
+    there = (Accelerator.MPS, Accelerator.MLX) if kind is Accelerator.MPS else (kind,)
+    on_kind = [framework for framework in fitting if framework.accelerator in there]
     if any(framework.usable for framework in on_kind):
         return None
     version = fitting[0].version
@@ -172,7 +173,10 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
 def _device_kinds(request: Request) -> tuple[Accelerator, ...]:
     if Accelerator.ANY in request.accelerators:
         return DEVICE_KINDS
-    return tuple(kind for kind in request.accelerators if kind in DEVICE_KINDS)
+    kinds = [kind for kind in request.accelerators if kind in DEVICE_KINDS]
+    if Accelerator.MLX in kinds:  # which computes on what Metal drives: a Mac has one device for both
+        kinds.insert(kinds.index(Accelerator.MLX) + 1, Accelerator.MPS)
+    return tuple(dict.fromkeys(kinds))
 
 
 def _largest_group(devices: list[Device]) -> int:

@@ -10,6 +10,7 @@ BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "amd": "gpulayer.plugins.builtin.amd",
         "apple": "gpulayer.plugins.builtin.apple",
+        "cloud": "gpulayer.plugins.builtin.cloud",
         "file": "gpulayer.plugins.builtin.file",
         "host": "gpulayer.plugins.builtin.host",
         "intel": "gpulayer.plugins.builtin.intel",
