@@ -243,6 +243,15 @@ def test_a_card_that_vanishes_is_unhealthy_and_renumbers_no_other_and_comes_back
     assert again == before
 
 
+def test_a_card_that_is_put_in_takes_no_number_of_another(probe, smi):
+    smi.tell(rows=FOUR)
+    look(probe, smi.environment)
+    new = row(2, "GPU-new", "NVIDIA L40S", bus="07")
+    smi.tell(rows=[FOUR[0], FOUR[3] | {"index": "1"}, new])
+    indices = {device.uuid: device.index for device in look(probe, smi.environment).devices}
+    assert indices == {"GPU-0": 0, "GPU-1": 1, "GPU-2": 2, "GPU-3": 3, "GPU-new": 4}
+
+
 def test_a_card_that_can_not_be_read_any_more_is_known_by_its_address(probe, smi):
     smi.tell(rows=FOUR)
     look(probe, smi.environment)
