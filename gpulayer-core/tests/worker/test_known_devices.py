@@ -54,7 +54,17 @@ def test_a_card_that_is_cut_into_slices_or_made_whole_again_has_not_vanished():
     slices = tuple(gpu(index, f"MIG-{index}", parent=whole.uuid) for index in range(2))
     known.settle([whole], {})
     assert [device.uuid for device in known.settle(slices, {})] == ["MIG-0", "MIG-1"]
+    assert {device.index for device in known.settle(slices, {})} == {0, 1}, "as their probe numbers them"
+    assert [device.uuid for device in known.settle(slices[:1], {})] == ["MIG-0"], "slices are unmade on purpose"
+    assert known.settle((), {"cuda": "it hangs"})[0].reason == "it hangs"
     assert [device.uuid for device in known.settle([whole], {})] == [whole.uuid]
+
+
+def test_what_can_be_read_at_last_and_what_replaces_another_take_its_place():
+    known = KnownDevices()
+    known.settle([gpu(0, "CUDA-0000:02:00.0", pci_address="0000:02:00.0", state=DeviceState.UNHEALTHY)], {})
+    readable = gpu(0, pci_address="0000:02:00.0")
+    assert known.settle([readable], {}) == (readable,)
 
 
 def test_devices_whose_masks_take_their_numbers_of_now_have_those():

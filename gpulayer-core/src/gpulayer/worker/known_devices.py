@@ -27,9 +27,10 @@ class KnownDevices:
 
     def settle(self, found: Sequence[Device], missing: Mapping[str, str]) -> tuple[Device, ...]:
         """Those found, each with the number that it had first, and those that were there before, unhealthy. missing: by
-        kind, why none can be used. A card that was cut into slices, or made whole again, is the same card."""
+        kind, why none can be used. Slices come and go as people wish, and what is at the address of another one now has
+        taken its place: it was cut into slices, made whole again, can be read at last, or is a new card."""
         here = {device.uuid for device in found}
-        cut = {device.parent for device in found if device.parent}
+        filled = {name for device in found for name in (device.pci_address, device.parent) if name}
         gone = {
             uuid: replace(
                 device.without_flowing_figures(),
@@ -37,7 +38,9 @@ class KnownDevices:
                 reason=missing.get(device.kind) or _GONE,
             )
             for uuid, device in self._met.items()
-            if uuid not in here and uuid not in cut and device.parent not in here
+            if uuid not in here
+            and filled.isdisjoint((uuid, device.pci_address))
+            and (not device.parent or device.kind in missing)
         }
         numbers = _Numbers(device for uuid, device in self._met.items() if uuid in here or uuid in gone)
         settled = [numbers.given(device) for device in found]
@@ -46,21 +49,25 @@ class KnownDevices:
 
 
 class _Numbers:
-    """Of devices of each kind, those of devices known before first."""
+    """Of devices of each kind, those of devices known before first. Slices have the number of their card."""
 
     def __init__(self, known: Iterable[Device]) -> None:
         self._of: dict[str, int] = {}
         self._taken: set[tuple[Accelerator, int]] = set()
         for device in known:
-            if device.kind not in _NUMBERED_ANEW:
+            if not _is_numbered_elsewhere(device):
                 self._of[device.uuid] = device.index
                 self._taken.add((device.kind, device.index))
 
     def given(self, device: Device) -> Device:
         index = self._of.get(device.uuid)
-        if index is None and device.kind not in _NUMBERED_ANEW:
+        if index is None and not _is_numbered_elsewhere(device):
             index = device.index
             while (device.kind, index) in self._taken:
                 index += 1
             self._taken.add((device.kind, index))
         return device if index is None else replace(device, index=index)
+
+
+def _is_numbered_elsewhere(device: Device) -> bool:
+    return bool(device.parent) or device.kind in _NUMBERED_ANEW

@@ -40,7 +40,6 @@ class Signs:
     library: str = ""
     tool: str = ""
     has_driver: bool = False
-    is_wsl: bool = False
     board: str = ""
 
     @property
@@ -57,7 +56,6 @@ def signs_of(environment: Mapping[str, str], *, root: Path = Path("/")) -> Signs
         library=library,
         tool=found_program("nvidia-smi", environment=environment, also=[str(root / one) for one in _TOOL_FOLDERS]),
         has_driver=(root / "proc/driver/nvidia").exists() or any(_devices(root / "dev")),
-        is_wsl=_is_wsl(root),
         board=_board(root / "proc/device-tree"),
     )
 
@@ -67,10 +65,6 @@ def _devices(folder: Path) -> Iterable[bool]:
         return [name.startswith("nvidia") or name == "dxg" for name in os.listdir(folder)]
     except OSError:
         return []
-
-
-def _is_wsl(root: Path) -> bool:
-    return b"microsoft" in _read(root / "proc/sys/kernel/osrelease").lower() and (root / "dev/dxg").exists()
 
 
 def _board(tree: Path) -> str:

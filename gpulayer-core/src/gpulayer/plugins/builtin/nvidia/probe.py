@@ -59,18 +59,17 @@ class NvidiaProbe:
 
     def look(self, site: ProbeSite) -> Findings:
         signs = signs_of(site.environment, root=self._root)
-        labels = (("gpulayer.dev/wsl", "2"),) if signs.is_wsl else ()
         if not signs.is_any:
-            return Findings(devices=self._remembered.unanswered("nothing of its driver is on this machine any more"))
+            return Findings()
         ends_s = time.monotonic() + self._budget_s
         try:
             reading = self._read(signs, site.environment, ends_s)
         except Unstarted as error:
-            return self._none(str(error), labels)
+            return _none(str(error))
         except Unanswered as error:
-            return self._none(f"the driver does not answer: {error}", labels)
+            return _none(f"the driver does not answer: {error}")
         if not reading.cards:
-            return self._none(_why_none(reading, signs), labels)
+            return _none(_why_none(reading, signs))
         cards = self._remembered.recognised(reading.cards)
         offer = offered(self._remembered.all_of(cards), site.environment)
         counted = {card.uuid: card.index for card in reading.cards if card.uuid}
@@ -78,7 +77,6 @@ class NvidiaProbe:
         devices = devices_of(reading)
         if offer.uuids is not None:
             devices = tuple(device for device in devices if device.uuid in offer.uuids)
-        devices = self._remembered.with_vanished(devices, cards)
         devices = self._joined(devices, counted, signs, site.environment, ends_s)
         processes = processes_of(reading)
         uuids = {device.uuid for device in devices}
@@ -86,7 +84,6 @@ class NvidiaProbe:
         return Findings(
             devices=devices,
             processes=None if processes is None else tuple(one for one in processes if one.device in uuids),
-            labels=labels,
             missing=((_KIND, missing[:_MAX_WHY]),) if missing else (),
         )
 
@@ -111,10 +108,6 @@ class NvidiaProbe:
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         return with_near(devices, allowed=allowed, sys_root=self._root / "sys")
-
-    def _none(self, why: str, labels: tuple[tuple[str, str], ...]) -> Findings:
-        why = why[:_MAX_WHY]
-        return Findings(devices=self._remembered.unanswered(why), labels=labels, missing=((_KIND, why),))
 
     def _read(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """Raises Unanswered."""
@@ -161,6 +154,10 @@ class NvidiaProbe:
         listed = ask("-L")[1] if any(card.is_sliced for card in reading.cards) else ""
         code, apps = ask(*smi.query(smi.APPS, of="compute-apps"))
         return smi.reading_of(queried, fields, table=table, listed=listed, apps=None if code else apps)
+
+
+def _none(why: str) -> Findings:
+    return Findings(missing=((_KIND, why[:_MAX_WHY]),))
 
 
 def _reader(program: Path, signs: Signs, *more: str) -> list[str]:

@@ -1,16 +1,14 @@
 """Which card is which, over the looks of one worker's life: cards that fail or vanish renumber no other one.
 
-NVML counts the cards that are there: where one falls off the bus, those behind it move up. A card keeps the number that
-it had first. One that can't be read any more is recognised by its address or its number, and one that is no longer
-listed, or nobody answers for, is told of as it was, unhealthy: work on it is known to be lost, and it comes back by
-itself. Pure, with a memory.
+NVML counts the cards that are there: where one falls off the bus, those behind it move up, and the worker's own
+variables would mean others. A card keeps the number that it had first; one that can't be read any more is recognised by
+its address or its number. Pure, with a memory.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpulayer.plugins.builtin.nvidia.cards import Card
-from gpulayer.spec.machine import Device, DeviceState
 
 __all__ = ["Remembered"]
 
@@ -20,7 +18,6 @@ class Remembered:
 
     def __init__(self) -> None:
         self._cards: dict[str, Card] = {}  # as last read, by uuid
-        self._devices: dict[str, Device] = {}  # as last offered, by uuid
 
     def recognised(self, cards: Sequence[Card]) -> tuple[Card, ...]:
         """The same cards by their first numbers, and with the uuids that they had where none can be read."""
@@ -64,21 +61,3 @@ class Remembered:
         """These, and those that were there earlier: whoever counts cards counts them too."""
         there = {card.uuid for card in cards}
         return (*cards, *(card for uuid, card in self._cards.items() if uuid not in there))
-
-    def with_vanished(self, devices: Sequence[Device], cards: Sequence[Card]) -> tuple[Device, ...]:
-        """These, and what was offered earlier of cards that are not listed now. Slices come and go as people wish."""
-        listed = {card.uuid for card in cards if card.uuid}
-        vanished = [device for device in self._devices.values() if (device.parent or device.uuid) not in listed]
-        known = [device for device in devices if (device.parent or device.uuid) in listed]
-        self._devices = {device.uuid: device for device in (*known, *vanished)}
-        words = "it has vanished: the driver lists it no longer"
-        return (*devices, *(_unhealthy(device, words) for device in vanished))
-
-    def unanswered(self, why: str) -> tuple[Device, ...]:
-        """All that were offered last, where nobody answers for them now."""
-        return tuple(_unhealthy(device, why) for device in self._devices.values())
-
-
-def _unhealthy(device: Device, why: str) -> Device:
-    flowing = device.without_flowing_figures()
-    return replace(flowing, state=DeviceState.UNHEALTHY, reason=why)
