@@ -64,7 +64,7 @@ def _devices(facts: WorkerFacts) -> list[str]:
     lines: list[str] = []
     if facts.devices:
         heads = ["", "device", "memory", "capability", "used", "state"]
-        rows = [heads, *(_device(device) for device in facts.devices)]
+        rows = [heads, *(_device(device, facts.memory_bytes) for device in facts.devices)]
         for device, line in zip([None, *facts.devices], columns(_without_empty(rows)), strict=True):
             lines.append(line)
             if device is not None and device.reason:
@@ -75,9 +75,8 @@ def _devices(facts: WorkerFacts) -> list[str]:
     return lines
 
 
-def _device(device: Device) -> list[str]:
-    kind = f"{device.kind} {device.model}".strip()
-    slice_of = f" (slice of {device.parent})" if device.parent else ""
+def _device(device: Device, ram_bytes: int) -> list[str]:
+    kind = f"{device.kind} {device.model}".strip() + (" (slice)" if device.parent else "")
     use = [
         "" if device.use_percent is None else f"{device.use_percent} %",
         "" if device.temperature_c is None else f"{device.temperature_c} °C",
@@ -87,21 +86,21 @@ def _device(device: Device) -> list[str]:
         state += f", {device.compute_mode.replace('_', ' ')}"
     return [
         str(device.index),
-        kind + slice_of,
-        memory_text(device),
+        kind,
+        _memory(device, ram_bytes),
         device.compute_capability,
         " ".join(filter(None, use)),
         state,
     ]
 
 
-def memory_text(device: Device) -> str:
+def _memory(device: Device, ram_bytes: int) -> str:
     """``80 GB (79.2 GB free)``; what is the machine's own memory is said to be that."""
-    if device.memory_bytes is None:
-        return "shared with the machine" if device.is_memory_shared else "unknown"
-    free = "" if device.memory_free_bytes is None else f" ({format_bytes(device.memory_free_bytes)} free)"
-    shared = ", shared with the machine" if device.is_memory_shared else ""
-    return f"{format_bytes(device.memory_bytes)}{free}{shared}"
+    notes = [] if device.memory_free_bytes is None else [f"{format_bytes(device.memory_free_bytes)} free"]
+    if device.is_memory_shared:
+        notes.append(f"shared with the machine's {format_bytes(ram_bytes)}")
+    text = "unknown" if device.memory_bytes is None else format_bytes(device.memory_bytes)
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _links(devices: Sequence[Device]) -> list[str]:

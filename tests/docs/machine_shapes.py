@@ -1,0 +1,125 @@
+"""``gpulayer resources detect`` on machines that are not here: `python -m tests.docs.machine_shapes` renews the page.
+
+Each machine is a fake ``nvidia-smi`` that answers what was recorded on a real one (``gpulayer-core/tests/data``); what
+the report of a machine leaves out is made up, and said to be below. The program that looks is the real one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.nvidia import FakeSmi, row
+
+__all__ = ["PAGE", "SHAPES", "Shape", "rewritten", "shown"]
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs/machines.md"
+DATA: Final = ROOT / "gpulayer-core/tests/data"
+_BLOCK: Final = re.compile(r"<!-- not run: machine (\S+), [^\n]*-->\n```console\n.*?```\n", re.DOTALL)
+_COMMAND: Final = "gpulayer resources detect"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """told: what its nvidia-smi answers, see ``FakeSmi``. environment: of who looks."""
+
+    told: dict[str, Any]  # Any: texts, rows and numbers
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def _recorded(path: str) -> str:
+    return (DATA / path).read_text(encoding="utf-8")
+
+
+def _cards(count: int, model: str, memory_mib: int, **more: str) -> list[dict[str, str]]:
+    """uuids and addresses are made up: reports leave them out."""
+    return [
+        row(number, f"GPU-{number:08x}", model, bus=f"{0x10 + number:02X}", memory_mib=memory_mib, **more)
+        for number in range(count)
+    ]
+
+
+_H100: Final = {"compute_cap": "9.0", "driver_version": "590.48.01"}
+_MIG: Final = row(0, "GPU-00000000", "NVIDIA H100 80GB HBM3", bus="09", memory_mib=81559, mig__mode__current="Enabled")
+
+SHAPES: Final = {
+    "dgx-h100": Shape(
+        {
+            "rows": _cards(8, "NVIDIA H100 80GB HBM3", 81559, **_H100),
+            "topo": _recorded("topo/dgx_h100_glued_cells_GPUrows.out"),
+        }
+    ),
+    "power9": Shape(
+        {
+            "rows": _cards(4, "Tesla V100-SXM2-16GB", 16160, compute_cap="7.0", driver_version="440.33.01"),
+            "topo": _recorded("topo/4x_power9_v100_nv3.out"),
+        }
+    ),
+    "h100-mig": Shape(
+        {
+            "rows": [_MIG | _H100],
+            "L": _recorded("nvidia-smi/L_h100_mig.out"),
+            "table": _recorded("nvidia-smi/table_h100_mig.out"),
+        }
+    ),
+    "gb10": Shape(
+        {
+            "rows": [
+                row(0, "GPU-00000000", "NVIDIA GB10", bus="01", compute_cap="12.1", driver_version="580.95.05")
+                | {"memory.total": "[N/A]", "memory.free": "[N/A]"}
+            ]
+        }
+    ),
+    "one-lost": Shape(
+        {
+            "rows": [_cards(2, "NVIDIA L40S", 46068)[0]],
+            "before": _recorded("nvidia-smi/odd_device_handle_then_table.out").splitlines()[:1],
+        }
+    ),
+    "mismatch": Shape({"said": _recorded("nvidia-smi/odd_nvml_mismatch.out"), "code": 18}),
+}
+
+
+def shown(shape: Shape) -> str:
+    """What it prints there, from the devices on: what stands above is of the machine that looks."""
+    with tempfile.TemporaryDirectory(prefix="machine-") as name:
+        folder = Path(name)
+        fake = FakeSmi(folder / "bin", **shape.told)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAYER_", "CUDA_"))}
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "gpulayer.cli", "resources", "detect"],
+            env={**kept, "PATH": str(fake.folder), "HOME": name, **dict(shape.environment)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = re.sub(r"(?<=the machine's )[\d.]+ [GT]B", "…", done.stdout).split("\n\n")[1:]
+    return "\n\n".join(part.rstrip("\n") for part in parts if not part.startswith("frameworks of"))
+
+
+def names(page: str) -> Iterator[str]:
+    """Of the machines that a page shows."""
+    yield from (block[1] for block in _BLOCK.finditer(page))
+
+
+def rewritten(page: str) -> str:
+    """With what is printed now."""
+
+    def block(found: re.Match[str]) -> str:
+        printed = shown(SHAPES[found[1]])
+        return f"{found[0].partition(chr(10))[0]}\n```console\n$ {_COMMAND}\n…\n\n{printed}\n```\n"
+
+    return _BLOCK.sub(block, page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
