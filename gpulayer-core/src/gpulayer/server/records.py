@@ -10,6 +10,7 @@ from gpulayer.engine import State, opinions
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Job, Worker
+from gpulayer.errors import GpulayerError
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.server.store import AuditEntry, StoredEvent, StoredJob
@@ -44,6 +45,7 @@ __all__ = [
     "presence",
     "restored_hint",
     "suspended_reason",
+    "unkept_log_reason",
     "waiting_reason",
     "worker_record",
     "worker_views",
@@ -232,6 +234,11 @@ def held_reason(job: Job, *, until_ms: int, now: Instant) -> ReasonRecord:
     """Why an exclusive job waits that was lent before, and for how long (engine time)."""
     until = iso_utc(now.wall_ms + until_ms - now.ms)
     return {"code": job.reason_code, "message": f"{job.reason_message}: it goes to nobody before {until}"}
+
+
+def unkept_log_reason(error: GpulayerError) -> ReasonRecord:
+    """Why a job whose program may have ended long ago does not end."""
+    return {"code": error.code, "message": f"its log is not taken: {error.message}; its worker sends it again"}
 
 
 def restored_hint(told: AuditEntry) -> str:
