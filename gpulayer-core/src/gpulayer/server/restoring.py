@@ -25,7 +25,7 @@ from gpulayer.errors import Conflict, StorageUnavailable, UsageError
 from gpulayer.ids import new_id
 from gpulayer.server import archive
 from gpulayer.server.audit import SYSTEM, entry
-from gpulayer.server.folder import locked
+from gpulayer.server.folder import locked, unusable
 from gpulayer.server.generations import first_of_generation
 from gpulayer.server.history import History
 from gpulayer.server.keeping import check_keys
@@ -66,7 +66,7 @@ def check_empty(root: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageUnavailable(f"state folder {root} can't be used: {error.strerror}") from None
+        raise unusable(root, error) from None
     held = [name for name in held if name not in _IGNORED]
     if any(name.startswith(_MAKING) for name in held) and all(_is_of_restore(name) for name in held):
         return

@@ -16,6 +16,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from gpulayer import __version__
@@ -23,7 +24,17 @@ from gpulayer.clock import SystemClock
 from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, sweep_copies
+from gpulayer.server.folder import (
+    OF_PEOPLE,
+    EndpointKeeper,
+    is_ours,
+    keep_port,
+    kept_port,
+    locked,
+    make_private,
+    sweep_copies,
+    unusable,
+)
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.mounts import NETWORKED, file_system_of
@@ -95,13 +106,17 @@ def serve(settings: ServeSettings) -> int:
 
 @contextmanager
 def _own_disk(layout: Layout) -> Iterator[None]:
-    """What the disk does to a start is told as such. Other errors of files are faults of ours."""
+    """What the disk does to a start is told as such, and so is what somebody did to the folder. Other errors of files
+    are faults of ours."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_DISKS:
+        if error.errno in _OF_DISKS:
+            raise storage_error(error, layout.root) from error
+        path = Path(error.filename) if isinstance(error.filename, str) else layout.root
+        if not path.is_relative_to(layout.root) or error.errno not in OF_PEOPLE:
             raise
-        raise storage_error(error, layout.root) from error
+        raise unusable(path, error) from error
 
 
 @dataclass(slots=True)
