@@ -218,6 +218,15 @@ def test_a_standing_one_that_does_not_start_again_as_it_was_names_the_file_that_
     assert "gpulayer up" in caught.value.hint
 
 
+def test_what_was_restored_is_not_started_by_a_command_that_only_looks(settings):
+    settings.state_dir.mkdir()
+    (settings.state_dir / "restored").touch()
+    with pytest.raises(UsageError, match="was restored from a backup") as refused:
+        ensure_plane(settings)
+    assert f"gpulayer up --state {settings.state_dir}" in refused.value.hint
+    assert [path.name for path in settings.state_dir.iterdir()] == ["restored"]
+
+
 def test_a_log_that_can_not_be_written_is_named_and_not_its_folder(tmp_path):
     (tmp_path / "plane.log").mkdir()
     with pytest.raises(UsageError, match=rf"{tmp_path}/plane\.log can't be written: Is a directory") as caught:

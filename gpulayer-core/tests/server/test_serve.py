@@ -1,5 +1,6 @@
 """A served plane as a process: it starts, refuses what it must, ends in good order, and survives kill -9."""
 
+import asyncio
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from gpulayer.errors import Conflict, StorageUnavailable, UsageError
+from gpulayer.errors import Conflict, DiskFull, StorageUnavailable, UsageError
 from gpulayer.net import parse_pins, pin_of, tls_context
 from gpulayer.server import ServeSettings, serve
 from gpulayer.server.auth import load_pepper
@@ -503,6 +504,43 @@ def test_a_lock_of_another_user_is_told_in_words(tmp_path, monkeypatch) -> None:
     with pytest.raises(StorageUnavailable, match=r"plane\.lock can't be used: Permission denied") as caught:
         serve(ServeSettings(tmp_path, port=0))
     assert "sudo" in caught.value.hint
+
+
+@pytest.mark.parametrize("makes_room", [True, False])
+def test_a_start_whose_first_commit_made_room_goes_on(monkeypatch, makes_room) -> None:
+    serving = sys.modules["gpulayer.server.serve"]
+    looks, tries = iter([True, True, False]), []
+
+    class Driver:
+        @property
+        def is_read_only(self) -> bool:
+            return next(looks) if makes_room else True
+
+    class Plane:
+        driver = Driver()
+
+    async def own_tokens(_plane, _served) -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise DiskFull("database or disk is full")
+        return "token"
+
+    monkeypatch.setattr(serving, "_own_tokens", own_tokens)
+    monkeypatch.setattr(serving, "_ROOM_S", 60.0 if makes_room else 0.0)
+    if makes_room:
+        assert asyncio.run(serving._first_commit(Plane(), None)) == "token"
+        return
+    with pytest.raises(DiskFull):
+        asyncio.run(serving._first_commit(Plane(), None))
+
+
+def test_a_restored_folder_that_was_served_is_as_any_other(serving, tmp_path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    mark = tmp_path / "state" / "restored"
+    mark.touch()
+    served = serving().ready()
+    assert served.http.get("/readyz").status_code == 200
+    assert not mark.exists()
 
 
 def test_shutdown_ends_the_own_worker_first(serving) -> None:

@@ -17,6 +17,7 @@ from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
+from gpulayer.client.connect import telling
 from gpulayer.client.embedded import (
     find_plane,
     is_starting,
@@ -25,6 +26,7 @@ from gpulayer.client.embedded import (
     wait_until_gone,
     why_not_started,
 )
+from gpulayer.client.holder import is_restored
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, GpulayerError, StorageUnavailable, TimedOut, Unreachable, UsageError
 from gpulayer.net.address import parse_url
@@ -43,6 +45,7 @@ app = command_app()
 _START_S: Final = 30.0
 _POLL_S: Final = 0.01
 _KEPT_MS: Final = 30 * 86_400_000  # of --keep-logs and --keep-events
+_SHORTEST_EVENTS_MS: Final = 3_600_000
 _CLIENT_NAME: Final = "client"
 _PRINTED: Final = "printed-token"
 
@@ -73,13 +76,19 @@ def up(
         str, typer.Option("--keep-logs", metavar="TIME", help="How long after a job's end they stay. 0: for ever.")
     ] = "30d",
     keep_events: Annotated[
-        str, typer.Option("--keep-events", metavar="TIME", help="How long job events goes back. 0: for ever.")
+        str,
+        typer.Option("--keep-events", metavar="TIME", help="How long events are kept, all jobs'. 0: for ever."),
     ] = "30d",
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
 ) -> int:
     """Start a control plane with a worker on this machine, and print how others reach it."""
     keep_logs_ms = parse_duration_ms(keep_logs, what="--keep-logs")
     keep_events_ms = parse_duration_ms(keep_events, what="--keep-events")
+    if 0 < keep_events_ms < _SHORTEST_EVENTS_MS:
+        raise UsageError(
+            f"--keep-events {keep_events} is shorter than 1h: jobs that run would lose their events",
+            hint="give 1h or more, or 0 to keep them for ever",
+        )
     public = [_public(url) for url in public_url or ()]
     chosen = _checked_tls(tls)
     PluginSettings.of(os.environ)  # before anything is ended or started; in a log nobody would look for what it raises
@@ -102,9 +111,15 @@ def up(
             return _already(running, argv, folder, is_enough=detach)
         try:
             _check_port(host, port, chosen)
-        except UsageError:
+        except UsageError as error:
             if is_starting(folder) and time.monotonic() < ends:
                 continue  # another command's start has it by now
+            if is_restored(folder):
+                raise UsageError(
+                    error.message,
+                    hint="the former control plane, of which this one was restored? End that one first: both have the"
+                    " same identity, and the workers and clients of both go to whichever answers",
+                ) from None
             raise
         if running is not None:
             _take_over(running, folder)
@@ -243,7 +258,7 @@ def _announce(endpoint: "EndpointFound", folder: Path, *, has_client: bool) -> N
 
     has_client: with a client token, for whoever looks or has asked for the lines.
     """
-    with Transport(endpoint.location) as transport:
+    with telling(Transport(endpoint.location), say) as transport:
         join = transport.send(calls.create_token())
         client = _client_token(transport, folder / _PRINTED) if has_client else None
     for text, is_pasted in announcement(endpoint, join, client):
@@ -283,7 +298,7 @@ def _check_port(host: str, port: int, tls: "Literal['auto', 'off'] | Certificate
 def _take_over(running: "EndpointFound", folder: Path) -> None:
     """The background control plane makes room; its worker and jobs go on."""
     say("taking over from the background control plane")
-    with Transport(running.location) as transport:
+    with telling(Transport(running.location), say) as transport:
         transport.send(calls.shutdown_plane(keep_worker=True))
     if not wait_until_gone(running, folder, deadline_s=_START_S):
         raise TimedOut(

@@ -7,6 +7,7 @@ by itself when idle. It is started as a process, never by import: a client does 
 
 import errno
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.client import calls
-from gpulayer.client.holder import Holder, folder_holder
+from gpulayer.client.holder import Holder, folder_holder, is_restored
 from gpulayer.client.location import EndpointFound, parse_endpoint
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable, UsageError
@@ -97,13 +98,20 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
     """Find or start it. Blocks until it serves; that its worker registers is the control plane's to wait for.
 
     ``say`` hears what takes time. Raises Unreachable with what ``plane.log`` says of this start where it does not come
-    up, and UsageError where another version with live jobs can't be used, or for what its plugins would be told.
+    up, and UsageError where another version with live jobs can't be used, for what its plugins would be told, and for a
+    folder that was restored and not started since.
     """
     found = find_plane(settings.state_dir)
     if found is not None:
         kept = _keep_or_replace(found, settings)
         if kept is not None:
             return Running(kept, is_new=False)
+    if is_restored(settings.state_dir):
+        raise UsageError(
+            f"{settings.state_dir} was restored from a backup, and its control plane was not started since",
+            hint=f"end the former control plane, if it runs; then start this one: gpulayer up --state"
+            f" {shlex.quote(str(settings.state_dir))}",
+        )
     died = _read_endpoint(settings.state_dir)
     _check_plugin_variables(settings.environment)
     if died is not None and not died.embedded and not _is_command(died.restart):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCK_FILE", "Holder", "folder_holder"]
+__all__ = ["LOCK_FILE", "RESTORED_FILE", "Holder", "folder_holder", "is_restored"]
 
 LOCK_FILE: Final = "plane.lock"
+RESTORED_FILE: Final = "restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class Holder:
 
     pid: int | None
     doing: str = ""
+
+
+def is_restored(state_dir: Path) -> bool:
+    """Whether it was restored from a backup, and no control plane has served it since. The former one may run still,
+    with the same identity, so that nobody is to start this one without meaning to."""
+    return (state_dir / RESTORED_FILE).exists()
 
 
 def folder_holder(state_dir: Path) -> Holder | None:

@@ -115,8 +115,15 @@ def locked(layout: Layout, *, doing: str = "") -> Iterator[int]:
                 hint="end it with `gpulayer down`, or use another --state folder",
                 details={"pid": pid, "is_served": True},
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {doing}".rstrip().encode() + b"\n", 0)
+        was_new = not os.fstat(descriptor).st_size
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {doing}".rstrip().encode() + b"\n", 0)
+        except OSError:
+            if was_new:  # made for this, on a disk without room: nothing is to be left
+                with suppress(OSError):
+                    os.unlink(layout.lock)
+            raise
         yield descriptor
     finally:
         os.close(descriptor)
