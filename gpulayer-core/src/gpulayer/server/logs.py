@@ -310,6 +310,10 @@ def _check_usable(root: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return  # the first log makes it, once there is room
+        if isinstance(error, FileExistsError):
+            raise StorageUnavailable(
+                f"{root}, where the logs of jobs are kept, is no folder", hint="look what it is, and move it away"
+            ) from None
         raise _storage_error(error, root) from error
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise StorageUnavailable(
