@@ -184,7 +184,7 @@ def test_the_rule_and_the_story_call_a_job_by_the_same_number(capsys):
         (["--replay", ""], "is a directory"),
         (["--replay", "{"], "that is no scenario as the line 'again:' has one"),
         (["--replay", "{}"], "no hosts and no jobs"),
-        (["--replay", "/no/such/file"], "No such file or directory: /no/such/file"),
+        (["--replay", "/no/such/file"], "/no/such/file can't be read: no such file or directory"),
         (["--seed", "1", "--seeds", "0:2"], "not allowed with argument"),
     ],
 )

@@ -177,9 +177,7 @@ def _notes(rows: Sequence[Row], scale: float) -> list[str]:
     if any(row.proof.is_shared for row in rows):
         notes.append("* one set of fleets serves every such row; a fleet that breaks any rule counts in each of them")
     if any(row.tally is not None and row.tally.mutants is not None for row in rows):
-        notes.append(
-            "planted: faults planted in the product's code, by the promise that they break: so many were noticed"
-        )
+        notes.append("planted: of the faults planted in the product's code to break this promise so many were noticed")
         if scale < 1:
             notes.append(
                 f"         (at {scale:g} each has few worlds to be noticed in; at full scale a miss is a violation)"

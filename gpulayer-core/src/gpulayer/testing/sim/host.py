@@ -301,7 +301,8 @@ class SimHost:
         """Its devices are in use for so long, and no probe sees it."""
         self._trouble(Trouble.STRANGER, lasts_ms)
         self._strangers += 1
-        self.clock.went_wrong("devices", self.id)
+        if self.plan.gpus:
+            self.clock.went_wrong("devices", self.id)
 
         def go() -> None:
             self._strangers = max(0, self._strangers - 1)
@@ -408,7 +409,8 @@ class SimHost:
                 at_ms,
                 lambda is_lie=is_lie: self._claim(lies[kind]) if is_lie else self.be_honest(),  # type: ignore[misc]
             )
-        self.clock.went_wrong("probe", self.id)
+        if self.plan.gpus or kind == 1:
+            self.clock.went_wrong("probe", self.id)
 
         def well() -> None:
             self.be_honest()

@@ -37,7 +37,7 @@ def lasting(ms: int) -> str:
         return f"{ms} ms"
     if ms < 2 * _MINUTE_MS:
         return f"{round(ms / 1_000, 1):g} s"
-    if ms < 120 * _MINUTE_MS:
+    if ms < 60 * _MINUTE_MS:
         return f"{round(ms / _MINUTE_MS, 1):g} min"
     return f"{round(ms / (60 * _MINUTE_MS), 1):g} h"
 
