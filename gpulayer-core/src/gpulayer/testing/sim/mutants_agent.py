@@ -288,7 +288,7 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
         agent,
         "is_current",
         _asked_before,
-        "what was lent to another is taken out of the mailbox; the command would have to be under way at that moment",
+        "its request is given up after 30 s, and no lease that it tells of has passed at the control plane by then",
     ),
     "void_same_job": Mutant(
         3,
@@ -365,6 +365,6 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
         agent,
         "is_current",
         _stale_commands_taken,
-        "a request for commands is given up after 30 s, a lease, and what may not begin any more does not",
+        "an exclusive job does not begin out of contact; of any other two attempts may run",
     ),
 }
