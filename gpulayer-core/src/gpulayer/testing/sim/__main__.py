@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.mutants:
         for name, mutant in sorted({**MUTANTS, **UNSEEN}.items()):
-            unseen = f" (not noticed yet: {UNSEEN[name].unseen})" if name in UNSEEN else ""
+            unseen = f" (not counted on: {UNSEEN[name].unseen})" if name in UNSEEN else ""
             print(f"{name:<28} {mutant.text}{unseen}")
-        print(f"{len(MUTANTS)} of {len(MUTANTS) + len(UNSEEN)} are noticed, {len(UNSEEN)} are not yet")
+        print(f"{len(MUTANTS)} of {len(MUTANTS) + len(UNSEEN)} are noticed, {len(UNSEEN)} are not, or hardly ever")
         return 0
     played = _Played(arguments)
     if not arguments.mutant:
@@ -102,7 +102,7 @@ class _Played:
         self._sum_up(time.process_time() - began)
         if self.failed:
             return 1
-        known = f", nor in any so far: {UNSEEN[name].unseen}" if name in UNSEEN else ""
+        known = f", and is not counted on: {UNSEEN[name].unseen}" if name in UNSEEN else ""
         print(f"{name} was not noticed in {counted(self.runs, 'fleet')}{known}")
         if self.runs < len(SEEDS_A_MUTANT) and name not in UNSEEN:
             more = f"--mutant {name} --seeds {SEEDS_A_MUTANT.start}:{SEEDS_A_MUTANT.stop}"

@@ -22,6 +22,7 @@ from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import SimPlane
 from gpulayer.testing.sim.scenario import Fault, HostPlan, Trouble
 from gpulayer.testing.sim.spawner import WRITEBACK_MS, SimSpawner
+from gpulayer.testing.sim.troubles import NEED_POWER
 from gpulayer.testing.sim.words import listed
 
 if TYPE_CHECKING:
@@ -34,21 +35,6 @@ START_AGAIN_MS: Final = 5_000
 FOR_EVER_MS: Final = 10**9
 LEAVING_MS: Final = 30_000  # what an agent takes to end, and then some
 STUMBLES: Final = 0.3  # of the programs on a disk that is full
-_NEED_POWER: Final = frozenset(
-    {
-        Trouble.AGENT_DIES,
-        Trouble.AGENT_STOPS,
-        Trouble.AGENT_LEAVES,
-        Trouble.SPAWNER_DIES,
-        Trouble.SPAWNER_STOPS,
-        Trouble.AGENT_AND_SPAWNER_STOP,
-        Trouble.WATCHDOG_AND_SPAWNER_DIE,
-        Trouble.ALL_STOP,
-        Trouble.SLEEPS,
-        Trouble.LOSES_POWER,
-        Trouble.LOSES_DISK,
-    }
-)
 
 
 def facts_of(plan: HostPlan, name: str) -> WorkerFacts:
@@ -261,7 +247,7 @@ class SimHost:
     def why_not(self, fault: Fault) -> str:
         """Why nothing would come of this one now; empty where something does."""
         kind, agent = fault.kind, self.agent
-        if kind in _NEED_POWER and self.is_dark:
+        if kind in NEED_POWER and self.is_dark:
             return "it has no power"
         is_there = agent is not None and (agent.is_begun or kind is not Trouble.AGENT_LEAVES)
         if kind in (Trouble.AGENT_DIES, Trouble.AGENT_LEAVES) and not is_there:

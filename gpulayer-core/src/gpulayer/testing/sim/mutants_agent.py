@@ -302,7 +302,7 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
         agent,
         "_start_staged",
         _starts_out_of_contact,
-        "an exclusive job that waits is ended when its time is over; of any other two attempts may run",
+        "of 500 fleets about one notices it (the first is seed 313), which is too few to count on",
     ),
     "void_holds_nothing": Mutant(
         2,

@@ -6,7 +6,7 @@ from typing import Final
 from gpulayer.testing.sim.scenario import Fault, HostPlan, Noise, Scenario, Trouble
 from gpulayer.testing.sim.words import lasting, listed, share
 
-__all__ = ["ARMED", "DEATHS", "fault_text", "noise_text", "standing"]
+__all__ = ["ARMED", "DEATHS", "NEED_PLANE", "NEED_POWER", "fault_text", "noise_text", "standing"]
 
 _EVEN: Final = 0.0005  # two clocks that differ by less are told as one
 
@@ -119,3 +119,22 @@ DEATHS: Final[dict[str, str]] = {
     Trouble.PLANE_FSYNC_FAILS: "the disk of the control plane has failed a sync: it ends, and is back after {lasts}",
 }
 ARMED: Final = frozenset(DEATHS)
+# Nothing comes of these where there is no power, or no control plane at work.
+NEED_POWER: Final = frozenset(
+    {
+        Trouble.AGENT_DIES,
+        Trouble.AGENT_STOPS,
+        Trouble.AGENT_LEAVES,
+        Trouble.SPAWNER_DIES,
+        Trouble.SPAWNER_STOPS,
+        Trouble.AGENT_AND_SPAWNER_STOP,
+        Trouble.WATCHDOG_AND_SPAWNER_DIE,
+        Trouble.ALL_STOP,
+        Trouble.SLEEPS,
+        Trouble.LOSES_POWER,
+        Trouble.LOSES_DISK,
+    }
+)
+NEED_PLANE: Final = frozenset(
+    {Trouble.PLANE_DIES, Trouble.PLANE_LOSES_POWER, Trouble.PLANE_STOPS, Trouble.PLANE_RESTORED}
+)
