@@ -98,6 +98,17 @@ def test_who_was_silent_is_heard_again_once():
     ]
 
 
+def test_what_is_void_is_told_once_however_often_it_is_answered():
+    story = Story()
+    for at_ms in (1_000, 2_000):
+        story.committed(at_ms, WorkerReported(AT, W1, 1, at_ms), (), (Void(W1, (Epoch(7),)),))
+        story.heard(at_ms + 5, "w1", m.ReportAnswered(at_ms, (Epoch(7),)))
+    assert story.told() == [
+        "    1.000 s  the control plane answers w1: not yours any more: the attempt of epoch 7",
+        "    1.005 s  w1 hears that the attempt of epoch 7 is not its own any more",
+    ]
+
+
 def test_a_start_that_is_reported_until_it_is_answered_is_told_once():
     story = Story()
     for seq in range(3):

@@ -85,6 +85,7 @@ class Story:
     _signalled: set[int] = field(default_factory=set)
     _called_off: set[int] = field(default_factory=set)
     _put_off: set[int] = field(default_factory=set)
+    _void: set[tuple[str, str, int]] = field(default_factory=set)  # it was told that it is, and to whom
 
     def say(self, at_ms: int, text: str, *, is_detail: bool = False) -> None:
         """A sentence of the caller's own."""
@@ -206,7 +207,7 @@ class Story:
                 self.say(at_ms, f"the control plane wants {self._named(epoch)} back from {worker}", is_detail=True)
             case Void(worker=worker, epochs=epochs) if epochs:
                 names = listed([self._named(epoch) for epoch in epochs])
-                is_detail = self._told.issuperset(epochs)
+                is_detail = self._is_old("answer", worker, epochs)
                 self.say(at_ms, f"the control plane answers {worker}: not yours any more: {names}", is_detail=is_detail)
             case AskScorer(scorer=scorer):
                 self.say(at_ms, f"the control plane asks scorer {scorer}", is_detail=True)
@@ -250,7 +251,7 @@ class Story:
                 self.say(at_ms, f"{worker} has no room on its disk for {self._named(key)}")
             case m.AttemptsVoided(epochs=epochs) | m.ReportAnswered(void=epochs) if epochs:
                 names = listed([self._named(epoch) for epoch in epochs])
-                is_detail = self._told.issuperset(epochs)
+                is_detail = self._is_old("heard", worker, epochs)
                 are = "is" if len(epochs) == 1 else "are"
                 self._why.update(dict.fromkeys(epochs, ""))
                 self.say(at_ms, f"{worker} hears that {names} {are} not its own any more", is_detail=is_detail)
@@ -363,6 +364,13 @@ class Story:
         if known is None or not known[0]:
             return f"the attempt of epoch {epoch}"
         return f"attempt {known[1]} of {job_name(known[0])}"
+
+    def _is_old(self, what: str, worker: str, void: tuple[int, ...]) -> bool:
+        """Nobody needs to be told (again) that these are void: it was, or they have ended."""
+        told = {(what, worker, epoch) for epoch in void if epoch not in self._told}
+        is_old = told <= self._void
+        self._void |= told
+        return is_old
 
     def _number(self, epoch: int) -> str:
         known = self._attempts.get(epoch)
