@@ -22,6 +22,7 @@ from gpulayer.testing.sim.parts import Part
 from gpulayer.testing.sim.plane import Commands
 from gpulayer.testing.sim.rules import Violation
 from gpulayer.testing.sim.spawner import Process
+from gpulayer.testing.sim.words import attempt_name, lasting
 
 if TYPE_CHECKING:
     from gpulayer.testing.sim.host import SimHost
@@ -312,6 +313,7 @@ class SimAgent:
             self._count += 1
             number, delay_ms = self._count, host.numbers.randrange(SLOW_MS)
             self._launching[key] = number, kill_by_ms
+            host.clock.say(f"{host.id} takes {lasting(delay_ms)} to start {attempt_name(assignment)}")
             host.piece.after(delay_ms, lambda: self._launch(assignment, number))
             return
         self._start(assignment, kill_by_ms)
@@ -342,7 +344,9 @@ class SimAgent:
 
         def spawn() -> None:
             if key in self._never:
-                raise Violation(f"{key} starts on {host.id}, which was told to end it before")
+                raise Violation(
+                    f"{attempt_name(assignment)} starts on {host.id}, which was told to end it before", promise=3
+                )
             process = host.spawner.spawn(assignment, kill_by_ms)
             if process is None:
                 self._later(1, m.SpawnFailed(key, None, "the time by which it must be over has passed"))
