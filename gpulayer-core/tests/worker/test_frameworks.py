@@ -14,7 +14,7 @@ from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.plugins.contracts.framework import CheckScript
 from gpulayer.spec.machine import Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
-from gpulayer.worker.frameworks import FrameworkChecks, jobs_python, read_answer
+from gpulayer.worker.frameworks import Answer, FrameworkChecks, jobs_python, read_answer
 
 CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
@@ -167,7 +167,7 @@ def test_the_python_of_jobs_is_the_one_on_their_path(tmp_path):
 
 def test_only_the_last_line_counts():
     assert read_answer("torch", (CPU,), b'{"version": null}\n\n{"version": "1", "devices": {"cpu": ""}}\n\n') == (
-        Framework("torch", "1", CPU, usable=True),
+        Answer((Framework("torch", "1", CPU, usable=True),))
     )
 
 

@@ -9,6 +9,7 @@ __all__ = ["BUILTINS"]
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "file": "gpulayer.plugins.builtin.file",
+        "frameworks": "gpulayer.plugins.builtin.frameworks",
         "host": "gpulayer.plugins.builtin.host",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",
