@@ -97,7 +97,9 @@ def tell(*, version, build, has, tries, architectures=()):
     # The processor first: it is known then whatever a driver does to this program.
     for kind in sorted(ACCELERATORS, key=lambda kind: kind != "cpu"):
         cause, why = tried(tries[kind])
-        if why and kind not in has:
+        if not why and kind not in has:
+            answer["build"] = kind  # what has computed is right
+        elif why and kind not in has:
             other = "a CPU-only build" if build == "cpu" else "a build for %s, not for %s" % (build, kind)
             cause, why = other, other + (": " + why if kind in why.lower() else "")
         answer["devices"][kind] = why
@@ -166,10 +168,12 @@ def reason(error, said):
 
 
 def first_line(text):
+    """With those after it, as long as a colon says that more is to come."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith("Traceback"):
-        return lines[-1][:WORDS]
-    return lines[0][:WORDS] if lines else ""
+        lines = lines[-1:]
+    end = next((number for number, line in enumerate(lines) if not line.endswith(":")), len(lines))
+    return " ".join(lines[: end + 1])[:WORDS]
 
 
 @contextlib.contextmanager
@@ -210,4 +214,4 @@ def stderr_since(begin):
         text = os.pread(2, 1 << 16, begin).decode(errors="replace")
     except (OSError, AttributeError):
         return []
-    return [re.sub(r"^.*?\.(cc|cpp|cu|h|py):\d+\]? *", "", line).strip() for line in text.splitlines()]
+    return [re.sub(r"^.*?\.\w+:\d+( \w+)?[]:] *", "", line).strip() for line in text.splitlines()]

@@ -23,11 +23,15 @@ def devices():
     return [lambda number=number: compute(number) for number in range(count)]
 
 
+def none():
+    return []
+
+
 kind = "rocm" if runtime.is_hip else "cuda"
 built = cupy.cuda.driver.get_build_version()
 tell(
     version=cupy.__version__,
     build="%s %d.%d" % (kind, built // 1000, built % 1000 // 10) if kind == "cuda" else kind,
     has=[kind],
-    tries={"cuda": devices, "rocm": devices},
+    tries={"cuda": none, "rocm": none, kind: devices},
 )

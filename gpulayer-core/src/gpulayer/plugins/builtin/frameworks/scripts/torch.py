@@ -8,14 +8,19 @@ def compute(place):
     return int((matrix @ matrix).sum().item())
 
 
-def through_torch_cuda():
-    if not torch.cuda.is_available():
-        try:
-            torch.cuda.init()
-        except Exception as error:
-            raise Unseen(first_line(str(error)))
-        raise Unseen("torch.cuda.is_available() is False")
-    return [lambda place="cuda:%d" % number: compute(place) for number in range(torch.cuda.device_count())]
+def through_torch_cuda(is_of_another):
+    def devices():
+        if is_of_another:
+            raise Unseen("torch.cuda is of another vendor here")
+        if not torch.cuda.is_available():
+            try:
+                torch.cuda.init()
+            except Exception as error:
+                raise Unseen(first_line(str(error)))
+            raise Unseen("torch.cuda.is_available() is False")
+        return [lambda place="cuda:%d" % number: compute(place) for number in range(torch.cuda.device_count())]
+
+    return devices
 
 
 def mps():
@@ -55,8 +60,8 @@ tell(
     architectures=architectures() if cuda or hip else (),
     tries={
         "cpu": lambda: [lambda: compute("cpu")],
-        "cuda": through_torch_cuda,
-        "rocm": through_torch_cuda,
+        "cuda": through_torch_cuda(is_of_another=hip),
+        "rocm": through_torch_cuda(is_of_another=cuda),
         "mps": mps,
         "xpu": xpu,
     },
