@@ -19,13 +19,16 @@ from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.worker.check_script import run_script
 from gpulayer.worker.frameworks import read_answer
 
+# The second of a name is built for CUDA: without a GPU it has to say why it does not compute.
 PACKAGES = {
     "torch": ("torch==2.13.0",),
     "jax": ("jax",),
+    "jax-cuda": ("jax", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
     "cupy": ("cupy-cuda12x",),
     "mlx": ("mlx[cpu]" if sys.platform == "linux" else "mlx",),
     "tensorflow": ("tensorflow-cpu",),
     "onnxruntime": ("onnxruntime",),
+    "onnxruntime-gpu": ("onnxruntime-gpu",),
 }
 
 
@@ -33,9 +36,10 @@ def main(wanted: list[str]) -> int:
     """1 where one of them does not compute on the processor, though it could."""
     checks = {check.name: check for check in CHECKS}
     is_good = True
-    for name in wanted or list(PACKAGES):
+    for package in wanted or list(PACKAGES):
+        name = package.partition("-")[0]
         with tempfile.TemporaryDirectory(prefix=f"gpulayer-{name}-") as folder:
-            python = _environment(Path(folder), PACKAGES[name])
+            python = _environment(Path(folder), PACKAGES[package])
             began_s = time.monotonic()
             ran = asyncio.run(
                 run_script(

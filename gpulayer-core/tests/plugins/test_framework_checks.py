@@ -4,9 +4,10 @@ says why in the library's own words.
 The words were said by the real ones, as public reports have them:
 driver too old: https://github.com/weaviate/Verba/issues/72; held: https://github.com/pytorch/pytorch/issues/100691;
 no driver, no kernel image, out of memory: PyTorch's sources (c10/cuda); jax and cuDNN:
-https://github.com/rgommers/pixi-dev-scipystack/issues/1; onnxruntime: https://github.com/danielgatis/rembg/issues/668;
+https://github.com/rgommers/pixi-dev-scipystack/issues/1;
 tensorflow: https://github.com/tensorflow/tensorflow/issues/66750 and https://github.com/JdeRobot/BehaviorMetrics/issues/385;
-cupy without a driver, and what CPU-only builds say: the real packages (`make frameworks`).
+onnxruntime, jax and cupy without a driver, and what CPU-only builds say: the real packages (`make frameworks`;
+onnxruntime-gpu 1.31.1 and jax 0.10.2 with jax-cuda12-plugin).
 """
 
 import asyncio
@@ -158,6 +159,15 @@ BAD = {
         {"packages": [("jax-cuda12-plugin", "0.6.0")], "failure": f"Backend 'cuda' failed to initialize: {CUDNN}"},
         f"Backend 'cuda' failed to initialize: {CUDNN}".replace("\n", " "),
     ),
+    "jax, no driver": (
+        "jax",
+        {
+            "packages": [("jax-cuda12-plugin", "0.10.2")],
+            "said": "I0000 00:00:1796078707.727857   28028 cudart_stub.cc:31] Could not find cuda drivers on your "
+            "machine, GPU will not be used.",
+        },
+        "no driver: Could not find cuda drivers on your machine, GPU will not be used.",
+    ),
     "cupy, no driver": ("cupy", {"failure": INSUFFICIENT, "driver": 0}, f"no driver: {INSUFFICIENT}"),
     "cupy, driver too old": ("cupy", {"failure": INSUFFICIENT}, f"the driver is too old: {INSUFFICIENT}"),
     "tensorflow, no driver": (
@@ -193,8 +203,10 @@ BAD = {
         "onnxruntime",
         {
             "cuda": True,
-            "said": "[E:onnxruntime:Default, provider_bridge_ort.cc:1992 TryGetProviderInfo_CUDA] Failed to load "
-            f"library libonnxruntime_providers_cuda.so with error: {MISSING}",
+            "said": "\x1b[1;31m2026-11-30 22:45:05.381344232 [E:onnxruntime:Default, provider_bridge_ort.cc:2458 "
+            "operator()] /onnxruntime_src/onnxruntime/core/session/provider_bridge_ort.cc:2043 onnxruntime::Provider& "
+            "onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library "
+            f"libonnxruntime_providers_cuda.so with error: {MISSING}\n\x1b[m",
         },
         f"a shared library is missing: Failed to load library libonnxruntime_providers_cuda.so with error: {MISSING}",
     ),

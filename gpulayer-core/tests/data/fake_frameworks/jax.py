@@ -1,9 +1,11 @@
-from fakes import FAKE, Matrix, on_device
+from fakes import FAKE, Matrix, on_device, say
 
 __version__ = "0.6.0"
 
 
 def devices(platform):
+    if "said" in FAKE and platform == "cpu":  # it looks for all kinds at once
+        say(FAKE["said"])
     here = {"cpu": 1, FAKE.get("platform", ""): len(FAKE.get("devices", ()))}
     if not here.get(platform):
         raise RuntimeError(FAKE.get("failure") or f"Unknown backend {platform}. Available backends are ['cpu']")

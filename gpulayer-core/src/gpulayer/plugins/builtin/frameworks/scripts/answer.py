@@ -41,6 +41,7 @@ CAUSES = (
 )
 WORDS = 600  # of a library in one reason
 SHOWN = 8  # devices of one reason
+SAID = []  # all that was warned of: a library may look for devices when it is imported, or first asked for others
 
 
 class Unseen(Exception):
@@ -96,7 +97,7 @@ def tell(*, version, build, has, tries, architectures=()):
     answer = {"version": str(version), "build": build, "architectures": list(architectures), "devices": {}, "again": []}
     # The processor first: it is known then whatever a driver does to this program.
     for kind in sorted(ACCELERATORS, key=lambda kind: kind != "cpu"):
-        cause, why = tried(tries[kind])
+        cause, why = tried(tries[kind], list(SAID) if kind in has and kind != "cpu" else [])
         if not why and kind not in has:
             answer["build"] = kind  # what has computed is right
         elif why and kind not in has:
@@ -109,8 +110,8 @@ def tell(*, version, build, has, tries, architectures=()):
     print(json.dumps(answer), flush=True)
 
 
-def tried(devices):
-    """Why it does not compute on each of them, as cause and text; empty where it does."""
+def tried(devices, before):
+    """Why it does not compute on each of them, as cause and text; empty where it does. before: what may say why, too."""
     said = []
     try:
         with listening(said):
@@ -118,7 +119,7 @@ def tried(devices):
             if not computes:
                 raise Unseen("no device is seen")
     except Exception as error:
-        return reason(error, said)
+        return reason(error, said + before)
     failed = {}
     for number, compute in enumerate(computes):
         said = []
@@ -178,7 +179,7 @@ def first_line(text):
 
 @contextlib.contextmanager
 def listening(said):
-    """Add to ``said`` what is warned of meanwhile: by warnings, by loggers, and by C++ on the standard error."""
+    """Add to ``said``, and to ``SAID``, what is warned of meanwhile: by warnings, by loggers, and by C++ on the standard error."""
 
     class Handler(logging.Handler):
         def emit(self, record):
@@ -199,6 +200,7 @@ def listening(said):
                 said.append(re.sub(r" \(Triggered internally at .*", "", text))
             print(text, file=sys.stderr)
         said.extend(line[:WORDS] for line in native if any(re.search(one, line, re.IGNORECASE) for _, one in CAUSES))
+        SAID.extend(said)
 
 
 def stderr_size():
@@ -214,4 +216,6 @@ def stderr_since(begin):
         text = os.pread(2, 1 << 16, begin).decode(errors="replace")
     except (OSError, AttributeError):
         return []
-    return [re.sub(r"^.*?\.\w+:\d+( \w+)?[]:] *", "", line).strip() for line in text.splitlines()]
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    place = r"^.*(\[ONNXRuntimeError\] : \d+ : \w+ : )|^.*?\.\w+:\d+( \w+)?[]:] +"
+    return [re.sub(place, "", line).strip() for line in text.splitlines()]
