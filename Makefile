@@ -18,7 +18,7 @@ ONLY ?=
 KILLS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help setup demo demo-team demo-plugins test lint bench soak frameworks docs format clean
+.PHONY: help setup demo demo-team demo-plugins test lint bench soak frameworks gpu docs format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ soak: setup ## The proofs of all promises, in one table (hours); SCALE=0.01 for 
 
 frameworks: setup ## The framework checks over the real packages, in throw-away environments (gigabytes); ONLY="torch jax"
 	@$(BIN)/python -m tests.frameworks $(ONLY)
+
+gpu: setup ## What is found on a machine with a GPU, against the vendor's own words
+	@$(BIN)/python -m pytest -q -s -m gpu tests/gpu
 
 docs: setup ## Build the documentation site into site/; warnings fail
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

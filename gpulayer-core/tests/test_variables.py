@@ -21,6 +21,7 @@ def test_tokens_and_credentials_of_whoever_starts_a_worker_stay_with_them():
         "PYTHONPATH": "/p",
         "VIRTUAL_ENV": "/v",
         "LD_LIBRARY_PATH": "/l",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "GPULAYER_STATE_DIR": "/s",
         "GPULAYER_PLUGINS": "licences",

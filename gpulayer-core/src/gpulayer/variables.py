@@ -46,6 +46,7 @@ DEVICE_VARIABLES: Final = frozenset(
 # What a Python, the probes and the programs themselves need to find their way about the machine.
 _KEPT: Final = frozenset(
     {
+        "CUDA_DEVICE_ORDER",
         "CUDA_HOME",
         "CUDA_PATH",
         "DYLD_LIBRARY_PATH",

@@ -78,6 +78,34 @@ def test_a_machine_is_refused_for_exactly_these_reasons(request_, facts, codes):
     assert is_eligible(request_, facts, name="box") is (not codes)
 
 
+def test_mlx_and_what_computes_with_it_run_on_the_one_device_of_a_mac():
+    mac = replace(MAC, frameworks=(Framework("mlx", "0.30", Accelerator.MLX, usable=True),))
+    for accelerators in ((Accelerator.MLX,), (Accelerator.MPS,)):
+        assert is_eligible(Request(accelerators, devices=1, frameworks=(FrameworkNeed("mlx"),)), mac)
+    assert not is_eligible(Request((Accelerator.MLX,), devices=1), BOX)
+
+
+def test_where_there_should_be_a_device_it_is_said_why_there_is_none():
+    facts = machine(missing=(("cuda", "nvidia-smi did not answer within 6 s"), ("rocm", "no permission")))
+    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=1), facts)
+    assert reason.message == "has no accelerator (cuda: nvidia-smi did not answer within 6 s)"
+
+
+@pytest.mark.parametrize("memory", [None, 12 * GB])
+def test_p1_memory_that_is_shared_with_the_machine_is_bounded_by_that_and_never_0(memory):
+    facts = machine(gpu(0, memory=memory, model="NVIDIA GB10", is_memory_shared=True))
+    asked = Request(accelerators=CUDA, devices=1, device_memory_bytes=70 * GB)
+    (reason,) = why_ineligible(asked, facts)
+    assert reason.message == f"largest is {12 if memory else 64} GB, which it shares with the machine"
+    assert why_ineligible(replace(asked, device_memory_bytes=12 * GB), facts) == ()
+
+
+def test_p1_the_smallest_change_of_two_devices_one_of_unknown_memory_is_to_what_the_other_has():
+    facts = machine(gpu(0, memory=None), gpu(1, memory=16 * GB))
+    change = smallest_change(Request(accelerators=CUDA, devices=2, device_memory_bytes=40 * GB), facts, name="box")
+    assert [str(one.value) for one in change] == ["16GB"]
+
+
 def test_an_unhealthy_device_is_named_with_its_reason():
     facts = machine(gpu(0), gpu(1, state=DeviceState.UNHEALTHY, reason="Xid 79: fell off the bus"))
     (reason,) = why_ineligible(Request(accelerators=CUDA, devices=2), facts)

@@ -85,6 +85,17 @@ def test_labels_and_devices_are_as_the_token_says_whatever_the_worker_says(plane
     assert plane.submit("true", request={"accelerators": ["cuda"], "devices": 2})["state"] == "rejected"
 
 
+def test_where_a_worker_stands_is_as_the_token_says_whatever_the_worker_says(plane) -> None:
+    token = plane.new_token(TokenKind.JOIN, labels=(("gpulayer.dev/network-group", "cellar"),))
+    locality = {"zone": "us-east-1a", "region": "us-east-1", "network_group": "mine"}
+    plane.worker("one", join_token=token, labels={"gpulayer.dev/network-group": "mine"}, locality=locality)
+    record = plane.http.get("/v1/workers/one").json()
+    assert record["locality"] == {**locality, "network_group": "cellar"}
+    assert record["labels"] == {"gpulayer.dev/network-group": "cellar"}
+    assert plane.submit("true", request={"network_group": "mine"})["state"] == "rejected"
+    assert plane.submit("true", request={"network_group": "cellar", "zone": "us-east-1a"})["state"] != "rejected"
+
+
 def test_another_token_says_anew_what_the_worker_offers(plane) -> None:
     token = plane.new_token(TokenKind.JOIN, max_devices=0)
     worker = plane.worker("one", join_token=token, devices=[_device(0)])

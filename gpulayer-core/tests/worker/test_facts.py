@@ -61,6 +61,25 @@ def test_the_first_that_knows_is_believed_and_devices_add_up():
     assert facts.resources == (("licence", 2),)  # of what there is none, nothing is told
 
 
+def test_where_a_worker_stands_is_as_its_owner_says_before_it_is_as_it_was_found():
+    found = [
+        Findings(locality=Locality(network_group="rack-7")),
+        Findings(locality=Locality(zone="us-central1-a", region="us-central1")),
+        Findings(locality=Locality(zone="elsewhere-1", region="elsewhere", network_group="other")),
+    ]
+    assert combine(found, version="1", labels=()).locality == Locality("us-central1-a", "us-central1", "rack-7")
+    told = (("gpulayer.dev/network-group", "cellar"), ("gpulayer.dev/region", "home"), ("gpulayer.dev/zone", ""))
+    facts = combine(found, version="1", labels=told)
+    assert facts.locality == Locality("", "home", "cellar")
+    assert facts.labels == told, "they are labels like all others, too"
+    assert combine([], version="1", labels=told[:1]).locality == Locality(network_group="cellar")
+
+
+def test_a_label_that_a_probe_found_says_nothing_of_where_a_worker_stands():
+    found = [Findings(labels=(("gpulayer.dev/zone", "found"),), locality=Locality(zone="z"))]
+    assert combine(found, version="1", labels=()).locality == Locality("z")
+
+
 def test_a_broken_probe_costs_its_own_findings_alone(probing, caplog):
     broken, works = Says("broken", RuntimeError("no driver")), Says("works", Findings(platform="p", cpus=3))
     facts = asyncio.run(probing(broken, works).look())
@@ -71,7 +90,9 @@ def test_a_broken_probe_costs_its_own_findings_alone(probing, caplog):
 def test_a_probe_that_fails_now_keeps_what_it_found_last(probing):
     async def main():
         looks = probing(Says("flaky", Findings(devices=(GPU,)), OSError("busy"), Findings()))
-        assert [(await looks.look()).devices for _ in range(3)] == [(GPU,), (GPU,), ()]
+        assert [(await looks.look()).devices for _ in range(2)] == [(GPU,), (GPU,)]
+        (gone,) = (await looks.look()).devices
+        assert (gone.uuid, gone.state, gone.reason) == (GPU.uuid, DeviceState.UNHEALTHY, "it is not found any more")
 
     asyncio.run(main())
 

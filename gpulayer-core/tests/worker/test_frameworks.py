@@ -375,6 +375,13 @@ def test_what_failed_on_a_device_that_is_there_is_tried_at_each_start(life):
     assert [life(check, facts=FACTS)[1] for _ in range(2)] == [2, 1]  # no such device: nothing to be repaired
 
 
+def test_on_a_mac_one_device_is_for_metal_and_mlx(life):
+    """What failed there is tried again, of both."""
+    mlx = Found('print(\'{"version": "1", "devices": {"mlx": "no Metal"}}\')', "mlx", (Accelerator.MLX,))
+    mac = replace(FACTS, devices=(Device("MPS-0", 0, Accelerator.MPS, "Apple M3"),))
+    assert [life(mlx, facts=mac)[1] for _ in range(2)] == [2, 2]
+
+
 def test_a_check_that_names_no_modules_runs_at_each_start(life):
     assert [life(Check(COMPUTES))[1] for _ in range(2)] == [1, 1]
 

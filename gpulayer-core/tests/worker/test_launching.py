@@ -73,7 +73,11 @@ def test_devices_are_handed_over_by_uuid_and_the_others_hidden_whatever_was_plan
 
 def test_rocm_and_xpu_devices_use_their_vendors_variables():
     assert device_variables([FACTS.devices[2]]) == {"ROCR_VISIBLE_DEVICES": "AMD-1", "ZE_AFFINITY_MASK": "255"}
-    assert device_variables([FACTS.devices[3]])["ZE_AFFINITY_MASK"] == "3"
+    nameless = Device("ROCM-0000:03:00.0", 2, Accelerator.ROCM, "Radeon 780M")
+    assert device_variables([FACTS.devices[2], nameless])["ROCR_VISIBLE_DEVICES"] == "AMD-1,2"
+    xpu = device_variables([FACTS.devices[3]])
+    assert xpu["ZE_AFFINITY_MASK"] == "3"
+    assert (xpu["ZE_ENABLE_PCI_ID_DEVICE_ORDER"], xpu["ZE_FLAT_DEVICE_HIERARCHY"]) == ("1", "COMPOSITE")
     assert device_variables([]) == HIDDEN
 
 

@@ -19,7 +19,6 @@ LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "explain": frozenset(_NEEDS.split()),
     "up": frozenset({"--store", "--blobs"}),
     "join": frozenset({"--python"}),
-    "resources": frozenset({"--python"}),
 }
 
 LATER_COMMANDS: Final = frozenset(
@@ -34,7 +33,6 @@ LATER_COMMANDS: Final = frozenset(
         "job exec",
         "job top",
         "job why",
-        "resources detect",
     }
 )
 

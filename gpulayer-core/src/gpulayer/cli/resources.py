@@ -1,18 +1,24 @@
-"""``gpulayer resources``: what all workers offer, and what is free now."""
+"""``gpulayer resources``: what all workers offer, and what is free now; ``detect``: what this machine would."""
 
-from typing import TYPE_CHECKING
+import contextlib
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpulayer.cli.console import print_json, print_table
+from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
+from gpulayer.cli.offers import link_lines, unusable_lines
 from gpulayer.cli.records import resources_text
+from gpulayer.errors import UsageError
 from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
     from gpulayer.wire.workers import DeviceFields
 
-app = command_app(help="What all workers offer, and what is free now.")
+app = command_app(help="What all workers offer, and what is free now; detect: what this machine would.")
 
 
 @app.callback(invoke_without_command=True)
@@ -30,6 +36,39 @@ def resources(
 def list_resources(*, target: TargetOption = "", json: JsonFlag = False) -> None:
     """A line a worker and kind of device."""
     _show(target, as_json=json)
+
+
+@app.command()
+def detect(
+    *,
+    python: Annotated[
+        str, typer.Option("--python", metavar="PATH", help="Check the frameworks of this Python; default: a job's.")
+    ] = "",
+    json: JsonFlag = False,
+) -> None:
+    """What this machine would offer as a worker, what it can't use, and why. Starts nothing."""
+    from gpulayer.cli.detected import detected_lines  # noqa: PLC0415 - only this command needs them
+    from gpulayer.plugins.settings import PluginSettings  # noqa: PLC0415
+    from gpulayer.wire.facts import facts_to_wire  # noqa: PLC0415
+    from gpulayer.worker.detecting import detect as look  # noqa: PLC0415
+
+    path = shutil.which(os.path.expanduser(python)) if python else ""
+    if path is None:
+        raise UsageError(f"--python {python}: no program is there", hint="name a Python: --python .venv/bin/python")
+    tell = say if sys.stderr.isatty() else lambda _: None
+    with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no part of the answer
+        found = look(
+            environment=dict(os.environ),
+            plugins=PluginSettings.of(os.environ),
+            python=os.path.abspath(path) if path else "",
+            now=tell,
+        )
+    if json:
+        fields = {"python": found.python, "checked": list(found.checked), "faults": list(found.faults)}
+        print_json({**facts_to_wire(found.facts), **fields})
+        return
+    for line in detected_lines(found):
+        print_line(line)
 
 
 def _show(target: str, *, as_json: bool) -> None:
@@ -56,7 +95,7 @@ def _show(target: str, *, as_json: bool) -> None:
                     format_bytes(worker["memory_bytes"]) if is_first else "",
                     *([resources_text(worker) if is_first else ""] if is_counted else []),
                     f"{device['kind']} {device['model']}".strip() if device else "no device",
-                    _memory(device["memory_free_bytes"], device["memory_bytes"]) if device else "",
+                    _memory(device) if device else "",
                     device["state"] if device else "",
                     frameworks if is_first else "",
                 ]
@@ -64,9 +103,12 @@ def _show(target: str, *, as_json: bool) -> None:
     headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
     headers += ["device", "device memory", "device state", "frameworks"]
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
+    for line in [*link_lines(workers), *unusable_lines(workers)]:
+        print_line(line)
 
 
-def _memory(free: int | None, total: int | None) -> str:
+def _memory(device: "DeviceFields") -> str:
+    free, total = device["memory_free_bytes"], device["memory_bytes"]
     if total is None:
-        return ""
+        return "shared with the machine" if device.get("is_memory_shared") else "unknown"
     return format_bytes(total) if free is None else f"{format_bytes(free)} of {format_bytes(total)} free"

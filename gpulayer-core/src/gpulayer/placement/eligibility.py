@@ -15,7 +15,7 @@ from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Requ
 from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import Reason, ReasonCode
 
-__all__ = ["is_eligible", "matching_devices", "why_ineligible"]
+__all__ = ["is_eligible", "matching_devices", "memory_for_jobs", "why_ineligible"]
 
 
 def is_eligible(request: Request, facts: WorkerFacts, *, name: str = "") -> bool:
@@ -67,7 +67,9 @@ def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device,
         devices = [
             device
             for device in facts.devices
-            if device.kind is kind and device.state is not DeviceState.UNHEALTHY and _device_matches(request, device)
+            if device.kind is kind
+            and device.state is not DeviceState.UNHEALTHY
+            and _device_matches(request, device, facts)
         ]
         if devices:
             groups.append(tuple(sorted(devices, key=lambda device: (_model_rank(request, device), device.index))))
@@ -101,10 +103,13 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
             models = ", ".join(sorted({device.model for device in usable}))
             reasons.append(Reason(ReasonCode.DEVICE_MODEL, f"has {models}", " or ".join(request.device_models), models))
     if request.device_memory_bytes:
-        fitting = [device for device in usable if _memory_matches(request, device)]
+        fitting = [device for device in usable if _memory_matches(request, device, facts)]
         if len(fitting) < enough:
-            largest = max(device.memory_for_jobs_bytes or 0 for device in usable)
-            reasons.append(_bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", request.device_memory_bytes, largest))
+            largest = max(usable, key=lambda device: memory_for_jobs(device, facts) or 0)
+            has = memory_for_jobs(largest, facts) or 0
+            reason = _bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", request.device_memory_bytes, has)
+            shared = ", which it shares with the machine" if largest.is_memory_shared else ""
+            reasons.append(replace(reason, message=reason.message + shared))
     if request.compute_capability:
         fitting = [device for device in usable if _capability_matches(request, device)]
         if len(fitting) < enough:
@@ -124,7 +129,8 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
 def _no_device(request: Request, facts: WorkerFacts) -> Reason:
     wanted = " or ".join(request.accelerators)
     has = ", ".join(sorted({str(device.kind) for device in facts.devices}))
-    message = f"has {has}, not {wanted}" if has else "has no accelerator"
+    why = "; ".join(f"{kind}: {reason}" for kind, reason in facts.missing if kind in _device_kinds(request))
+    message = (f"has {has}, not {wanted}" if has else "has no accelerator") + (f" ({why})" if why else "")
     only_cuda = request.accelerators == (Accelerator.CUDA,)
     return Reason(ReasonCode.NO_CUDA_DEVICE if only_cuda else ReasonCode.NO_ACCELERATOR, message, wanted, has)
 
@@ -160,7 +166,8 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
     if not fitting:
         versions = ", ".join(sorted({framework.version for framework in found}))
         return Reason(ReasonCode.FRAMEWORK_VERSION, f"{need.name} is {versions}", str(need), versions)
-    on_kind = [framework for framework in fitting if framework.accelerator is kind]
+    there = (Accelerator.MPS, Accelerator.MLX) if kind is Accelerator.MPS else (kind,)
+    on_kind = [framework for framework in fitting if framework.accelerator in there]
     if any(framework.usable for framework in on_kind):
         return None
     version = fitting[0].version
@@ -172,7 +179,10 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
 def _device_kinds(request: Request) -> tuple[Accelerator, ...]:
     if Accelerator.ANY in request.accelerators:
         return DEVICE_KINDS
-    return tuple(kind for kind in request.accelerators if kind in DEVICE_KINDS)
+    kinds = [kind for kind in request.accelerators if kind in DEVICE_KINDS]
+    if Accelerator.MLX in kinds:  # which computes on what Metal drives: a Mac has one device for both
+        kinds.insert(kinds.index(Accelerator.MLX) + 1, Accelerator.MPS)
+    return tuple(dict.fromkeys(kinds))
 
 
 def _largest_group(devices: list[Device]) -> int:
@@ -183,8 +193,12 @@ def _largest_group(devices: list[Device]) -> int:
     return max(counts.values(), default=0)
 
 
-def _device_matches(request: Request, device: Device) -> bool:
-    return _model_matches(request, device) and _memory_matches(request, device) and _capability_matches(request, device)
+def _device_matches(request: Request, device: Device, facts: WorkerFacts) -> bool:
+    return (
+        _model_matches(request, device)
+        and _memory_matches(request, device, facts)
+        and _capability_matches(request, device)
+    )
 
 
 def _model_matches(request: Request, device: Device) -> bool:
@@ -200,8 +214,15 @@ def _model_rank(request: Request, device: Device) -> int:
     return len(request.device_models)
 
 
-def _memory_matches(request: Request, device: Device) -> bool:
-    there = device.memory_for_jobs_bytes
+def memory_for_jobs(device: Device, facts: WorkerFacts) -> int | None:
+    """What shares the machine's memory, and does not say how much of it, has no more than all. None: not known."""
+    if device.memory_bytes is None and device.is_memory_shared:
+        return facts.memory_bytes
+    return device.memory_for_jobs_bytes
+
+
+def _memory_matches(request: Request, device: Device, facts: WorkerFacts) -> bool:
+    there = memory_for_jobs(device, facts)
     return there is None or there >= request.device_memory_bytes
 
 

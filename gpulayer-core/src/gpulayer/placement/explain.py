@@ -10,7 +10,7 @@ from typing import Final
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate
 from gpulayer.placement.choose import Candidate, Rank, rank
-from gpulayer.placement.eligibility import is_eligible, why_ineligible
+from gpulayer.placement.eligibility import is_eligible, memory_for_jobs, why_ineligible
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import DEVICE_KINDS, Request
@@ -235,10 +235,10 @@ def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[
 
 
 def _memory_level(request: Request, facts: WorkerFacts) -> int:
-    """The largest memory that enough devices have."""
+    """The largest memory that enough devices have; what is not known is taken to be enough."""
     kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
-    there = (device.memory_for_jobs_bytes or 0 for device in facts.devices if device.kind in kinds)
-    sizes = sorted(there, reverse=True)
+    there = [memory_for_jobs(device, facts) for device in facts.devices if device.kind in kinds]
+    sizes = sorted((request.device_memory_bytes if one is None else one for one in there), reverse=True)
     return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
 
 

@@ -3,16 +3,18 @@
 from dataclasses import replace
 
 from gpulayer.server.store import IdentityRow
+from gpulayer.spec.labels import located
 from gpulayer.spec.machine import WorkerFacts
 
 __all__ = ["offered"]
 
 
 def offered(facts: WorkerFacts, identity: IdentityRow) -> WorkerFacts:
-    """The facts as placement sees them: the token's labels win over the worker's own of the same key, and of its
-    devices those with the lowest indexes are offered, as many as the token allows."""
-    labels = facts.labels
+    """The facts as placement sees them: the token's labels win over the worker's own of the same key, also those that
+    say where it is, and of its devices those with the lowest indexes are offered, as many as the token allows."""
+    labels, locality = facts.labels, facts.locality
     if identity.labels:
+        locality = located(identity.labels, locality)
         labels = tuple(sorted({**dict(labels), **dict(identity.labels)}.items()))
     devices = facts.devices
     if identity.max_devices is not None and len(devices) > identity.max_devices:
@@ -21,6 +23,5 @@ def offered(facts: WorkerFacts, identity: IdentityRow) -> WorkerFacts:
         devices = tuple(
             replace(device, links=tuple(link for link in device.links if link[0] in kept)) for device in devices
         )
-    return (
-        facts if labels == facts.labels and devices == facts.devices else replace(facts, labels=labels, devices=devices)
-    )
+    changed = replace(facts, labels=labels, locality=locality, devices=devices)
+    return facts if changed == facts else changed

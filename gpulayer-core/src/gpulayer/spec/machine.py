@@ -85,7 +85,7 @@ class Framework:
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """As the worker's owner names it, compared as text; empty where nobody said."""
+    """As the worker's owner names it, else as it was found; compared as text; empty where nobody said."""
 
     zone: str = ""
     region: str = ""

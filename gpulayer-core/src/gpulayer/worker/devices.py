@@ -18,7 +18,7 @@ def device_variables(devices: Sequence[Device]) -> Mapping[str, str]:
     CUDA: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars (an empty list hides all).
     ROCm: https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html (ROCR_VISIBLE_DEVICES takes UUIDs; HIP
     reads CUDA_VISIBLE_DEVICES as its own, so that is left out where ROCm devices are handed over).
-    Intel: Level Zero's ZE_AFFINITY_MASK takes indices only.
+    Intel: Level Zero's ZE_AFFINITY_MASK takes indices only, here of whole cards by PCI address, as the probe counts.
     """
     by_kind: dict[Accelerator, list[Device]] = {}
     for device in devices:
@@ -27,8 +27,16 @@ def device_variables(devices: Sequence[Device]) -> Mapping[str, str]:
     cuda, rocm, xpu = (by_kind.get(kind, []) for kind in (Accelerator.CUDA, Accelerator.ROCM, Accelerator.XPU))
     if cuda or not rocm:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in cuda)
-    variables["ROCR_VISIBLE_DEVICES"] = ",".join(device.uuid for device in rocm)
+    variables["ROCR_VISIBLE_DEVICES"] = ",".join(_rocr_name(device) for device in rocm)
     if not rocm:
         variables["HIP_VISIBLE_DEVICES"] = "-1"
+    if xpu:
+        variables["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"
+        variables["ZE_FLAT_DEVICE_HIERARCHY"] = "COMPOSITE"  # by default each tile would count as a device
     variables["ZE_AFFINITY_MASK"] = ",".join(str(device.index) for device in xpu) or _NO_XPU
     return variables
+
+
+def _rocr_name(device: Device) -> str:
+    """Not all of AMD's have an id of their own; those go by where they stand."""
+    return str(device.index) if device.uuid.startswith("ROCM-") else device.uuid

@@ -22,6 +22,7 @@ from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, 
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
+from gpulayer.spec.labels import located
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.whole import write_whole
 from gpulayer.worker.findings import (
@@ -34,6 +35,7 @@ from gpulayer.worker.findings import (
     checked_findings,
 )
 from gpulayer.worker.kept import KeptFindings
+from gpulayer.worker.known_devices import KnownDevices
 from gpulayer.worker.occupancy import Lent, Occupancy
 
 __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
@@ -82,6 +84,7 @@ class Probing:
         self._kept = KeptFindings(site.work_dir / "found-by-probes.json", clock)
         self._own: frozenset[str] = frozenset()  # plugins of the core
         self._failures: dict[int, int] = {}  # in a row
+        self._devices = KnownDevices()
         self._going_on: set[asyncio.Task[None]] = set()
         self._has_more_to_come = False
         self._occupancy = occupancy
@@ -188,6 +191,7 @@ class Probing:
         found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
         self._note_doubles(found)
         facts = combine(found, version=self._version, labels=self._labels)
+        facts = replace(facts, devices=self._devices.settle(facts.devices, dict(facts.missing)))
         if self._occupancy is not None and facts.devices:
             processes = [process for finding in found for process in finding.processes or ()]
             judge = partial(self._occupancy.judge, facts.devices, processes, lent=self.lent())
@@ -358,8 +362,8 @@ class KnownFacts:
 
 
 def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str, str], ...]) -> WorkerFacts:
-    """Pure. ``labels`` that were given win over those that were found. Of what several probes find together no more is
-    told than a report holds: that of the first."""
+    """Pure. ``labels`` that were given win over those that were found, and over the locality that was found. Of what
+    several probes find together no more is told than a report holds: that of the first."""
     disk = next((finding.disk_bytes for finding in found if finding.disk_bytes is not None), None)
     devices: dict[str, Device] = {}
     resources: dict[str, int] = {}
@@ -382,12 +386,19 @@ def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str,
         devices=tuple(devices.values()),
         frameworks=tuple(framework for finding in found for framework in finding.frameworks)[:MAX_FRAMEWORKS],
         labels=tuple(sorted(told_labels.items())),
-        locality=next((finding.locality for finding in found if finding.locality is not None), Locality()),
+        locality=located(labels, _locality([each.locality for each in found if each.locality is not None])),
         addresses=tuple(address for finding in found for address in finding.addresses)[:MAX_ADDRESSES],
         resources=tuple(sorted((name, count) for name, count in resources.items() if count)),
         cpu_model=next((finding.cpu_model for finding in found if finding.cpu_model), ""),
         missing=tuple(sorted(missing.items())),
     )
+
+
+def _locality(found: Sequence[Locality]) -> Locality:
+    """Zone and region are of one probe: together they name a place."""
+    placed = next((each for each in found if each.zone or each.region), Locality())
+    group = next((each.network_group for each in found if each.network_group), "")
+    return replace(placed, network_group=group)
 
 
 def _add(known: dict[str, T], found: Sequence[tuple[str, T]], *, at_most: int) -> None:

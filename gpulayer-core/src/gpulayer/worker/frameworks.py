@@ -204,6 +204,8 @@ class FrameworkChecks:
         if answer.again:
             self._due.add(number)
         there = {device.kind for device in facts.devices} | {Accelerator.CPU}
+        if Accelerator.MPS in there:
+            there.add(Accelerator.MLX)  # which computes on the same device
         if answer.again or not answer.is_whole or not all(one.usable for one in known if one.accelerator in there):
             self._keys.pop(number, None)
 

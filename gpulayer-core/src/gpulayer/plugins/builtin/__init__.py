@@ -8,9 +8,14 @@ __all__ = ["BUILTINS"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "amd": "gpulayer.plugins.builtin.amd",
+        "apple": "gpulayer.plugins.builtin.apple",
+        "cloud": "gpulayer.plugins.builtin.cloud",
         "file": "gpulayer.plugins.builtin.file",
         "frameworks": "gpulayer.plugins.builtin.frameworks",
         "host": "gpulayer.plugins.builtin.host",
+        "intel": "gpulayer.plugins.builtin.intel",
+        "nvidia": "gpulayer.plugins.builtin.nvidia",
         "process": "gpulayer.plugins.builtin.process",
         "system": "gpulayer.plugins.builtin.system",
         "webhook": "gpulayer.plugins.builtin.webhook",

@@ -5,22 +5,29 @@ program is not started a second time, so that a machine whose driver hangs for a
 """
 
 import os
+import selectors
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Child", "Said", "Unanswered", "found_program"]
+__all__ = ["CHILD_DEADLINE_S", "Child", "Said", "Unanswered", "Unstarted", "found_program"]
 
 CHILD_DEADLINE_S: Final = 6.0  # of the ten that a probe has
 _DYING_S: Final = 1.0
+_MAX_BYTES: Final = 4 * 2**20  # a rack of devices in detail is a twentieth of it
 
 
 class Unanswered(Exception):
     """It was asked, and no answer came; the text says why, for people."""
+
+
+class Unstarted(Unanswered):
+    """It can't be run at all: no word of whether it would answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +42,27 @@ class Said:
 class Child:
     """One program, asked time after time by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kill: Callable[[int, int], None] = os.killpg, dying_s: float = _DYING_S) -> None:
+        """dying_s: how long a program that was killed may take to go before it counts as stuck."""
+        self._kill = kill
+        self._dying_s = dying_s
         self._stuck: subprocess.Popen[bytes] | None = None
+        self._name = ""
 
     def ask(
-        self, command: Sequence[str], *, environment: Mapping[str, str], deadline_s: float = CHILD_DEADLINE_S
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        deadline_s: float = CHILD_DEADLINE_S,
+        called: str = "",
     ) -> Said:
-        """Run it to its end. Raises Unanswered: too late, still stuck since an earlier time, or not to be run."""
-        name = os.path.basename(command[0])
+        """Run it to its end. called: what people know it by; empty: by the name of the program. Raises Unanswered: too
+        late, too much, still stuck since an earlier time; Unstarted."""
         if self._stuck is not None and self._stuck.poll() is None:
-            raise Unanswered(f"{name} does not answer: process {self._stuck.pid} hangs and can't be ended")
+            raise Unanswered(f"{self._name} hangs since an earlier time and can't be ended (process {self._stuck.pid})")
         self._stuck = None
+        name = called or os.path.basename(command[0])
         try:
             process = subprocess.Popen(
                 command,
@@ -55,30 +72,62 @@ class Child:
                 env=dict(environment),
                 cwd="/",
                 start_new_session=True,
+                bufsize=0,
             )
         except OSError as error:
-            raise Unanswered(f"{command[0]} can't be run: {error.strerror}") from error
+            raise Unstarted(f"{command[0]} can't be run: {error.strerror}") from error
+        ends_s = time.monotonic() + deadline_s
         try:
-            out, err = process.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            self._end(process)
-            raise Unanswered(f"{name} did not answer within {deadline_s:g} s") from None
+            out, err = _heard(process, ends_s)
+            process.wait(max(0.0, ends_s - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            self._end(process, name)
+            raise Unanswered(f"{name} did not answer within {deadline_s:.2g} s") from None
+        except OverflowError:
+            self._end(process, name)
+            raise Unanswered(f"{name} does not stop talking: more than {_MAX_BYTES:,} bytes") from None
+        except BaseException:
+            self._end(process, name)
+            raise
         finally:
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
         return Said(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: subprocess.Popen[bytes], name: str) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+            self._kill(process.pid, signal.SIGKILL)
         try:
-            process.wait(_DYING_S)
+            process.wait(self._dying_s)
         except subprocess.TimeoutExpired:
-            self._stuck = process
+            self._stuck, self._name = process, name
+
+
+def _heard(process: subprocess.Popen[bytes], ends_s: float) -> tuple[bytes, bytes]:
+    """All that it prints. Raises TimeoutError, and OverflowError for what nobody wants to keep."""
+    heard = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        for pipe, words in zip((process.stdout, process.stderr), heard, strict=True):
+            if pipe is not None:
+                selector.register(pipe, selectors.EVENT_READ, words)
+        while selector.get_map():
+            ready = selector.select(max(0.0, ends_s - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                part = os.read(key.fd, 65_536)
+                key.data.extend(part)
+                if not part:
+                    selector.unregister(key.fileobj)
+                elif len(key.data) > _MAX_BYTES:
+                    raise OverflowError
+    return bytes(heard[0]), bytes(heard[1])
 
 
 def found_program(name: str, *, environment: Mapping[str, str], also: Sequence[str] = ()) -> str:
-    """Its path, looked for on the ``PATH`` of the environment and then in the folders ``also``; empty: nowhere."""
-    path = os.pathsep.join([environment.get("PATH", os.defpath), *also])
-    return shutil.which(name, path=path) or ""
+    """Its path, looked for on the ``PATH`` of the environment and then in the folders ``also``; empty: nowhere. What is
+    no absolute path there would depend on where one stands, and is left out."""
+    folders = [*environment.get("PATH", os.defpath).split(os.pathsep), *also]
+    path = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
+    return (shutil.which(name, path=path) or "") if path else ""

@@ -1,28 +1,37 @@
-"""The host probe: processors, memory and disk that this worker may really use, and where others may reach it.
+"""The host probe: processors, memory and disk that this worker may really use, where others may reach it, and what kind
+of host it is.
 
 A container shows the whole machine's figures in /proc; what counts is the narrowest of processor affinity and the
 quotas and limits of every cgroup above the worker, in version 1 or 2.
 """
 
+import logging
 import math
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil
 
 from gpulayer.net.interfaces import interface_addresses
+from gpulayer.plugins.builtin.child import Child, Unanswered, found_program
+from gpulayer.plugins.builtin.processors import processor_name
+from gpulayer.plugins.builtin.surroundings import container_kind, host_kind
 from gpulayer.plugins.contracts.context import Context
 from gpulayer.plugins.contracts.probe import Findings, Probe, ProbeSite
 from gpulayer.plugins.hooks import API_VERSION, hookimpl
+from gpulayer.spec.labels import CONTAINER_LABEL, HOST_LABEL
 
 __all__ = ["GPULAYER_API", "HostProbe", "gpulayer_register_probes", "host_platform"]
 
 GPULAYER_API: Final = API_VERSION
+
+_log: Final = logging.getLogger(__name__)
+_MOST: Final = 128  # characters of a name
 
 
 @hookimpl
@@ -32,11 +41,25 @@ def gpulayer_register_probes(ctx: Context) -> list[Probe]:
 
 
 class HostProbe:
-    """Reads a few small files; blocks for milliseconds. The roots are parameters for tests."""
+    """Reads a few small files; blocks for milliseconds. On macOS it asks one program, once. The parameters are for
+    tests."""
 
-    def __init__(self, *, cgroup_root: Path = Path("/sys/fs/cgroup"), proc_root: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        *,
+        cgroup_root: Path = Path("/sys/fs/cgroup"),
+        proc_root: Path = Path("/proc"),
+        root: Path = Path("/"),
+        system: str = sys.platform,
+        programs: Sequence[str] = ("/usr/sbin",),
+    ) -> None:
         self._cgroup_root = cgroup_root
         self._proc_root = proc_root
+        self._root = root
+        self._system = system
+        self._programs = programs
+        self._sysctl = Child()
+        self._cpu_model = ""
 
     @property
     def name(self) -> str:
@@ -49,7 +72,36 @@ class HostProbe:
             memory_bytes=self._memory_bytes(),
             disk_bytes=shutil.disk_usage(site.work_dir).free,
             addresses=interface_addresses(),
+            labels=self._labels(site),
+            cpu_model=self._processor(site),
         )
+
+    def _labels(self, site: ProbeSite) -> tuple[tuple[str, str], ...]:
+        found = (
+            (HOST_LABEL, host_kind(self._root, self._proc_root)),
+            (CONTAINER_LABEL, container_kind(self._root, self._proc_root, site.environment)),
+        )
+        return tuple((name, value) for name, value in found if value)
+
+    def _processor(self, site: ProbeSite) -> str:
+        """It stays the same, and to make the file costs the kernel an interrupt of each core."""
+        if not self._cpu_model:
+            is_mac = self._system == "darwin"
+            self._cpu_model = (
+                self._brand(site) if is_mac else processor_name("\n".join(_lines(self._proc_root / "cpuinfo")))
+            )
+        return self._cpu_model
+
+    def _brand(self, site: ProbeSite) -> str:
+        program = found_program("sysctl", environment=site.environment, also=self._programs)
+        if not program:
+            return ""
+        try:
+            said = self._sysctl.ask([program, "-n", "machdep.cpu.brand_string"], environment=site.environment)
+        except Unanswered as reason:
+            _log.debug("the processor's name is not known: %s", reason)
+            return ""
+        return " ".join(said.out.split())[:_MOST] if said.code == 0 else ""
 
     def _cpus(self) -> int:
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -46,6 +46,7 @@ class Findings:
     """A part of the facts of a machine; what a probe does not know stays at its default.
 
     Of several probes, the first that knows a figure is believed; devices, frameworks, labels and addresses add up.
+    locality: labels that the worker's owner gave win over it.
     addresses: numeric, where other machines may reach this one, best first.
     resources: (name, how many) of what jobs take a share of by name: ``("matlab", 2)``. Jobs that ask for more than is
     free wait; GPUlayer counts, the probe only says how many there are in all, GPUlayer's own use included.

@@ -1,0 +1,141 @@
+"""What a machine offers, as lines for people: itself, its devices, their links, its frameworks, and what is wrong."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpulayer.cli.console import columns
+from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
+from gpulayer.spec.topology import drawn
+from gpulayer.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    from gpulayer.worker.detecting import Detected
+
+__all__ = ["detected_lines"]
+
+_INDENT: Final = "  "
+
+
+def detected_lines(found: "Detected") -> list[str]:
+    """Parts with an empty line between them; a part that has nothing to say is left out. Pure."""
+    facts = found.facts
+    parts = [
+        columns(_machine(facts)),
+        _devices(facts),
+        _links(facts.devices),
+        _frameworks(facts.frameworks, found.checked, found.python),
+        [f"{_INDENT}{fault}" for fault in found.faults],
+    ]
+    headings = ["", "", "links", "", "plugins that failed"]
+    lines: list[str] = []
+    for heading, part in zip(headings, parts, strict=True):
+        if part:
+            lines += [""] * bool(lines) + [heading] * bool(heading) + part
+    return lines
+
+
+def _machine(facts: WorkerFacts) -> list[list[str]]:
+    cpu = f"{facts.cpus} {'core' if facts.cpus == 1 else 'cores'} for jobs"
+    disk = "" if facts.disk_bytes is None else f"{format_bytes(facts.disk_bytes)} free"
+    place = facts.locality
+    where = [("zone", place.zone), ("region", place.region), ("network group", place.network_group)]
+    rows = [
+        ["machine", facts.platform],
+        ["processor", f"{facts.cpu_model}, {cpu}" if facts.cpu_model else cpu],
+        ["memory", format_bytes(facts.memory_bytes)],
+        ["disk", disk],
+        ["drivers", ", ".join(dict.fromkeys(filter(None, map(_driver, facts.devices))))],
+        ["place", ", ".join(f"{name} {value}" for name, value in where if value)],
+        ["addresses", " ".join(facts.addresses)],
+        ["labels", " ".join(f"{name}={value}" for name, value in facts.labels)],
+        ["resources", " ".join(f"{name}={count}" for name, count in facts.resources)],
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _driver(device: Device) -> str:
+    if not device.driver:
+        return ""
+    return f"{device.kind} {device.driver}" + (f" (up to {device.runtime})" if device.runtime else "")
+
+
+def _devices(facts: WorkerFacts) -> list[str]:
+    """One row a device, and the reason of what can't be used below its row."""
+    lines: list[str] = []
+    if facts.devices:
+        heads = ["", "device", "memory", "capability", "used", "state"]
+        rows = [heads, *(_device(device) for device in facts.devices)]
+        for device, line in zip([None, *facts.devices], columns(_without_empty(rows)), strict=True):
+            lines.append(line)
+            if device is not None and device.reason:
+                lines.append(f"{_INDENT * 2}{device.reason}")
+    else:
+        lines.append("no device that jobs could compute on")
+    lines += [f"{_INDENT}no {kind}: {reason}" for kind, reason in facts.missing]
+    return lines
+
+
+def _device(device: Device) -> list[str]:
+    kind = f"{device.kind} {device.model}".strip()
+    slice_of = f" (slice of {device.parent})" if device.parent else ""
+    use = [
+        "" if device.use_percent is None else f"{device.use_percent} %",
+        "" if device.temperature_c is None else f"{device.temperature_c} °C",
+    ]
+    state = str(device.state)
+    if device.compute_mode not in ("", "default") and device.state is DeviceState.USABLE:
+        state += f", {device.compute_mode.replace('_', ' ')}"
+    return [
+        str(device.index),
+        kind + slice_of,
+        memory_text(device),
+        device.compute_capability,
+        " ".join(filter(None, use)),
+        state,
+    ]
+
+
+def memory_text(device: Device) -> str:
+    """``80 GB (79.2 GB free)``; what is the machine's own memory is said to be that."""
+    if device.memory_bytes is None:
+        return "shared with the machine" if device.is_memory_shared else "unknown"
+    free = "" if device.memory_free_bytes is None else f" ({format_bytes(device.memory_free_bytes)} free)"
+    shared = ", shared with the machine" if device.is_memory_shared else ""
+    return f"{format_bytes(device.memory_bytes)}{free}{shared}"
+
+
+def _links(devices: Sequence[Device]) -> list[str]:
+    """Nothing where there is nothing to choose between."""
+    return [f"{_INDENT}{line}" for line in drawn(devices)] if any(device.links for device in devices) else []
+
+
+def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python: str) -> list[str]:
+    """A row a framework and accelerator: what computed first."""
+    rows = [
+        [
+            f"{_INDENT}{one.name}",
+            one.version,
+            str(one.accelerator),
+            "computes" if one.usable else (one.reason or "does not compute"),
+        ]
+        for one in sorted(frameworks, key=lambda one: (one.name, not one.usable))
+    ]
+    absent = sorted(set(checked) - {one.name for one in frameworks})
+    lines = columns(_without_repeats(rows)) if rows else []
+    if absent:
+        lines.append(f"{_INDENT}not installed: {', '.join(absent)}")
+    return [f"frameworks of {python}", *lines] if lines else []
+
+
+def _without_empty(rows: list[list[str]]) -> list[list[str]]:
+    """Without columns that are empty but for their head."""
+    kept = [at for at in range(len(rows[0])) if at == 0 or any(row[at] for row in rows[1:])]
+    return [[row[at] for at in kept] for row in rows]
+
+
+def _without_repeats(rows: list[list[str]]) -> list[list[str]]:
+    """The name and version of a framework once."""
+    shown: list[list[str]] = []
+    for before, row in zip([[], *rows], rows, strict=False):
+        shown.append(["", "", *row[2:]] if before[:2] == row[:2] else row)
+    return shown

@@ -1,0 +1,307 @@
+"""AMD's GPUs: those that the kernel's compute driver lists, with what AMD's library or tools tell of them.
+
+The kernel's list says what ROCm can use, and the ids that ROCm knows it by; it is read at every look, and without it
+there is nothing to ask for. The rest is asked of ``amdsmi`` (Python, of ROCm), ``amd-smi`` or ``rocm-smi``, in
+children, first of the one that answered last; what none of them tells the files of the driver may.
+
+A GPU inside a processor is a device where ROCm is installed: elsewhere it draws, and nobody means jobs to run there.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from gpulayer.plugins.builtin.amd.answers import Row, parsed_amd_smi, parsed_library, parsed_rocm_smi
+from gpulayer.plugins.builtin.amd.topology import KfdGpu, kfd_gpus, kfd_processes
+from gpulayer.plugins.builtin.amd.visible import visible_positions
+from gpulayer.plugins.builtin.child import Child, Said, Unanswered, found_program
+from gpulayer.plugins.builtin.pci import ACCELERATOR, PciDevice, gpus_on_bus, read_number, read_text
+from gpulayer.plugins.contracts.probe import Findings, ProbeSite, ProcessOnDevice
+from gpulayer.spec.machine import Device, DeviceState
+from gpulayer.spec.request import Accelerator
+
+__all__ = ["AmdProbe"]
+
+_VENDOR: Final = 0x1002
+_COMPUTE_KINDS: Final = (0x0380, 0x1200)  # cards without a display
+_MI300A: Final = 0x74A0
+# https://llvm.org/docs/AMDGPUUsage.html#processors, those that are "APU"
+_INTEGRATED: Final = frozenset(
+    ("gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1103")
+).union(("gfx1150", "gfx1151", "gfx1152", "gfx1153"))
+_FIRST_S: Final = 5.0
+_LATER_S: Final = (3.0, 1.5)
+_METRIC_S: Final = 2.0
+_ROCM_SMI: Final = (
+    "--showproductname",
+    "--showmeminfo",
+    "vram",
+    "--showuniqueid",
+    "--showbus",
+    "--showtemp",
+    "--showuse",
+    "--showdriverversion",
+    "--json",
+)
+_MAX_WORD: Final = 64
+
+Ask = Callable[[float], Sequence[Row]]
+
+
+class AmdProbe:
+    """Starts no program where the kernel lists no GPU of AMD's. Roots and Python are parameters for tests."""
+
+    def __init__(
+        self,
+        *,
+        sys_root: Path = Path("/sys"),
+        dev_root: Path = Path("/dev"),
+        rocm_root: Path = Path("/opt/rocm"),
+        python: str = sys.executable,
+    ) -> None:
+        self._sys_root = sys_root
+        self._dev_root = dev_root
+        self._rocm_root = rocm_root
+        self._python = python
+        self._children = {name: Child() for name in ("library", "amd-smi", "rocm-smi")}
+        self._answered = ""
+
+    @property
+    def name(self) -> str:
+        return "amd"
+
+    def look(self, site: ProbeSite) -> Findings:
+        every = self._given(kfd_gpus(self._sys_root))
+        on_bus = {pci.address: pci for pci in gpus_on_bus(self._sys_root, vendor=_VENDOR, also=ACCELERATOR)}
+        if not every and not on_bus:
+            return Findings()
+        has_rocm = self._has_rocm(site)
+        if not every:
+            return self._none(tuple(on_bus.values()), has_rocm=has_rocm)
+        uuids = _uuids(every)
+        visible = visible_positions(uuids, site.environment)
+        wanted = [number for number in visible if has_rocm or not _is_inside(every[number])]
+        if not wanted:
+            return Findings()
+        if not (self._dev_root / "kfd").exists():
+            return _missing(f"/dev/kfd is not there, and AMD has {len(wanted)} GPUs here")
+        rows, stuck, why = self._asked(site)
+        is_told = all(_row_of(every[number], rows) is not None for number in wanted)
+        by_kernel = not is_told or any(uuid.startswith("ROCM-") for uuid in uuids)
+        devices: list[Device] = []
+        for number in wanted:
+            gpu = every[number]
+            row = _row_of(gpu, rows) or Row(number)
+            device = self._device(gpu, on_bus.get(gpu.address), row, runtime=self._runtime(site))
+            reason = row.fault or stuck or self._why_closed(gpu)
+            devices.append(
+                replace(
+                    device,
+                    uuid=uuids[number],
+                    index=number if by_kernel else row.index,
+                    state=DeviceState.UNHEALTHY if reason else DeviceState.USABLE,
+                    reason=reason,
+                    links=tuple((uuids[other], "XGMI") for other in wanted if every[other].number in gpu.links),
+                )
+            )
+        processes = self._processes([every[number] for number in wanted], [uuids[number] for number in wanted], rows)
+        unusable = all(device.state is not DeviceState.USABLE for device in devices)
+        reason = stuck or why
+        missing = ((str(Accelerator.ROCM), reason),) if unusable and reason else ()
+        return Findings(devices=tuple(devices), processes=processes, missing=missing)
+
+    def _given(self, listed: Sequence[KfdGpu]) -> Sequence[KfdGpu]:
+        """Without those whose files a container was not given, where it was given any."""
+        dri = self._dev_root / "dri"
+        return [gpu for gpu in listed if gpu.render_node and (dri / gpu.render_node).exists()] or listed
+
+    def _none(self, on_bus: Sequence[PciDevice], *, has_rocm: bool) -> Findings:
+        """Where the kernel lists none: is there one all the same that should be listed?"""
+        meant = [pci for pci in on_bus if has_rocm or pci.kind in _COMPUTE_KINDS]
+        if not meant:
+            return Findings()
+        first = meant[0]
+        if first.driver != "amdgpu":
+            return _missing(f"the GPU at {first.address} is not driven by amdgpu: {first.driver or 'no driver'}")
+        return _missing(f"the kernel's compute driver (amdkfd) does not list the GPU at {first.address}")
+
+    def _asked(self, site: ProbeSite) -> tuple[Sequence[Row], str, str]:
+        """What the first tool tells that answers; why the driver hangs; and why none of them told anything.
+
+        One that answered last time and does not now has met a driver that hangs; the same goes for the first one that
+        is asked at all. Then no other is asked.
+        """
+        asks = self._asks(site)
+        names = sorted(asks, key=lambda name: name != self._answered)
+        why = ""
+        for place, name in enumerate(names):
+            try:
+                rows = asks[name](_FIRST_S if place == 0 else _LATER_S[place - 1])
+            except Unanswered as error:
+                if place == 0:
+                    return (), str(error), ""
+                why = why or str(error)
+            except ValueError as error:
+                why = why or f"{name}: {str(error)[:200]}"
+            else:
+                if rows:
+                    self._answered = name
+                    return rows, "", ""
+                why = why or f"{name} tells of no GPU"
+        return (), "", why
+
+    def _asks(self, site: ProbeSite) -> dict[str, Ask]:
+        """What can be asked here, the best first."""
+        root = self._rocm(site)
+        asks: dict[str, Ask] = {}
+        folder = root / "share/amd_smi"
+        if (folder / "amdsmi").is_dir() or _is_installed("amdsmi"):
+            script = str(Path(__file__).with_name("ask_library.py"))
+            command = [self._python, "-I", script, *([str(folder)] if (folder / "amdsmi").is_dir() else [])]
+            asks["library"] = lambda deadline_s: parsed_library(self._say("library", command, site, deadline_s).out)
+        if amd_smi := found_program("amd-smi", environment=site.environment, also=[str(root / "bin")]):
+            asks["amd-smi"] = lambda deadline_s: self._ask_amd_smi(amd_smi, site, deadline_s)
+        if rocm_smi := found_program("rocm-smi", environment=site.environment, also=[str(root / "bin")]):
+            full = [rocm_smi, *_ROCM_SMI]
+            asks["rocm-smi"] = lambda deadline_s: parsed_rocm_smi(self._say("rocm-smi", full, site, deadline_s).out)
+        return asks
+
+    def _ask_amd_smi(self, program: str, site: ProbeSite, deadline_s: float) -> Sequence[Row]:
+        said = self._say("amd-smi", [program, "static", "--json"], site, deadline_s)
+        try:
+            flowing = self._say("amd-smi", [program, "metric", "--json"], site, _METRIC_S).out
+        except Unanswered:
+            flowing = ""  # what flows stays unknown
+        return parsed_amd_smi(said.out, flowing)
+
+    def _say(self, name: str, command: Sequence[str], site: ProbeSite, deadline_s: float) -> Said:
+        said = self._children[name].ask(command, environment=site.environment, deadline_s=deadline_s)
+        if not said.out.strip():
+            words = said.err.strip().splitlines()
+            raise ValueError(words[-1] if words else f"it ended with {said.code} and said nothing")
+        return said
+
+    def _device(self, gpu: KfdGpu, pci: PciDevice | None, row: Row, *, runtime: str) -> Device:
+        """But for what it is called, and whether it can be used."""
+        is_shared = _is_inside(gpu) or gpu.device == _MI300A
+        total, used = _memory(gpu, pci, row, is_shared=is_shared)
+        driver = row.driver or read_text(self._sys_root / "module/amdgpu/version")
+        heat, busy = row.temperature_c, row.use_percent
+        if pci is not None:
+            heat = pci.temperature_c if heat is None else heat
+            busy = _percent(read_number(pci.folder / "gpu_busy_percent")) if busy is None else busy
+        return Device(
+            uuid="",
+            index=row.index,
+            kind=Accelerator.ROCM,
+            model=row.model or (pci and read_text(pci.folder / "product_name")) or f"AMD GPU [{gpu.device:#06x}]",
+            memory_bytes=total,
+            memory_free_bytes=None if total is None or used is None else max(0, total - used),
+            compute_capability=gpu.gfx or row.gfx,
+            pci_address=gpu.address,
+            driver=driver[:_MAX_WORD],
+            runtime=runtime,
+            is_memory_shared=is_shared,
+            ecc=row.ecc,
+            numa_node=None if pci is None else pci.numa_node,
+            cores="" if pci is None else pci.cores,
+            temperature_c=heat,
+            use_percent=busy,
+        )
+
+    def _processes(
+        self, gpus: Sequence[KfdGpu], uuids: Sequence[str], rows: Sequence[Row]
+    ) -> tuple[ProcessOnDevice, ...] | None:
+        listed = kfd_processes(self._sys_root)
+        if listed is not None:
+            names = {gpu.gpu_id: uuid for gpu, uuid in zip(gpus, uuids, strict=True)}
+            return tuple(
+                ProcessOnDevice(names[one.gpu_id], one.pid, memory_bytes=one.memory_bytes)
+                for one in listed
+                if one.gpu_id in names
+            )
+        told = [(uuid, _row_of(gpu, rows)) for gpu, uuid in zip(gpus, uuids, strict=True)]
+        if any(row is None or row.processes is None for _, row in told):
+            return None
+        return tuple(
+            ProcessOnDevice(uuid, pid, memory_bytes=memory)
+            for uuid, row in told
+            for pid, memory in (row.processes if row is not None and row.processes is not None else ())
+            if memory != 0
+        )
+
+    def _why_closed(self, gpu: KfdGpu) -> str:
+        for name in ("kfd", f"dri/{gpu.render_node}"):
+            path = self._dev_root / name
+            if not path.exists():
+                return f"/dev/{name} is not there"
+            if not os.access(path, os.R_OK | os.W_OK):
+                return f"/dev/{name} can't be opened; is the worker's user in the groups render and video?"
+        return ""
+
+    def _has_rocm(self, site: ProbeSite) -> bool:
+        return self._rocm(site).is_dir() or bool(self._asks(site))
+
+    def _runtime(self, site: ProbeSite) -> str:
+        return read_text(self._rocm(site) / ".info/version").partition("-")[0][:_MAX_WORD]
+
+    def _rocm(self, site: ProbeSite) -> Path:
+        told = site.environment.get("ROCM_PATH", "")
+        return Path(told) if told.startswith("/") else self._rocm_root
+
+
+def _uuids(gpus: Sequence[KfdGpu]) -> tuple[str, ...]:
+    """As ROCm knows them; ``ROCM-`` and the PCI address of those that have no id, or share one as partitions may."""
+    counts = Counter(gpu.unique_id for gpu in gpus)
+    return tuple(
+        f"GPU-{gpu.unique_id:016x}" if gpu.unique_id and counts[gpu.unique_id] == 1 else f"ROCM-{gpu.address}"
+        for gpu in gpus
+    )
+
+
+def _row_of(gpu: KfdGpu, rows: Sequence[Row]) -> Row | None:
+    by_address = [row for row in rows if row.address == gpu.address]
+    by_id = [row for row in rows if not row.address and row.unique_id and row.unique_id == gpu.unique_id]
+    return next(iter(by_address or by_id), None)
+
+
+def _is_inside(gpu: KfdGpu) -> bool:
+    """A GPU of a processor that is not made for computing."""
+    return (gpu.gfx in _INTEGRATED or gpu.has_cores) and gpu.device != _MI300A
+
+
+def _memory(gpu: KfdGpu, pci: PciDevice | None, row: Row, *, is_shared: bool) -> tuple[int | None, int | None]:
+    """In all, and taken. Of shared memory the driver lets ROCm have the larger of what is set aside and the rest."""
+    total, used = row.memory_bytes, row.memory_used_bytes
+    if pci is None:
+        return total or gpu.memory_bytes, used
+    own = read_number(pci.folder / "mem_info_vram_total") or None
+    if total is None:
+        total, used = own or gpu.memory_bytes, read_number(pci.folder / "mem_info_vram_used")
+    elif used is None:
+        used = read_number(pci.folder / "mem_info_vram_used")
+    rest = read_number(pci.folder / "mem_info_gtt_total")
+    if is_shared and rest is not None and rest > (total or 0):
+        return rest, read_number(pci.folder / "mem_info_gtt_used")
+    return total, used
+
+
+def _percent(number: int | None) -> int | None:
+    return number if number is not None and 0 <= number <= 100 else None
+
+
+def _missing(why: str) -> Findings:
+    return Findings(missing=((str(Accelerator.ROCM), why),))
+
+
+def _is_installed(name: str) -> bool:
+    """Without importing it."""
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,127 @@
+"""Intel GPUs: found on the PCI bus, and told of by ``xpu-smi`` where the machine has it.
+
+Graphics inside a processor are no devices for jobs: they have no memory of their own, and Intel's frameworks are made
+for the discrete ones. A device's index is where it stands among all of Intel's by PCI address, as xpu-smi counts them
+and as Level Zero does when it is told to (``ZE_ENABLE_PCI_ID_DEVICE_ORDER=1``). Its uuid is made of its PCI address:
+the one that Intel gives was the same for all cards of a model in older releases, and only the tool knows it.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from gpulayer.plugins.builtin.child import Child, Unanswered, found_program
+from gpulayer.plugins.builtin.intel.answers import DETAILS, Listed, Mask, affinity_mask, parsed_list, with_details
+from gpulayer.plugins.builtin.pci import PciDevice, gpus_on_bus
+from gpulayer.plugins.contracts.probe import Findings, ProbeSite
+from gpulayer.spec.machine import Device, DeviceState
+from gpulayer.spec.request import Accelerator
+
+__all__ = ["IntelProbe"]
+
+_VENDOR: Final = 0x8086
+_DRIVERS: Final = ("i915", "xe")
+_OTHER_DISPLAY: Final = 0x0380  # data center cards have no display: their class is not that of VGA
+_LIST_S: Final = 5.0
+_DETAILS_S: Final = 2.5
+
+
+class IntelProbe:
+    """Starts no program where the bus has no discrete GPU of Intel's. The roots are parameters for tests."""
+
+    def __init__(self, *, sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> None:
+        self._sys_root = sys_root
+        self._dev_root = dev_root
+        self._child = Child()
+
+    @property
+    def name(self) -> str:
+        return "intel"
+
+    def look(self, site: ProbeSite) -> Findings:
+        every = gpus_on_bus(self._sys_root, vendor=_VENDOR)
+        if not any(is_discrete(pci) for pci in every):
+            return Findings()
+        listed, stuck, why = self._listed(site)
+        mask = affinity_mask(site.environment)
+        devices: list[Device] = []
+        hidden: list[str] = []
+        for number, pci in enumerate(every):
+            told = listed.get(pci.address)
+            index = number if told is None else told.index
+            if not is_discrete(pci):
+                continue
+            if mask is not None and index not in mask.whole:
+                hidden.append(_why_hidden(index, mask))
+                continue
+            devices.append(self._device(pci, told or Listed(index, pci.address), stuck))
+        if any(device.state is DeviceState.USABLE for device in devices):
+            return Findings(devices=tuple(devices))
+        reason = why or "; ".join(dict.fromkeys(word for word in hidden if word))
+        return Findings(devices=tuple(devices), missing=((str(Accelerator.XPU), reason),) if reason else ())
+
+    def _listed(self, site: ProbeSite) -> tuple[dict[str, Listed], str, str]:
+        """By address; with why the driver hangs, and why the tool gave nothing."""
+        program = found_program("xpu-smi", environment=site.environment)
+        if not program:
+            return {}, "", ""
+        try:
+            said = self._child.ask([program, "discovery", "-j"], environment=site.environment, deadline_s=_LIST_S)
+        except Unanswered as why:
+            return {}, str(why), str(why)
+        try:
+            devices = parsed_list(said.out)
+        except ValueError as why:
+            return {}, "", f"xpu-smi: {(said.err.strip().splitlines() or [str(why)])[0][:200]}"
+        try:
+            command = [program, "discovery", "--dump", DETAILS]
+            details = self._child.ask(command, environment=site.environment, deadline_s=_DETAILS_S)
+            devices = with_details(devices, details.out)
+        except Unanswered:
+            pass  # its figures stay unknown
+        return {device.address: device for device in devices}, "", ""
+
+    def _device(self, pci: PciDevice, told: Listed, stuck: str) -> Device:
+        reason = stuck or self._why_closed(pci)
+        return Device(
+            uuid=f"XPU-{pci.address}",
+            index=told.index,
+            kind=Accelerator.XPU,
+            model=told.model or f"Intel Graphics [{pci.device:#06x}]",
+            memory_bytes=told.memory_bytes,
+            memory_free_bytes=told.memory_free_bytes,
+            state=DeviceState.UNHEALTHY if reason else DeviceState.USABLE,
+            reason=reason,
+            pci_address=pci.address,
+            driver=told.driver[:64],
+            ecc=told.ecc,
+            numa_node=pci.numa_node,
+            cores=pci.cores,
+            temperature_c=pci.temperature_c,
+        )
+
+    def _why_closed(self, pci: PciDevice) -> str:
+        if pci.driver not in _DRIVERS:
+            return f"no driver of Intel's has it: {pci.driver or 'none'}"
+        node = pci.render_node
+        path = self._dev_root / "dri" / node
+        if not node or not path.exists():
+            return f"/dev/dri/{node or 'renderD…'} is not there"
+        if not os.access(path, os.R_OK | os.W_OK):
+            return f"/dev/dri/{node} can't be opened; is the worker's user in the group render?"
+        return ""
+
+
+def is_discrete(pci: PciDevice) -> bool:
+    """Graphics inside a processor stand at 00:02.0 since there are any; a card that a virtual machine was given could
+    stand there too, and shows by its class, or by the memory that the kernel's drivers tell of."""
+    if pci.address.rsplit(":", 2)[-2:] != ["00", "02.0"] or pci.kind == _OTHER_DISPLAY:
+        return True
+    of_xe = (pci.folder / "vram_d3cold_threshold").exists()
+    return of_xe or any(True for _ in pci.folder.glob("drm/card*/lmem_total_bytes"))
+
+
+def _why_hidden(index: int, mask: Mask) -> str:
+    if index in mask.parts:
+        return f"ZE_AFFINITY_MASK gives a tile of device {index}, and devices are lent as a whole"
+    return ""

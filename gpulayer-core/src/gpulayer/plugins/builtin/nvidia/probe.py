@@ -1,0 +1,190 @@
+"""The NVIDIA probe: asks NVML in a child, nvidia-smi where there is no NVML, nobody where nothing is NVIDIA's."""
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
+from gpulayer.plugins.builtin.nvidia import nvml, smi
+from gpulayer.plugins.builtin.nvidia.cards import Card, Reading, devices_of, processes_of
+from gpulayer.plugins.builtin.nvidia.near import with_near
+from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
+from gpulayer.plugins.builtin.nvidia.remembering import Remembered
+from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
+from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
+from gpulayer.plugins.builtin.nvidia.visibility import offered
+from gpulayer.plugins.contracts.probe import Findings, ProbeSite
+from gpulayer.spec.machine import Device
+
+__all__ = ["NvidiaProbe"]
+
+_BUDGET_S: Final = 8.0  # of the ten that a probe has; a child that dies hard takes one more
+_FIRST_S: Final = 6.0
+_LEAST_S: Final = 0.1
+_MAX_REFUSALS: Final = 8
+_MAX_WHY: Final = 1000
+_KIND: Final = "cuda"
+_PROGRAM: Final = Path(__file__).with_name("nvml_child.py")
+
+
+class NvidiaProbe:
+    """Blocks for as long as the driver takes, ``_BUDGET_S`` at most.
+
+    root: where the machine's files are; with_nvml False: nvidia-smi alone is asked. Both for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path = Path("/"),
+        with_nvml: bool = True,
+        budget_s: float = _BUDGET_S,
+        child: Child | None = None,
+    ) -> None:
+        self._root = root
+        self._with_nvml = with_nvml
+        self._budget_s = budget_s
+        self._child = child or Child()  # one for all: a driver that hangs has one stuck process
+        self._remembered = Remembered()
+        self._topology = RememberedTopology()
+        self._fields = list(smi.FIELDS)  # without those that this driver has refused
+
+    @property
+    def name(self) -> str:
+        return "nvidia"
+
+    def look(self, site: ProbeSite) -> Findings:
+        signs = signs_of(site.environment, root=self._root)
+        labels = (("gpulayer.dev/wsl", "2"),) if signs.is_wsl else ()
+        if not signs.is_any:
+            return Findings(devices=self._remembered.unanswered("nothing of its driver is on this machine any more"))
+        ends_s = time.monotonic() + self._budget_s
+        try:
+            reading = self._read(signs, site.environment, ends_s)
+        except Unstarted as error:
+            return self._none(str(error), labels)
+        except Unanswered as error:
+            return self._none(f"the driver does not answer: {error}", labels)
+        if not reading.cards:
+            return self._none(_why_none(reading, signs), labels)
+        cards = self._remembered.recognised(reading.cards)
+        offer = offered(self._remembered.all_of(cards), site.environment)
+        counted = {card.uuid: card.index for card in reading.cards if card.uuid}
+        reading = Reading(cards, driver=reading.driver, runtime=reading.runtime)
+        devices = devices_of(reading)
+        if offer.uuids is not None:
+            devices = tuple(device for device in devices if device.uuid in offer.uuids)
+        devices = self._remembered.with_vanished(devices, cards)
+        devices = self._joined(devices, counted, signs, site.environment, ends_s)
+        processes = processes_of(reading)
+        uuids = {device.uuid for device in devices}
+        missing = "" if devices else offer.why or _why_no_device(cards)
+        return Findings(
+            devices=devices,
+            processes=None if processes is None else tuple(one for one in processes if one.device in uuids),
+            labels=labels,
+            missing=((_KIND, missing[:_MAX_WHY]),) if missing else (),
+        )
+
+    def _joined(
+        self,
+        devices: tuple[Device, ...],
+        counted: Mapping[str, int],
+        signs: Signs,
+        environment: Mapping[str, str],
+        ends_s: float,
+    ) -> tuple[Device, ...]:
+        """With their links and what stands near. counted: as the tools count now. Asked once, until it is others."""
+
+        def ask() -> Topology:
+            nvml_links = _reader(NVML_LINKS, signs) if self._with_nvml and sys.executable else ()
+            left_s = max(_LEAST_S, ends_s - time.monotonic())
+            return ask_topology(
+                self._child, environment=environment, nvml=nvml_links, tool=signs.tool, deadline_s=left_s
+            )
+
+        if len(counted) > 1:
+            devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        return with_near(devices, allowed=allowed, sys_root=self._root / "sys")
+
+    def _none(self, why: str, labels: tuple[tuple[str, str], ...]) -> Findings:
+        why = why[:_MAX_WHY]
+        return Findings(devices=self._remembered.unanswered(why), labels=labels, missing=((_KIND, why),))
+
+    def _read(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
+        """Raises Unanswered."""
+        without = ""
+        if self._with_nvml and sys.executable:
+            try:
+                return self._read_nvml(signs, environment)
+            except (nvml.NoNvml, Unstarted) as error:
+                without = str(error)
+        if signs.tool:
+            return self._read_smi(signs.tool, environment, ends_s)
+        nobody = "something of NVIDIA's driver is here, but neither NVML nor nvidia-smi can be asked"
+        return Reading(said=f"{nobody}: {without}" if without else nobody)
+
+    def _read_nvml(self, signs: Signs, environment: Mapping[str, str]) -> Reading:
+        command = _reader(_PROGRAM, signs, str(self._root))
+        deadline_s = min(_FIRST_S, self._budget_s)
+        said = self._child.ask(command, environment=environment, deadline_s=deadline_s, called="NVML")
+        if said.code < 0:
+            raise nvml.NoNvml(f"reading NVML was ended by signal {-said.code}")
+        if said.code > 0:
+            raise nvml.NoNvml(f"reading NVML failed: {said.err.strip().rpartition(chr(10))[2]}")
+        return nvml.reading_of(said.out)
+
+    def _read_smi(self, tool: str, environment: Mapping[str, str], ends_s: float) -> Reading:
+        def ask(*arguments: str) -> tuple[int, str]:
+            left_s = max(_LEAST_S, ends_s - time.monotonic())
+            said = self._child.ask([tool, *arguments], environment=environment, deadline_s=left_s)
+            return said.code, said.out or said.err
+
+        fields = self._fields
+        code, queried = ask(*smi.query(fields))
+        for _ in range(_MAX_REFUSALS):
+            refused = smi.refused_field(queried)
+            if refused not in fields:
+                break
+            fields.remove(refused)
+            code, queried = ask(*smi.query(fields))
+        reading = smi.reading_of(queried, fields)
+        if not reading.cards:
+            said = reading.said or f"nvidia-smi said nothing and ended with exit code {code}"
+            return Reading(driver=reading.driver, said=said)
+        _, table = ask()
+        listed = ask("-L")[1] if any(card.is_sliced for card in reading.cards) else ""
+        code, apps = ask(*smi.query(smi.APPS, of="compute-apps"))
+        return smi.reading_of(queried, fields, table=table, listed=listed, apps=None if code else apps)
+
+
+def _reader(program: Path, signs: Signs, *more: str) -> list[str]:
+    return [sys.executable, "-I", "-S", str(program), _folder_of_pynvml(), signs.library, *more]
+
+
+def _folder_of_pynvml() -> str:
+    """Found without importing it. The child does not look into the folders of this Python by itself."""
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None or spec.origin is None:
+        return ""
+    folder = os.path.dirname(spec.origin)
+    return os.path.dirname(folder) if spec.submodule_search_locations else folder
+
+
+def _why_none(reading: Reading, signs: Signs) -> str:
+    if signs.board:
+        told = f": {reading.said}" if reading.said else ""
+        return f"this is a {signs.board}, and its driver tells nothing of its GPU{told}"
+    return reading.said
+
+
+def _why_no_device(cards: tuple[Card, ...]) -> str:
+    """There are cards, and nothing of them to compute on."""
+    named = ", ".join(f"GPU {card.index} ({card.model or 'model not known'})" for card in cards[:2])
+    more = f" and {len(cards) - 2} more" if len(cards) > 2 else ""
+    return f"{named}{more}: in MIG mode, and no MIG device was made"

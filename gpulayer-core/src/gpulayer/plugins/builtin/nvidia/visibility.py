@@ -1,0 +1,153 @@
+"""Which devices a worker may offer: those that its own CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES leave it. Pure.
+
+CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, or prefixes of UUIDs that fit one device only; the first entry
+that fits none ends the list, one that is there twice empties it. Where CUDA would take the first MIG slice alone of a
+card or of a list, all of them are meant here: each job gets its own.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars, and PyTorch's torch/cuda/__init__.py for the rest.
+
+A number counts cards as CUDA does: by PCI address, as NVML, only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; else the
+fastest comes first and the rest in an order that CUDA keeps to itself. Between equal cards the two orders are one;
+between different ones nobody can tell which is meant, and then nothing is offered rather than a card that is not ours.
+
+NVIDIA_VISIBLE_DEVICES is the container runtime's. Its numbers are the host's, so inside the container, where no more
+cards are seen than it names, they say nothing; with more (a privileged one) they are those cards.
+https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpulayer.plugins.builtin.nvidia.cards import Card, Slice
+
+__all__ = ["Offered", "offered"]
+
+_CUDA: Final = "CUDA_VISIBLE_DEVICES"
+_ORDER: Final = "CUDA_DEVICE_ORDER"
+_CONTAINER: Final = "NVIDIA_VISIBLE_DEVICES"
+_OLD_SLICE: Final = re.compile(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)")
+_SHOWN: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """uuids: of these cards, or of their slices; None: all. why: of those that are kept back, for people."""
+
+    uuids: frozenset[str] | None = None
+    why: str = ""
+
+
+def offered(cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:
+    """Cards that can't be read have no uuid to be named by, and only a number."""
+    both = [
+        one
+        for one in (_by_cuda(cards, environment), _by_container(cards, environment.get(_CONTAINER, "")))
+        if one.uuids is not None
+    ]
+    if not both:
+        return Offered()
+    kept = both[0].uuids or frozenset()
+    for one in both[1:]:
+        kept &= one.uuids or frozenset()
+    return Offered(kept, next((one.why for one in both if not one.uuids), both[0].why))
+
+
+def _by_cuda(cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:
+    text = environment.get(_CUDA)
+    if text is None:
+        return Offered()
+    shown = f"{_CUDA}={text[:_SHOWN]}" if text else f"{_CUDA} is empty"
+    why = f"{shown}: the worker may use none of its {len(cards)} NVIDIA GPUs"
+    for prefix in ("GPU-", "MIG-"):
+        if text.startswith(prefix):
+            return Offered(_of_uuids(cards, text.split(","), prefix), why)
+    numbers = _numbers(text)
+    by_index = {card.index: card for card in cards}
+    named: list[Card] = []
+    for number in numbers:
+        if number not in by_index:
+            break
+        named.append(by_index[number])
+    if 0 < len(named) < len(cards) and environment.get(_ORDER, "").strip() != "PCI_BUS_ID" and _are_mixed(cards):
+        why = f"{shown} counts the fastest first, and which of these different cards that is can't be told from here"
+        return Offered(frozenset(), f"{why}: set {_ORDER}=PCI_BUS_ID, or name them by UUID")
+    return Offered(_all_of(named), why)
+
+
+def _numbers(text: str) -> list[int]:
+    """As by strtoul: ``1gpu,2x`` is 1 and 2. A negative one ends the list, one that is there twice empties it."""
+    numbers: list[int] = []
+    for entry in text.split(","):
+        found = re.match(r"\s*\+?(\d{1,9})", entry)
+        if found is None:
+            break
+        number = int(found[1])
+        if number in numbers:
+            return []
+        numbers.append(number)
+    return numbers
+
+
+def _are_mixed(cards: Sequence[Card]) -> bool:
+    return len({card.model for card in cards if card.model}) > 1
+
+
+def _of_uuids(cards: Sequence[Card], entries: Sequence[str], prefix: str) -> frozenset[str]:
+    found: set[str] = set()
+    for entry in entries:
+        if not entry.startswith(prefix):
+            break
+        named = _named(cards, entry.strip())
+        if not named:
+            break
+        if named & found:
+            return frozenset()
+        found |= named
+    return frozenset(found)
+
+
+def _named(cards: Sequence[Card], name: str) -> frozenset[str]:
+    """What the one card or slice has whose uuid begins so; empty where there is none, or more than one."""
+    if found := _OLD_SLICE.fullmatch(name):
+        parents = [card for card in cards if card.uuid.startswith(found[1])]
+        ids = int(found[2]), int(found[3])
+        slices = [one for card in parents for one in card.slices if _ids(one) == ids or one.uuid == name]
+        return frozenset(one.uuid for one in slices) if len(slices) == 1 else frozenset()
+    if name.startswith("GPU-"):
+        fitting = [card for card in cards if card.uuid.startswith(name)]
+        return _all_of(fitting) if len(fitting) == 1 else frozenset()
+    slices = [one for card in cards for one in card.slices if one.uuid.startswith(name)]
+    return frozenset(one.uuid for one in slices) if len(slices) == 1 else frozenset()
+
+
+def _ids(one: Slice) -> tuple[int | None, int | None]:
+    return one.gpu_instance, one.compute_instance
+
+
+def _all_of(cards: Sequence[Card]) -> frozenset[str]:
+    """And their slices: a card in MIG mode stands for them."""
+    return frozenset(uuid for card in cards for uuid in (card.uuid, *(one.uuid for one in card.slices)) if uuid)
+
+
+def _by_container(cards: Sequence[Card], text: str) -> Offered:
+    entries = [entry.strip().removeprefix("nvidia.com/gpu=") for entry in text.split(",") if entry.strip()]
+    if not entries or entries[0] in ("all", "void"):  # "void": the devices come by another way
+        return Offered()
+    why = f"{_CONTAINER}={text[:_SHOWN]}: the worker may use none of its {len(cards)} NVIDIA GPUs"
+    if entries == ["none"]:
+        return Offered(frozenset(), why)
+    if all(re.fullmatch(r"\d+(:\d+)?", entry) for entry in entries):
+        if len(cards) <= len({entry.partition(":")[0] for entry in entries}):
+            return Offered()
+        by_index = {card.index: card for card in cards}
+        found: set[str] = set()
+        for entry in entries:
+            index, _, number = entry.partition(":")
+            card = by_index.get(int(index))
+            if card is not None and number:
+                found |= {one.uuid for one in card.slices if one.number == int(number)}
+            elif card is not None:
+                found |= _all_of([card])
+        return Offered(frozenset(found), why)
+    return Offered(frozenset(uuid for entry in entries for uuid in _named(cards, entry)), why)

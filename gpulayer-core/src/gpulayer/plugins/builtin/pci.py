@@ -1,0 +1,97 @@
+"""What the kernel tells of a device on the PCI bus, in a few small files: no tool is asked, nothing hangs for long.
+
+Format: https://www.kernel.org/doc/html/latest/PCI/sysfs-pci.html; ``hwmon`` temperatures are thousandths of a degree.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ACCELERATOR", "PciDevice", "gpus_on_bus", "read_number", "read_text"]
+
+ACCELERATOR: Final = 0x12  # a base class of PCI: processing accelerators; AMD's newest, but also Intel's NPUs
+_DISPLAY: Final = 0x03  # a base class of PCI: VGA, 3D and other display controllers
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """folder: its own in sysfs. kind: class and subclass, ``0x0300`` for VGA. driver: of the kernel, empty: none."""
+
+    folder: Path
+    address: str
+    vendor: int
+    device: int
+    kind: int
+    driver: str
+
+    @property
+    def numa_node(self) -> int | None:
+        node = read_number(self.folder / "numa_node")
+        return node if node is not None and node >= 0 else None  # -1: the machine has but one
+
+    @property
+    def cores(self) -> str:
+        return read_text(self.folder / "local_cpulist")
+
+    @property
+    def temperature_c(self) -> int | None:
+        """Of the first sensor that answers."""
+        for path in sorted(self.folder.glob("hwmon/hwmon*/temp*_input")):
+            thousandths = read_number(path)
+            if thousandths is not None and -100_000 <= thousandths <= 1_000_000:
+                return round(thousandths / 1000)
+        return None
+
+    @property
+    def render_node(self) -> str:
+        """``renderD128``: what programs open below /dev/dri; empty where it has none."""
+        return next((path.name for path in sorted(self.folder.glob("drm/renderD*"))), "")
+
+
+def gpus_on_bus(sys_root: Path, *, vendor: int, also: int | None = None) -> tuple[PciDevice, ...]:
+    """All display controllers of a vendor, by address. What can't be read is left out. also: one more base class."""
+    found: list[PciDevice] = []
+    try:
+        addresses = sorted(os.listdir(sys_root / "bus/pci/devices"))
+    except OSError:
+        return ()
+    for address in addresses:
+        folder = sys_root / "bus/pci/devices" / address
+        kind = read_number(folder / "class")
+        if kind is None or kind >> 16 not in (_DISPLAY, also) or read_number(folder / "vendor") != vendor:
+            continue
+        found.append(
+            PciDevice(
+                folder=folder,
+                address=address,
+                vendor=vendor,
+                device=read_number(folder / "device") or 0,
+                kind=kind >> 8,
+                driver=_driver(folder),
+            )
+        )
+    return tuple(found)
+
+
+def read_text(path: Path) -> str:
+    """Stripped; empty where it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_number(path: Path) -> int | None:
+    """Decimal or with 0x."""
+    try:
+        return int(read_text(path), 0)
+    except ValueError:
+        return None
+
+
+def _driver(folder: Path) -> str:
+    try:
+        return os.path.basename(os.readlink(folder / "driver"))
+    except OSError:
+        return ""

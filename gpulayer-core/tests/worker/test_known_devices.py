@@ -1,0 +1,84 @@
+"""A device that a worker has met stays known: its uuid, its number, and the reason why it can't be used now."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulayer.spec.machine import Device, DeviceState
+from gpulayer.spec.request import Accelerator
+from gpulayer.worker.findings import MAX_DEVICES
+from gpulayer.worker.known_devices import KnownDevices
+
+
+def gpu(index, uuid="", **fields):
+    return Device(uuid or f"GPU-{index}", index, fields.pop("kind", Accelerator.CUDA), "H100", **fields)
+
+
+FOUR = tuple(gpu(index) for index in range(4))
+
+
+def test_one_that_vanishes_is_unhealthy_and_the_others_keep_their_numbers_though_the_tool_counts_anew():
+    known = KnownDevices()
+    assert known.settle(FOUR, {}) == FOUR
+    left = [replace(FOUR[2], index=1, temperature_c=40), replace(FOUR[3], index=2), FOUR[0]]
+    settled = known.settle(left, {})
+    assert [(device.uuid, device.index) for device in settled] == [(device.uuid, device.index) for device in FOUR]
+    assert [device.state is DeviceState.UNHEALTHY for device in settled] == [False, True, False, False]
+    assert settled[1].reason == "it is not found any more"
+    assert known.settle(FOUR, {}) == FOUR, "and it comes back by itself"
+
+
+def test_when_their_driver_does_not_answer_all_say_so_and_come_back():
+    known = KnownDevices()
+    known.settle(FOUR, {})
+    settled = known.settle((), {"cuda": "the driver does not answer"})
+    assert {(device.state, device.reason) for device in settled} == {
+        (DeviceState.UNHEALTHY, "the driver does not answer")
+    }
+    assert known.settle(FOUR, {}) == FOUR
+
+
+def test_a_card_that_replaces_another_gets_a_number_that_nobody_has():
+    known = KnownDevices()
+    known.settle(FOUR, {})
+    settled = known.settle([*FOUR[:1], gpu(1, "GPU-new"), replace(FOUR[2], index=2), FOUR[3]], {})
+    assert {device.uuid: device.index for device in settled} == {
+        "GPU-0": 0, "GPU-1": 1, "GPU-2": 2, "GPU-3": 3, "GPU-new": 4,
+    }  # fmt: skip
+
+
+def test_a_card_that_is_cut_into_slices_or_made_whole_again_has_not_vanished():
+    known = KnownDevices()
+    whole = gpu(0)
+    slices = tuple(gpu(index, f"MIG-{index}", parent=whole.uuid) for index in range(2))
+    known.settle([whole], {})
+    assert [device.uuid for device in known.settle(slices, {})] == ["MIG-0", "MIG-1"]
+    assert [device.uuid for device in known.settle([whole], {})] == [whole.uuid]
+
+
+def test_devices_whose_masks_take_their_numbers_of_now_have_those():
+    known = KnownDevices()
+    found = tuple(gpu(index, kind=Accelerator.XPU) for index in range(2))
+    known.settle(found, {})
+    assert [device.index for device in known.settle([replace(found[1], index=0)], {}) if device.uuid == "GPU-1"] == [0]
+
+
+def test_a_probe_that_finds_others_each_time_fills_nothing():
+    known = KnownDevices()
+    for look in range(5):
+        settled = known.settle([gpu(at, f"GPU-{look}-{at}") for at in range(500)], {})
+    assert len(settled) == MAX_DEVICES
+    assert sum(device.state is DeviceState.USABLE for device in settled) == 500
+
+
+@given(st.lists(st.sets(st.integers(0, 6)), max_size=6))
+def test_whatever_comes_and_goes_nobody_changes_numbers_and_no_two_share_one(looks):
+    known, numbers = KnownDevices(), {}
+    for look in looks:
+        found = [gpu(at, f"GPU-{one}") for at, one in enumerate(sorted(look))]
+        settled = known.settle(found, {})
+        assert {device.uuid for device in found} == {d.uuid for d in settled if d.state is DeviceState.USABLE}
+        for device in settled:
+            assert numbers.setdefault(device.uuid, device.index) == device.index
+        assert len({device.index for device in settled}) == len(settled)
