@@ -18,7 +18,7 @@ ONLY ?=
 KILLS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help setup demo demo-team demo-plugins test lint bench soak gpu docs format clean
+.PHONY: help setup demo demo-team demo-plugins test lint bench soak frameworks gpu docs format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ bench: setup ## Measure us and our peers side by side; results go to benchmarks/
 
 soak: setup ## The proofs of all promises, in one table (hours); SCALE=0.01 for a hundredth, ONLY=3,9,rest, SEED=N
 	@GPULAYER_SOAK_KILLS=$(KILLS) $(BIN)/python -m tests.soak --scale $(SCALE) --seed $(SEED) --only "$(ONLY)"
+
+frameworks: setup ## The framework checks over the real packages, in throw-away environments (gigabytes); ONLY="torch jax"
+	@$(BIN)/python -m tests.frameworks $(ONLY)
 
 gpu: setup ## What is found on a machine with a GPU, against the vendor's own words
 	@$(BIN)/python -m pytest -q -s -m gpu tests/gpu

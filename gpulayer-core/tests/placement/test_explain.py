@@ -156,6 +156,16 @@ def test_an_unusable_framework_gives_its_own_words():
     assert "a CPU build: torch.cuda cannot run" in reason.message
 
 
+def test_an_unusable_framework_that_could_not_say_its_version_is_no_other_version():
+    facts = machine(gpu(0), frameworks=(torch(version="", usable=False, reason="its check did not end within 60 s"),))
+    request = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch", ">=2.4"),))
+    (reason,) = why_ineligible(request, facts)
+    assert (reason.code, reason.message) == (
+        ReasonCode.FRAMEWORK_UNUSABLE,
+        "torch: its check did not end within 60 s",
+    )
+
+
 def test_properties_that_no_single_device_has_together_are_not_enough():
     facts = machine(gpu(0, memory=80 * GB, capability="7.0"), gpu(1, memory=16 * GB, capability="9.0"))
     request = Request(accelerators=CUDA, devices=1, device_memory_bytes=40 * GB, compute_capability=">=8.0")

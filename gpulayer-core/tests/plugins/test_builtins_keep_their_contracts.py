@@ -8,6 +8,7 @@ import pytest
 
 from gpulayer.plugins.builtin import BUILTINS
 from gpulayer.plugins.builtin.file import FileStager
+from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.plugins.builtin.host import HostProbe
 from gpulayer.plugins.builtin.process import ProcessLauncher
 from gpulayer.plugins.builtin.system import SystemEnvironment
@@ -15,6 +16,7 @@ from gpulayer.plugins.builtin.webhook import Webhook
 from gpulayer.testing import (
     EnvironmentBuilderContract,
     EventSinkContract,
+    FrameworkCheckContract,
     LauncherContract,
     PluginContract,
     ProbeContract,
@@ -36,6 +38,12 @@ class TestHostProbe(ProbeContract):
     @pytest.fixture
     def probe(self):
         return HostProbe()
+
+
+class TestFrameworkChecks(FrameworkCheckContract):
+    @pytest.fixture(params=CHECKS, ids=[check.name for check in CHECKS])
+    def check(self, request):
+        return request.param
 
 
 class TestProcessLauncher(LauncherContract):

@@ -279,6 +279,12 @@ class CheckOfMany(GoodCheck):
         return CheckScript(f"{self.source} # {next(self.count)}")
 
 
+@check("whole_modules")
+class CheckOfPieces(GoodCheck):
+    def script(self):
+        return CheckScript(self.source, modules=("nothing.core",))
+
+
 @check("python_3_9")
 class CheckOfToday(GoodCheck):
     source = "match 1:\n    case _: print('{\"version\": null}')"

@@ -225,7 +225,10 @@ FACTS = WorkerFacts(
         Device("GPU-1", 0, Accelerator.CUDA, "NVIDIA H100", 80 * 10**9, None, "9.0", links=(("GPU-2", "NV18"),)),
         Device("GPU-2", 1, Accelerator.CUDA, "NVIDIA H100", None, state=DeviceState.UNHEALTHY, reason="Xid 79"),
     ),
-    frameworks=(Framework("torch", "2.13.0", Accelerator.CUDA, True),),
+    frameworks=(
+        Framework("torch", "2.13.0", Accelerator.CUDA, True, build="cuda 12.6", architectures=("sm_80", "sm_90")),
+        Framework("jax", "0.10.2", Accelerator.CPU, True),
+    ),
     labels=(("room", "cellar"),),
     locality=Locality(zone="a"),
 )

@@ -130,6 +130,12 @@ LIES = {
     "too many labels": Findings(labels=tuple((str(index), "") for index in range(65))),
     "an address that is a name": Findings(addresses=("example.org",)),
     "a framework that may be usable": Findings(frameworks=(Framework("torch", "2", Accelerator.CUDA, usable=1),)),
+    "a framework of a thousand architectures": Findings(
+        frameworks=(Framework("torch", "2", Accelerator.CUDA, usable=True, architectures=("sm_90",) * 1000),)
+    ),
+    "a build without end": Findings(
+        frameworks=(Framework("torch", "2", Accelerator.CUDA, usable=True, build="x" * 65),)
+    ),
     "a resource in capitals": Findings(resources=(("MATLAB", 1),)),
     "less than no licences": Findings(resources=(("matlab", -1),)),
     "half a licence": Findings(resources=(("matlab", 0.5),)),
@@ -157,7 +163,7 @@ def test_honest_findings_come_through_as_they_are():
         memory_bytes=0,
         disk_bytes=7,
         devices=(replace(GPU, memory_bytes=5, state=DeviceState.BUSY, reason="x", links=(("GPU-2", "nvlink"),)),),
-        frameworks=(Framework("torch", "2.4", Accelerator.CPU, usable=True),),
+        frameworks=(Framework("torch", "2.4", Accelerator.CPU, usable=True, build="cpu", architectures=("x",)),),
         labels=(("größe", "ü"),),
         locality=Locality(zone="z"),
         addresses=("10.0.0.1", "fd00::1"),
@@ -308,7 +314,7 @@ RICH = Findings(
     platform="linux-x86_64",
     cpus=4,
     devices=(replace(GPU, memory_bytes=5, state=DeviceState.BUSY, reason="x", links=(("GPU-2", "nvlink"),)),),
-    frameworks=(Framework("torch", "2.4", Accelerator.CPU, usable=True),),
+    frameworks=(Framework("torch", "2.4", Accelerator.CPU, usable=True, build="cpu", architectures=("x",)),),
     labels=(("größe", "ü"),),
     locality=Locality(zone="z"),
     addresses=("10.0.0.1", "fd00::1"),

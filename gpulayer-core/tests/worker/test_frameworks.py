@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.plugins.contracts.framework import CheckScript
-from gpulayer.spec.machine import Framework, WorkerFacts
+from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
-from gpulayer.worker.frameworks import FrameworkChecks, jobs_python, read_answer
+from gpulayer.worker.frameworks import Answer, FrameworkChecks, jobs_python, read_answer, seen_devices
 
 CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
@@ -167,7 +169,7 @@ def test_the_python_of_jobs_is_the_one_on_their_path(tmp_path):
 
 def test_only_the_last_line_counts():
     assert read_answer("torch", (CPU,), b'{"version": null}\n\n{"version": "1", "devices": {"cpu": ""}}\n\n') == (
-        Framework("torch", "1", CPU, usable=True),
+        Answer((Framework("torch", "1", CPU, usable=True),))
     )
 
 
@@ -259,3 +261,306 @@ os._exit(0)
     while is_alive(pid):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+GPU = Device("GPU-1", 0, CUDA, "NVIDIA H100", driver="550.54.15")
+WITH_GPU = replace(FACTS, devices=(GPU,))
+
+
+class Site:
+    """A Python of jobs that has what is in a folder, and tells how often it was started."""
+
+    def __init__(self, folder):
+        self.folder = folder / "site"
+        self.folder.mkdir()
+        self.starts = folder / "starts"
+        self.python = folder / "python"
+        self.python.write_text(
+            f"#!/bin/sh\necho >> {self.starts}\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH={self.folder} "
+            f'exec {sys.executable} -S "$@"\n'
+        )
+        self.python.chmod(0o755)
+        self.add("torch")
+
+    def add(self, module):
+        (self.folder / f"{module}.py").touch()
+
+    def count(self):
+        """Since it was asked last."""
+        count = len(self.starts.read_text().splitlines()) if self.starts.exists() else 0
+        self.starts.unlink(missing_ok=True)
+        return count
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def life(host_of, tmp_path, site):
+    """What a worker finds at its start, and how many programs it ran for that."""
+
+    def life(*registered, facts=WITH_GPU):
+        host = host_of(environments=[SystemEnvironment()], framework_checks=registered or [Found(COMPUTES)])
+        checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python))
+        asyncio.run(checks.run(facts))
+        return checks.found, site.count()
+
+    return life
+
+
+class Found(Check):
+    """One that says which modules it needs."""
+
+    modules = ("torch",)
+
+    def script(self):
+        return CheckScript(self.source, modules=self.modules)
+
+
+ANSWER = {"version": "2.4.0", "build": "cuda 12.4", "architectures": ["sm_90"], "devices": {"cuda": "", "cpu": ""}}
+COMPUTES = f"print({json.dumps(ANSWER)!r})"
+BOTH = (
+    Framework("torch", "2.4.0", CUDA, usable=True, build="cuda 12.4", architectures=("sm_90",)),
+    Framework("torch", "2.4.0", CPU, usable=True, build="cuda 12.4"),
+)
+
+
+def test_what_computed_is_not_run_again_at_a_start_where_nothing_has_changed(life):
+    assert life() == (BOTH, 2)  # what there is, and the check
+    for _ in range(2):
+        assert life() == (BOTH, 1)
+
+
+def upgraded(site):
+    (site.folder / "torch-2.5.0.dist-info").mkdir()
+
+
+def rebuilt(site):
+    os.utime(site.folder / "torch.py", (1, 1))
+
+
+CHANGES = {
+    "a package": (upgraded, {}),
+    "a module": (rebuilt, {}),
+    "the script": (None, {"check": Found(COMPUTES + " ")}),
+    "what it may say": (None, {"check": Found(COMPUTES, accelerators=(CPU, CUDA))}),
+    "the driver": (None, {"device": {"driver": "560.1"}}),
+    "what the driver supports": (None, {"device": {"runtime": "12.6"}}),
+    "the device": (None, {"device": {"uuid": "GPU-2"}}),
+}
+
+
+@pytest.mark.parametrize(("change", "given"), CHANGES.values(), ids=CHANGES)
+def test_what_its_answer_depends_on_has_it_run_again(life, site, change, given):
+    life()
+    if change is not None:
+        change(site)
+    facts = replace(FACTS, devices=(replace(GPU, **given.get("device", {})),))
+    for runs in (2, 1):
+        told, count = life(given.get("check", Found(COMPUTES)), facts=facts)
+        assert (set(told), count) == (set(BOTH), runs)
+
+
+def test_what_flows_has_nothing_run_again(life):
+    life()
+    busier = replace(GPU, memory_free_bytes=5, use_percent=97, temperature_c=80)
+    assert life(facts=replace(FACTS, devices=(busier,), disk_bytes=7)) == (BOTH, 1)
+
+
+def test_what_failed_on_a_device_that_is_there_is_tried_at_each_start(life):
+    check = Found(GOOD)
+    assert [life(check)[1] for _ in range(2)] == [2, 2]
+    assert [life(check, facts=FACTS)[1] for _ in range(2)] == [2, 1]  # no such device: nothing to be repaired
+
+
+def test_on_a_mac_one_device_is_for_metal_and_mlx(life):
+    """What failed there is tried again, of both."""
+    mlx = Found('print(\'{"version": "1", "devices": {"mlx": "no Metal"}}\')', "mlx", (Accelerator.MLX,))
+    mac = replace(FACTS, devices=(Device("MPS-0", 0, Accelerator.MPS, "Apple M3"),))
+    assert [life(mlx, facts=mac)[1] for _ in range(2)] == [2, 2]
+
+
+def test_a_check_that_names_no_modules_runs_at_each_start(life):
+    assert [life(Check(COMPUTES))[1] for _ in range(2)] == [1, 1]
+
+
+def test_which_frameworks_are_missing_is_found_out_by_one_program_for_all(life, site):
+    (site.folder / "torch.py").unlink()
+    assert life(*CHECKS) == ((), 1)
+    assert life(*CHECKS) == ((), 1)
+    site.add("torch")
+    told, count = life(Found(COMPUTES), *CHECKS[1:])
+    assert (told, count) == (BOTH, 2)
+
+
+def test_a_python_that_says_nothing_of_itself_is_asked_by_the_checks(life, site):
+    site.python.write_text(f"#!/bin/sh\necho >> {site.starts}\necho What?\n")
+    told, count = life()
+    assert "its last line is no JSON: 'What?'" in told[0].reason
+    assert count == 2
+
+
+def test_devices_that_changed_have_checks_run_again_also_where_all_is_as_it_was(host_of, tmp_path, site):
+    """A device that was reset, for example."""
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Found(COMPUTES)])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python))
+    counts = []
+
+    async def main():
+        for _ in range(2):
+            await checks.run(WITH_GPU)
+            counts.append(site.count())
+
+    asyncio.run(main())
+    assert counts == [2, 2]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"found": []}', '{"found": [["torch"]], "believed": {}}', "\0"])
+def test_a_file_that_can_not_be_read_is_no_knowledge(checks, tmp_path, text):
+    (tmp_path / "frameworks.json").write_text(text)
+    assert not checks(Check(GOOD)).is_known
+
+
+def watched(checks, *, until, facts=WITH_GPU):
+    """Until that is so, or half a minute has gone."""
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: facts, tell=lambda: None))
+        async with asyncio.timeout(30):
+            while not until():
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+HELD = """
+import json, os
+is_held = not os.path.exists({free!r})
+open({runs!r}, "a").write("x")
+print(json.dumps({{"version": "1", "devices": {{"cuda": is_held * "held", "cpu": ""}}, "again": is_held * ["cuda"]}}))
+"""
+
+
+@pytest.fixture
+def held(host_of, tmp_path):
+    """A check of a device that somebody holds until ``free`` is there."""
+    free, runs = tmp_path / "free", tmp_path / "runs"
+
+    def life():
+        check = Check(HELD.format(free=str(free), runs=str(runs)))
+        host = host_of(environments=[SystemEnvironment()], framework_checks=[check])
+        return FrameworkChecks(host, tmp_path, environment={}, python=sys.executable, again_s=(0.01,))
+
+    life.free, life.runs = free, runs
+    return life
+
+
+def test_what_passes_by_itself_is_asked_again_until_it_has(held):
+    checks = held()
+
+    def until():
+        if held.runs.exists() and len(held.runs.read_text()) == 3:
+            assert {one.accelerator: one.reason for one in checks.found} == {CUDA: "held", CPU: ""}
+            held.free.touch()
+        return checks.is_fresh
+
+    watched(checks, until=until)
+    assert all(one.usable for one in checks.found)
+
+
+def test_what_computed_before_stands_while_somebody_holds_the_device(held):
+    held.free.touch()
+    checks = held()
+    assert found(checks)[0].usable
+    held.free.unlink()
+    again = held()
+    assert found(again)[0].usable
+    assert not again.is_fresh
+
+
+@pytest.mark.parametrize(
+    ("end", "why"), [("os.kill(os.getpid(), 11)", "signal 11"), ("time.sleep(600)", "did not end within 3 s")]
+)
+def test_what_was_said_before_a_script_died_is_believed(checks, end, why):
+    so_far = '{"version": "2.4.0", "build": "cuda 12.6", "devices": {"cpu": ""}, "so_far": true}'
+    told = found(checks(Check(f"import os, time\nprint('{so_far}', flush=True)\n{end}"), deadline_s=3.0))
+    assert [(one.accelerator, one.usable) for one in told] == [(CUDA, False), (CPU, True)]
+    assert why in told[0].reason
+    assert {(one.version, one.build) for one in told} == {("2.4.0", "cuda 12.6")}
+
+
+def test_a_check_that_can_not_be_ended_is_left_alone_until_it_has_gone(checks, tmp_path, monkeypatch):
+    """As of a process that hangs in a driver; here nobody kills it."""
+    monkeypatch.setattr("gpulayer.worker.check_script._kill_session", lambda pid: None)
+    monkeypatch.setattr("gpulayer.worker.check_script._DYING_S", 0.1)
+    source = f"""
+import os, time
+open({str(tmp_path / "pids")!r}, "a").write(f"{{os.getpid()}}\\n")
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.01)
+{GOOD}
+"""
+    hangs = checks(Check(source), deadline_s=3.0)
+
+    async def main():
+        await hangs.run(FACTS)
+        assert "did not end within 3 s, and can't be ended: process" in hangs.found[0].reason
+        await hangs.run(FACTS)
+        (pid,) = (tmp_path / "pids").read_text().split()
+        assert hangs.found[0].reason == f"its check hangs and can't be ended (process {pid})"
+        assert not hangs.is_fresh
+        (tmp_path / "go").touch()
+        while is_alive(int(pid)) or Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.01)
+        await hangs.run(FACTS)
+
+    asyncio.run(main())
+    assert hangs.found[0].reason == "no driver"
+    assert hangs.is_fresh
+
+
+@pytest.mark.parametrize("mode", ["exclusive_process", "default"])
+def test_on_devices_for_one_process_checks_come_one_after_the_other(checks, tmp_path, mode):
+    wait_s = 30 if mode == "default" else 0.1
+    source = f"""
+import os, time
+place, met = {str(tmp_path / "device")!r}, {str(tmp_path / "met")!r}
+try:
+    os.mkdir(place)
+except FileExistsError:
+    os.makedirs(met, exist_ok=True)
+    print('{{"version": "1", "devices": {{"cuda": "held", "cpu": ""}}}}')
+else:
+    ends = time.monotonic() + {wait_s}
+    while time.monotonic() < ends and not os.path.exists(met):
+        time.sleep(0.01)
+    os.rmdir(place)
+    print('{{"version": "1", "devices": {{"cuda": "", "cpu": ""}}}}')
+"""
+    ran = checks(*(Check(source, name) for name in ("torch", "jax", "cupy")))
+    asyncio.run(ran.run(replace(FACTS, devices=(replace(GPU, compute_mode=mode),))))
+    held = [one for one in ran.found if one.reason == "held"]
+    assert bool(held) == (mode == "default")
+
+
+def test_a_check_sees_what_the_worker_offers():
+    other = replace(GPU, uuid="GPU-2", state=DeviceState.UNHEALTHY)
+    busy = replace(GPU, uuid="GPU-3", state=DeviceState.BUSY)
+    owners = {"CUDA_VISIBLE_DEVICES": "3", "PATH": "/bin"}
+    facts = replace(FACTS, devices=(GPU, other, busy))
+    assert seen_devices(facts, owners)["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-3"
+    assert seen_devices(FACTS, owners) == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert seen_devices(FACTS, {}) == {}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"build": 7}, {"architectures": "sm_90"}, {"architectures": ["x"] * 65}, {"again": ["tpu"]}, {"again": 1}],
+)
+def test_an_answer_that_says_more_says_it_as_agreed(more):
+    with pytest.raises(ValueError, match=next(iter(more)) + "|registered"):
+        read_answer("torch", (CPU,), json.dumps({"version": "1", "devices": {"cpu": ""}, **more}).encode())

@@ -243,7 +243,15 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "temperature_c": int,
         "use_percent": int,
     },
-    "workers.FrameworkFields": {"name": str, "version": str, "accelerator": str, "usable": bool, "reason": str},
+    "workers.FrameworkFields": {
+        "name": str,
+        "version": str,
+        "accelerator": str,
+        "usable": bool,
+        "reason": str,
+        "build": str,
+        "architectures": [str],
+    },
     "workers.LocalityFields": {"zone": str, "region": str, "network_group": str},
     "workers.WorkerPage": {"workers": ["workers.WorkerRecord"], "next": (str, None)},
     "workers.WorkerRecord": {

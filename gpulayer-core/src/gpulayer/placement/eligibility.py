@@ -157,7 +157,12 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
     found = [framework for framework in frameworks if framework.name == need.name]
     if not found:
         return Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed", str(need))
-    fitting = [framework for framework in found if _version_fits(need.specifier, framework.version)]
+    # One that could not even say its version is no other version: why it can't be used is what counts.
+    fitting = [
+        framework
+        for framework in found
+        if _version_fits(need.specifier, framework.version) or not (framework.version or framework.usable)
+    ]
     if not fitting:
         versions = ", ".join(sorted({framework.version for framework in found}))
         return Reason(ReasonCode.FRAMEWORK_VERSION, f"{need.name} is {versions}", str(need), versions)
@@ -167,7 +172,8 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
         return None
     version = fitting[0].version
     why = on_kind[0].reason if on_kind else f"was not checked on {kind}"
-    return Reason(ReasonCode.FRAMEWORK_UNUSABLE, f"{need.name} {version}: {why}", f"{need} on {kind}", version)
+    shown = f"{need.name} {version}".rstrip()
+    return Reason(ReasonCode.FRAMEWORK_UNUSABLE, f"{shown}: {why}", f"{need} on {kind}", version)
 
 
 def _device_kinds(request: Request) -> tuple[Accelerator, ...]:

@@ -108,6 +108,9 @@ def _check_misfits(check: FrameworkCheck, what: str) -> Iterator[Misfit]:
     if not isinstance(script, CheckScript) or not isinstance(script.source, str):
         yield Misfit(f"{what}.script", f"it gave a {type(script).__name__}, where a CheckScript is due")
         return
+    modules: object = script.modules
+    if not isinstance(modules, tuple) or not all(isinstance(one, str) and one.isidentifier() for one in modules):
+        yield Misfit(f"{what}.script", "modules is no tuple of names of modules", "whole modules, as torch")
     try:
         ast.parse(script.source, feature_version=_OLDEST_PYTHON)
     except (SyntaxError, ValueError) as error:

@@ -68,13 +68,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework that the worker's Python has, and whether it computed on ``accelerator`` when checked."""
+    """A framework that the worker's Python has, and whether it computed on ``accelerator`` when checked.
+
+    version: empty where it could not say. build: what it was built for, as ``cuda 12.6`` or ``cpu``. architectures: of
+    devices that are compiled in, as ``sm_90``. Empty: not known.
+    """
 
     name: str
     version: str
     accelerator: Accelerator
     usable: bool
     reason: str = ""
+    build: str = ""
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

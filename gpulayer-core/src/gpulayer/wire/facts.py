@@ -7,7 +7,7 @@ from gpulayer.errors import BadRequest
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.request import Accelerator
 from gpulayer.wire.choice import choice
-from gpulayer.wire.workers import DeviceFields, WorkerFactsFields
+from gpulayer.wire.workers import DeviceFields, FrameworkFields, WorkerFactsFields
 
 __all__ = ["device_to_wire", "facts_from_wire", "facts_to_wire"]
 
@@ -37,16 +37,7 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
         "memory_bytes": facts.memory_bytes,
         "disk_bytes": facts.disk_bytes,
         "devices": [device_to_wire(device) for device in facts.devices],
-        "frameworks": [
-            {
-                "name": framework.name,
-                "version": framework.version,
-                "accelerator": str(framework.accelerator),
-                "usable": framework.usable,
-                "reason": framework.reason,
-            }
-            for framework in facts.frameworks
-        ],
+        "frameworks": [_framework_to_wire(framework) for framework in facts.frameworks],
         "labels": dict(facts.labels),
         "locality": {
             "zone": facts.locality.zone,
@@ -83,6 +74,21 @@ def device_to_wire(device: Device) -> DeviceFields:
         value = getattr(device, name)
         if value != getattr(_NOTHING_KNOWN, name):
             fields[name] = value
+    return fields
+
+
+def _framework_to_wire(framework: Framework) -> FrameworkFields:
+    fields: FrameworkFields = {
+        "name": framework.name,
+        "version": framework.version,
+        "accelerator": str(framework.accelerator),
+        "usable": framework.usable,
+        "reason": framework.reason,
+    }
+    if framework.build:
+        fields["build"] = framework.build
+    if framework.architectures:
+        fields["architectures"] = list(framework.architectures)
     return fields
 
 
@@ -130,6 +136,8 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
                 accelerator=choice(Accelerator, framework["accelerator"], "facts.frameworks.accelerator"),
                 usable=framework["usable"],
                 reason=framework["reason"],
+                build=framework.get("build", ""),
+                architectures=tuple(framework.get("architectures", ())),
             )
             for framework in fields["frameworks"]
         ),

@@ -71,13 +71,16 @@ class DeviceFields(TypedDict):
 
 
 class FrameworkFields(TypedDict):
-    """``usable``: it computed on ``accelerator`` when checked; else ``reason`` says why not."""
+    """``usable``: it computed on ``accelerator`` when checked; else ``reason`` says why not. ``build``: what it was
+    built for; ``architectures``: of devices, compiled in; left out where they are not known."""
 
     name: Text
     version: Text
     accelerator: Word
     usable: bool
     reason: Text
+    build: NotRequired[Word]
+    architectures: NotRequired[Annotated[list[Word], MaxLen(64)]]
 
 
 class LocalityFields(TypedDict):

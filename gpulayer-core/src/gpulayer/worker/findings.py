@@ -17,6 +17,7 @@ from gpulayer.spec.request import Accelerator
 
 __all__ = [
     "MAX_ADDRESSES",
+    "MAX_ARCHITECTURES",
     "MAX_DEVICES",
     "MAX_FRAMEWORKS",
     "MAX_LABELS",
@@ -32,6 +33,7 @@ MAX_LABELS: Final = 64
 MAX_ADDRESSES: Final = 64
 MAX_RESOURCES: Final = 64
 MAX_MISSING: Final = 16
+MAX_ARCHITECTURES: Final = 64
 _MAX_LINKS: Final = 1024
 _MAX_TEXT: Final = 4096
 _MAX_WORD: Final = 64
@@ -129,6 +131,11 @@ def _framework(framework: Framework) -> Framework:
         accelerator=instance_of(Accelerator, framework.accelerator),
         usable=instance_of(bool, framework.usable),
         reason=checked_text("reason", framework.reason),
+        build=checked_text("build", framework.build, at_most=_MAX_WORD),
+        architectures=tuple(
+            checked_text("an architecture", one, at_most=_MAX_WORD)
+            for one in list_of(str, framework.architectures, at_most=MAX_ARCHITECTURES)
+        ),
     )
 
 

@@ -1,9 +1,12 @@
 """Which frameworks compute on this machine: the scripts of framework checks, run by the Python that jobs use.
 
-Each runs in a session of its own, in an empty folder, with the variables that a job gets, and is killed with all that
-stayed in its session when it is done, too late or too loud. What it found is kept on disk, so that a worker that is
-started again says at once what it knew, while the checks run anew; only the first start of all has to wait for them:
-a control plane refuses at once what no worker that it knows can run.
+Each runs with the variables that a job gets, and sees the devices that the worker offers; one that can't even be killed
+is not run a second time before it has gone. One short program finds out first which frameworks there are at all.
+
+What was found is kept on disk, so that a worker that is started again says at once what it knew, while the checks run
+anew; only the first start of all has to wait for them: a control plane refuses at once what no worker that it knows can
+run. What computed on all that is there is not run again at a start where nothing has changed that it depends on; what
+failed is tried at each start: what was missing may be there now, and not every cause can be seen from here.
 """
 
 import asyncio
@@ -11,13 +14,12 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Final
+from typing import Final
 
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.contracts.environment import (
@@ -28,40 +30,31 @@ from gpulayer.plugins.contracts.environment import (
 )
 from gpulayer.plugins.contracts.framework import CHECK_DEADLINE_S, CheckScript, FrameworkCheck
 from gpulayer.plugins.host import Host
-from gpulayer.plugins.registry import Registered
 from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, is_plain_name
-from gpulayer.spec.machine import Framework, WorkerFacts
+from gpulayer.spec.machine import DeviceState, Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
+from gpulayer.variables import DEVICE_VARIABLES
 from gpulayer.whole import write_whole
-from gpulayer.worker.findings import checked_text
+from gpulayer.worker.check_script import Ran, is_there, run_script
+from gpulayer.worker.devices import device_variables
+from gpulayer.worker.findings import MAX_ARCHITECTURES, checked_text
 from gpulayer.worker.plans import checked_variables
+from gpulayer.worker.survey import Survey, read_survey, survey_source
 from gpulayer.worker.unready import OWN_DEADLINE_S
 
-__all__ = ["FrameworkChecks", "jobs_python", "read_answer", "run_script"]
+__all__ = ["Answer", "FrameworkChecks", "jobs_python", "read_answer", "seen_devices"]
 
 _log: Final = logging.getLogger(__name__)
 _SCRIPT_DEADLINE_S: Final = 5.0
 _SIDE_BY_SIDE: Final = 4
 _SCRIPT_LIMIT: Final = 1 << 20
-_OUTPUT_LIMIT: Final = 16 << 20
-_KEPT_BYTES: Final = 64 << 10
 _REASON_LIMIT: Final = 2_000
 _VERSION_LIMIT: Final = 100
+_WORD_LIMIT: Final = 64
+_MODULES_LIMIT: Final = 16
 _AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
-_LOOK_S: Final = 0.1  # how often its output is measured
 _TOLD_BYTES: Final = 2_000
-_PRELUDE: Final = """
-import sys
-try:
-    import ctypes
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: a check that hangs does not outlive its worker
-except Exception:
-    pass  # not Linux
-with open(sys.argv[1], encoding="utf-8") as file:
-    source = file.read()
-exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +62,24 @@ class _Check:
     name: str
     accelerators: tuple[Accelerator, ...]
     source: str
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
-    """failure: what kept it from ending well; empty where nothing did."""
+class Answer:
+    """again: reasons on these pass by themselves. is_whole: the script has said all that it wanted to."""
 
-    out: bytes
-    err: bytes
-    failure: str = ""
+    frameworks: tuple[Framework, ...] = ()
+    again: frozenset[Accelerator] = frozenset()
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """found: all that was known last. by_key: what is believed without a run, by all that it depends on."""
+
+    found: tuple[Framework, ...]
+    by_key: Mapping[str, tuple[Framework, ...]]
 
 
 class FrameworkChecks:
@@ -105,12 +107,16 @@ class FrameworkChecks:
         self.is_fresh = not host.registry.framework_checks
         self._is_stale = asyncio.Event()
         self._by_check: dict[int, tuple[Framework, ...]] = {}
-        self._remembered = _remembered(work_dir / "frameworks.json") if host.registry.framework_checks else None
+        self._kept = _read(work_dir / "frameworks.json") if host.registry.framework_checks else None
+        self._keys: dict[int, str] = {}  # of what a later start may believe
+        self._due: set[int] = set()  # what could not be asked, or will have passed
+        self._stuck: dict[int, int] = {}
+        self._is_start = True
 
     @property
     def is_known(self) -> bool:
         """Whether anything is known without a run: there are no checks, or they ran in an earlier life."""
-        return not self._host.registry.framework_checks or self._remembered is not None
+        return not self._host.registry.framework_checks or self._kept is not None
 
     @property
     def found(self) -> tuple[Framework, ...]:
@@ -118,7 +124,7 @@ class FrameworkChecks:
         known: dict[tuple[str, Accelerator], Framework] = {}
         checks = range(len(self._host.registry.framework_checks))
         fresh = [framework for number in checks for framework in self._by_check.get(number, ())]
-        older = () if len(self._by_check) == len(checks) else self._remembered or ()
+        older = () if len(self._by_check) == len(checks) or self._kept is None else self._kept.found
         for framework in (*fresh, *older):
             known.setdefault((framework.name, framework.accelerator), framework)
         return tuple(known.values())
@@ -129,7 +135,7 @@ class FrameworkChecks:
 
     async def watch(self, facts: Callable[[], WorkerFacts], *, tell: Callable[[], None]) -> None:
         """Until cancelled. What was found before holds until the checks have run anew; ``tell``: as of ``run``. What
-        could not be asked, because a plugin failed, is asked again."""
+        could not be asked, because a plugin failed, is asked again, and so is what passes by itself."""
         tries = 0
         while True:
             if not self.is_fresh:
@@ -141,34 +147,96 @@ class FrameworkChecks:
             except TimeoutError:
                 continue
             self._is_stale.clear()
+            self._due.clear()
             self.is_fresh = False
 
     async def run(self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None) -> None:
-        """All of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""
+        """What is due, else all of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""
         try:
             variables = await self._variables(facts)
         except PluginFault as fault:
             _log.warning("frameworks are not checked: %s", fault.message)
             return
+        variables = {**variables, **seen_devices(facts, self._environment)}
         python = self._python or jobs_python(variables, otherwise=sys.executable)
-        slots = asyncio.Semaphore(_SIDE_BY_SIDE)
-        unasked: list[int] = []
+        numbers = self._due or set(range(len(self._host.registry.framework_checks)))
+        checks = await self._checks(numbers)
+        self._due = numbers - checks.keys()
+        survey = await self._survey(checks.values(), python, variables)
+        # On a device for one process at a time two checks would be in each other's way.
+        is_exclusive = any(device.compute_mode.startswith("exclusive") for device in facts.devices)
+        slots = asyncio.Semaphore(1 if is_exclusive else _SIDE_BY_SIDE)
 
-        async def run(number: int, registered: Registered[FrameworkCheck]) -> None:
+        async def run(number: int, check: _Check) -> None:
             async with slots:
-                try:
-                    self._by_check[number] = await self._run_one(number, registered, python, variables)
-                except PluginFault as fault:  # then it is not even known what it would have been about
-                    _log.warning("%s", fault.message)
-                    unasked.append(number)
+                answer = await self._run_one(number, check, python, variables)
+            self._learn(number, check, answer, facts)
             tell()
 
         async with asyncio.TaskGroup() as group:
-            for number, registered in enumerate(self._host.registry.framework_checks):
-                group.create_task(run(number, registered))
-        self.is_fresh = not unasked
+            for number, check in checks.items():
+                self._keys.pop(number, None)
+                key = _key(check, survey, facts)
+                known = self._kept.by_key.get(key) if key and self._kept is not None and self._is_start else None
+                if survey is not None and check.modules and not survey.has(check.modules):
+                    known = ()
+                if known is None:
+                    if key:
+                        self._keys[number] = key
+                    group.create_task(run(number, check))
+                    continue
+                self._by_check[number] = known
+                if known:
+                    self._keys[number] = key
+        tell()
+        self._is_start = False
+        self.is_fresh = not self._due
         if self.is_fresh or self.found:  # that nothing could be asked is no knowledge of the next start
             await asyncio.to_thread(self._remember)
+
+    def _learn(self, number: int, check: _Check, answer: Answer, facts: WorkerFacts) -> None:
+        before = {(one.name, one.accelerator): one for one in self.found if one.usable}
+        known: list[Framework] = []
+        for one in answer.frameworks:
+            earlier = before.get((one.name, one.accelerator)) if one.accelerator in answer.again else None
+            known.append(earlier if earlier is not None and earlier.version == one.version else one)
+        self._by_check[number] = tuple(known)
+        if answer.again:
+            self._due.add(number)
+        there = {device.kind for device in facts.devices} | {Accelerator.CPU}
+        if Accelerator.MPS in there:
+            there.add(Accelerator.MLX)  # which computes on the same device
+        if answer.again or not answer.is_whole or not all(one.usable for one in known if one.accelerator in there):
+            self._keys.pop(number, None)
+
+    async def _checks(self, numbers: Collection[int]) -> dict[int, _Check]:
+        """By number; without those whose plugin failed."""
+        checks: dict[int, _Check] = {}
+
+        async def ask(number: int) -> None:
+            registered = self._host.registry.framework_checks[number]
+            try:
+                checks[number] = await self._host.acall(
+                    registered, "FrameworkCheck.script", _checked_check, deadline_s=_SCRIPT_DEADLINE_S
+                )
+            except PluginFault as fault:  # then it is not even known what it would have been about
+                _log.warning("%s", fault.message)
+
+        await asyncio.gather(*map(ask, numbers))
+        return dict(sorted(checks.items()))
+
+    async def _survey(self, checks: Collection[_Check], python: str, variables: Mapping[str, str]) -> Survey | None:
+        """None where that can't be found out; then the checks themselves will say why."""
+        modules = {module for check in checks for module in check.modules}
+        if not modules:
+            return None
+        folder = self._work_dir / "checks" / "survey"
+        source = survey_source(modules)
+        ran = await run_script(source, folder, python=python, variables=variables, deadline_s=self._deadline_s)
+        try:
+            return None if ran.failure else read_survey(ran.out)
+        except ValueError:
+            return None
 
     async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
         """Those of a job in the environment that all have who ask for none."""
@@ -181,30 +249,59 @@ class FrameworkChecks:
         builder = self._host.registry.environments[DEFAULT_ENVIRONMENT]
         return await self._host.acall(builder, "EnvironmentBuilder.build", ask, deadline_s=OWN_DEADLINE_S)
 
-    async def _run_one(
-        self, number: int, registered: Registered[FrameworkCheck], python: str, variables: Mapping[str, str]
-    ) -> tuple[Framework, ...]:
-        check = await self._host.acall(
-            registered, "FrameworkCheck.script", _checked_check, deadline_s=_SCRIPT_DEADLINE_S
-        )
+    async def _run_one(self, number: int, check: _Check, python: str, variables: Mapping[str, str]) -> Answer:
+        stuck = self._stuck.get(number)
+        if stuck is not None and is_there(stuck):
+            why = f"its check hangs and can't be ended (process {stuck})"
+            return Answer(_unusable(check, why), frozenset(check.accelerators), is_whole=False)
+        self._stuck.pop(number, None)
         folder = self._work_dir / "checks" / str(number)
         ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=self._deadline_s)
+        if ran.stuck:
+            self._stuck[number] = ran.stuck
         _tell(check.name, ran)
-        if ran.failure:
-            return _unusable(check.name, check.accelerators, ran.failure)
         try:
-            return read_answer(check.name, check.accelerators, ran.out)
+            answer = read_answer(check.name, check.accelerators, ran.out)
         except ValueError as error:
-            return _unusable(check.name, check.accelerators, f"its check can't be understood: {error}")
+            why = ran.failure or f"its check can't be understood: {error}"
+            answer = Answer(_unusable(check, why), is_whole=False)
+        else:
+            if ran.failure:
+                answer = _as_far_as_known(check, answer, ran.failure)
+        if ran.is_late:
+            unknown = frozenset(one.accelerator for one in answer.frameworks if not one.usable)
+            answer = replace(answer, again=answer.again | unknown)
+        return answer
 
     def _remember(self) -> None:
         if not self._host.registry.framework_checks:
             return
-        rows = [[one.name, one.version, str(one.accelerator), one.usable, one.reason] for one in self.found]
+        believed = {key: [*map(_row, self._by_check.get(number, ()))] for number, key in self._keys.items()}
+        rows = {"found": [*map(_row, self.found)], "believed": believed}
         try:
             write_whole(self._work_dir / "frameworks.json", json.dumps(rows).encode())
         except OSError as error:
             _log.warning("what the framework checks found can't be kept: %s", error)
+
+
+def _key(check: _Check, survey: Survey | None, facts: WorkerFacts) -> str:
+    """Of all that its answer depends on; empty where that is not known."""
+    if survey is None or not check.modules:
+        return ""
+    devices = [
+        (device.kind, device.uuid, device.driver, device.runtime, device.state is DeviceState.UNHEALTHY)
+        for device in facts.devices
+    ]
+    return survey.digest(check.modules, check.name, check.accelerators, check.source, sorted(devices))
+
+
+def seen_devices(facts: WorkerFacts, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables by which a check sees what the worker offers; where that is nothing, what the worker sees: then it
+    can say why there is nothing."""
+    offered = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
+    if offered:
+        return device_variables(offered)
+    return {name: environment[name] for name in sorted(DEVICE_VARIABLES) if name in environment}
 
 
 def jobs_python(variables: Mapping[str, str], *, otherwise: str) -> str:
@@ -213,7 +310,7 @@ def jobs_python(variables: Mapping[str, str], *, otherwise: str) -> str:
     return shutil.which("python3", path=path) or shutil.which("python", path=path) or otherwise
 
 
-def read_answer(name: str, accelerators: Sequence[Accelerator], out: bytes) -> tuple[Framework, ...]:
+def read_answer(name: str, accelerators: Sequence[Accelerator], out: bytes) -> Answer:
     """What a script printed on its last line, as ``CheckScript`` says. Raises ValueError for anything else. Pure."""
     lines = [line for line in out.splitlines() if line.strip()]
     if not lines:
@@ -225,90 +322,50 @@ def read_answer(name: str, accelerators: Sequence[Accelerator], out: bytes) -> t
     if not isinstance(answer, dict) or "version" not in answer:
         raise ValueError("its last line is no object with a version")
     version, devices = answer["version"], answer.get("devices", {})
+    is_whole = not answer.get("so_far", False)
     if version is None:
-        return ()
+        return Answer(is_whole=is_whole)
     if not isinstance(devices, dict):
         raise ValueError("devices is no object")
-    version = _text("version", version, limit=_VERSION_LIMIT)
-    unknown = set(devices).difference(accelerators)
+    again, architectures = (_texts(answer, name) for name in ("again", "architectures"))
+    unknown = {*devices, *again}.difference(accelerators)
     if unknown:
         raise ValueError(f"it speaks of {min(unknown)[:40]!r}, which it is not registered for")
+    version = _text("version", version, limit=_VERSION_LIMIT)
+    build = _text("build", answer.get("build", ""), limit=_WORD_LIMIT)
     found: list[Framework] = []
     for accelerator in accelerators:
+        if not is_whole and accelerator not in devices:
+            continue
         reason = _text("a reason", devices.get(accelerator, "its check says nothing of it"), limit=_REASON_LIMIT)
-        found.append(Framework(name, version, accelerator, usable=not reason, reason=reason))
-    return tuple(found)
-
-
-async def run_script(
-    source: str, folder: Path, *, python: str, variables: Mapping[str, str], deadline_s: float = CHECK_DEADLINE_S
-) -> _Ran:
-    """Run it in an empty folder below ``folder``, which goes with it. Never raises but when it is cancelled."""
-    failure = ""
-    try:
-        # Files, not pipes: whoever keeps a pipe open would be waited for, also when all of the session is dead.
-        with await asyncio.to_thread(_prepared, folder, source) as out, open(folder / "err", "w+b") as err:  # noqa: ASYNC230
-            process = await asyncio.create_subprocess_exec(
-                python,
-                "-c",
-                _PRELUDE,
-                str(folder / "run" / "check.py"),
-                cwd=folder / "run",
-                env=dict(variables),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
+        compiled = () if accelerator is Accelerator.CPU else architectures
+        found.append(
+            Framework(
+                name,
+                version,
+                accelerator,
+                usable=not reason,
+                reason=reason,
+                build=build,
+                architectures=compiled,
             )
-            ran = asyncio.ensure_future(process.wait())
-            try:
-                failure = await _watch(ran, (out, err), deadline_s)
-            finally:
-                _kill_session(process.pid)
-                code = await ran
-            ended = _Ran(_tail(out), _tail(err), failure)
-    except OSError as error:
-        return _Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
-    finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-    if not failure and code:
-        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-        said = _said_at_the_end(ended.err) or "it said nothing"
-        return replace(ended, failure=f"its check failed ({ending}): {said}")
-    return ended
+        )
+    return Answer(tuple(found), frozenset(map(Accelerator, again)), is_whole)
 
 
-async def _watch(ran: "asyncio.Future[int]", files: Sequence[IO[bytes]], deadline_s: float) -> str:
-    """Until it has ended, or has to be: then, why."""
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + deadline_s
-    while not ran.done():
-        await asyncio.wait((ran,), timeout=max(0.0, min(_LOOK_S, ends_s - loop.time())))
-        if any(os.fstat(file.fileno()).st_size > _OUTPUT_LIMIT for file in files):
-            return f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB"
-        if not ran.done() and loop.time() >= ends_s:
-            return f"its check did not end within {deadline_s:g} s"
-    return ""
-
-
-def _tail(file: IO[bytes]) -> bytes:
-    size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), _KEPT_BYTES, max(0, size - _KEPT_BYTES))
-
-
-def _prepared(folder: Path, source: str) -> IO[bytes]:
-    """The file for what it prints."""
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "run").mkdir(mode=0o700, parents=True)
-    (folder / "run" / "check.py").write_text(source, encoding="utf-8")
-    return open(folder / "out", "w+b")
-
-
-def _kill_session(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # it has gone, and nobody stayed behind
+def _as_far_as_known(check: _Check, answer: Answer, failure: str) -> Answer:
+    """Of a script that failed. An answer that was meant to be whole is taken back by that; one so far is believed."""
+    if answer.is_whole:
+        return Answer(_unusable(check, failure), is_whole=False)
+    known = {one.accelerator: one for one in answer.frameworks}
+    version = next((one.version for one in answer.frameworks), "")
+    build = next((one.build for one in answer.frameworks), "")
+    rest = {
+        one.accelerator: replace(one, version=version, build=build)
+        for one in _unusable(check, failure)
+        if one.accelerator not in known
+    }
+    return replace(answer, frameworks=tuple({**known, **rest}[accelerator] for accelerator in check.accelerators))
 
 
 def _checked_check(check: FrameworkCheck) -> _Check:
@@ -318,13 +375,19 @@ def _checked_check(check: FrameworkCheck) -> _Check:
     accelerators = list_of(Accelerator, check.accelerators, at_most=len(Accelerator))
     if Accelerator.ANY in accelerators:
         raise ValueError("any is no accelerator to compute on")
-    source = checked_text("source", instance_of(CheckScript, check.script()).source, at_most=_SCRIPT_LIMIT)
-    return _Check(str(name), tuple(dict.fromkeys(accelerators)), source)
+    script = instance_of(CheckScript, check.script())
+    source = checked_text("source", script.source, at_most=_SCRIPT_LIMIT)
+    modules = list_of(str, script.modules, at_most=_MODULES_LIMIT)
+    if not all(module.isidentifier() for module in modules):
+        raise ValueError("modules are named as torch is, without dots")
+    return _Check(str(name), tuple(dict.fromkeys(accelerators)), source, tuple(modules))
 
 
-def _unusable(name: str, accelerators: Sequence[Accelerator], reason: str) -> tuple[Framework, ...]:
+def _unusable(check: _Check, reason: str) -> tuple[Framework, ...]:
     text = _cut(reason, _REASON_LIMIT)
-    return tuple(Framework(name, "", accelerator, usable=False, reason=text) for accelerator in accelerators)
+    return tuple(
+        Framework(check.name, "", accelerator, usable=False, reason=text) for accelerator in check.accelerators
+    )
 
 
 def _text(name: str, value: object, *, limit: int) -> str:
@@ -334,7 +397,15 @@ def _text(name: str, value: object, *, limit: int) -> str:
         raise ValueError(f"{name} is no text") from None
 
 
-def _tell(name: str, ran: _Ran) -> None:
+def _texts(answer: Mapping[str, object], name: str) -> tuple[str, ...]:
+    try:
+        found = list_of(str, answer.get(name, []), at_most=MAX_ARCHITECTURES)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is no short list of texts") from None
+    return tuple(_text(name, one, limit=_WORD_LIMIT) for one in found)
+
+
+def _tell(name: str, ran: Ran) -> None:
     if ran.failure:
         _log.warning("%s is unusable here: %s", name, ran.failure)
     said = b"\n".join(part.strip() for part in (ran.out, ran.err) if part.strip())
@@ -342,28 +413,37 @@ def _tell(name: str, ran: _Ran) -> None:
         _log.debug("check of %s:\n%s", name, said[-_TOLD_BYTES:].decode(errors="replace"))
 
 
-def _said_at_the_end(err: bytes) -> str:
-    lines = [line.strip() for line in err.decode(errors="replace").replace("\0", "").splitlines() if line.strip()]
-    return _cut(lines[-1], _REASON_LIMIT // 2) if lines else ""
-
-
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _remembered(path: Path) -> tuple[Framework, ...] | None:
+def _row(one: Framework) -> list[object]:
+    accelerator, architectures = str(one.accelerator), list(one.architectures)
+    return [one.name, one.version, accelerator, one.usable, one.reason, one.build, architectures]
+
+
+def _framework(row: Sequence[object]) -> Framework:
+    """Raises TypeError and ValueError for what is none."""
+    name, version, accelerator, usable, reason, build, architectures = row
+    return Framework(
+        checked_text("name", name),
+        checked_text("version", version),
+        Accelerator(instance_of(str, accelerator)),
+        usable=instance_of(bool, usable),
+        reason=checked_text("reason", reason),
+        build=checked_text("build", build),
+        architectures=tuple(list_of(str, architectures, at_most=MAX_ARCHITECTURES)),
+    )
+
+
+def _read(path: Path) -> _Kept | None:
     """None where no check has ended here yet."""
     try:
-        rows = json.loads(path.read_bytes())
-        return tuple(
-            Framework(
-                checked_text("name", name),
-                checked_text("version", version),
-                Accelerator(accelerator),
-                usable=instance_of(bool, usable),
-                reason=checked_text("reason", reason),
-            )
-            for name, version, accelerator, usable, reason in rows
+        rows = instance_of(dict, json.loads(path.read_bytes()))
+        believed = instance_of(dict, rows["believed"])
+        return _Kept(
+            tuple(map(_framework, rows["found"])),
+            {str(key): tuple(map(_framework, found)) for key, found in believed.items()},
         )
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, LookupError):
         return None

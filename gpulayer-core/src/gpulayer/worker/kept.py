@@ -109,7 +109,8 @@ def _device(fields: dict[str, Any]) -> Device:
 
 
 def _framework(fields: dict[str, Any]) -> Framework:
-    return Framework(**{**fields, "accelerator": Accelerator(fields["accelerator"])})
+    accelerator, architectures = Accelerator(fields["accelerator"]), tuple(fields["architectures"])
+    return Framework(**{**fields, "accelerator": accelerator, "architectures": architectures})
 
 
 def _pairs(rows: Sequence[Sequence[object]]) -> tuple[tuple[Any, Any], ...]:

@@ -12,6 +12,7 @@ BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
         "apple": "gpulayer.plugins.builtin.apple",
         "cloud": "gpulayer.plugins.builtin.cloud",
         "file": "gpulayer.plugins.builtin.file",
+        "frameworks": "gpulayer.plugins.builtin.frameworks",
         "host": "gpulayer.plugins.builtin.host",
         "intel": "gpulayer.plugins.builtin.intel",
         "nvidia": "gpulayer.plugins.builtin.nvidia",

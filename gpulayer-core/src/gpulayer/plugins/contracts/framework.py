@@ -17,10 +17,21 @@ class CheckScript:
     It prints one JSON object on its last line: ``{"version": "2.4.0", "devices": {"cuda": "", "cpu": "why not"}}``: by
     accelerator, empty text where it computed there and read the right answer back, else the reason in the library's own
     words; it exits with 0. A framework that is not installed prints ``{"version": null}``. All else that it prints goes
-    to the log. It runs in an empty folder, with the variables that a job in the ``system`` environment gets.
+    to the log. It runs in an empty folder, with the variables that a job in the ``system`` environment gets, and sees
+    the devices that the worker offers.
+
+    It may add ``"build": "cuda 12.6"``: what the framework was built for; ``"architectures": ["sm_90"]``: of devices,
+    compiled in; and ``"again": ["cuda"]``: these reasons pass by themselves, as when another process holds a device, so
+    that the check runs again soon, and what was found before stands until then. ``"so_far": true`` marks an answer
+    before the last: where the program dies or is killed later, what it says of accelerators is believed.
+
+    modules: those without which the framework is not installed. Where one can't be found the script is not run, and
+    where it has computed on all that is there, a later start of the worker believes that, as long as Python, its
+    packages, the devices and their drivers are the same. Empty: it runs at each start.
     """
 
     source: str
+    modules: tuple[str, ...] = ()
 
 
 @runtime_checkable

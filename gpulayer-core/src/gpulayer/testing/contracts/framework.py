@@ -45,6 +45,11 @@ class FrameworkCheckContract(SharedContract):
         assert isinstance(script, CheckScript), f"script gave a {type(script).__name__}"
         assert within(self.deadline_s, ask) == script, "another script at the second call"
 
+    def test_it_names_whole_modules(self, ask: Ask) -> None:
+        modules = within(self.deadline_s, ask).modules
+        assert isinstance(modules, tuple)
+        assert all(isinstance(one, str) and one.isidentifier() for one in modules), "a module is named as torch is"
+
     def test_its_script_is_for_python_3_9(self, ask: Ask) -> None:
         ast.parse(within(self.deadline_s, ask).source, feature_version=(3, 9))
 
@@ -58,9 +63,15 @@ class FrameworkCheckContract(SharedContract):
         if found["version"] is None:
             return
         assert isinstance(found["version"], str)
+        known = {str(one) for one in check.accelerators}
         for accelerator, reason in found["devices"].items():
-            assert accelerator in {str(one) for one in check.accelerators}, f"it never said that it knows {accelerator}"
+            assert accelerator in known, f"it never said that it knows {accelerator}"
             assert isinstance(reason, str), "empty text where it computed, else the reason"
+        assert not found.get("so_far"), "its last answer is whole"
+        assert isinstance(found.get("build", ""), str)
+        assert all(isinstance(one, str) for one in found.get("architectures", []))
+        failed = {accelerator for accelerator, reason in found["devices"].items() if reason}
+        assert set(found.get("again", [])) <= failed, "only what failed is asked again"
 
 
 def _printed(script: CheckScript, *flags: str) -> dict[str, Any]:
