@@ -48,6 +48,18 @@ def test_a_job_without_retries_is_lost_with_its_host():
     assert story(Fault(Trouble.SPOT_LOST, 30_000, 0, 1_000), retries=0, keep_for_ms=40_000).states == {"lost": 1}
 
 
+def test_an_agent_that_waited_for_its_spawner_lends_what_its_machine_has_by_then():
+    """It looked at its machine when it began to wait, and its probe was wrong."""
+    faults = (
+        Fault(Trouble.AGENT_AND_SPAWNER_STOP, 10_000, 0, 80_000),
+        Fault(Trouble.AGENT_DIES, 20_000, 0, 4_000),
+        Fault(Trouble.PROBE_LIES, 20_000, 0, 10_000, 1),
+    )
+    jobs = tuple(JobPlan(number, 120_000 + number, run_ms=1_000) for number in range(8))
+    for seed in range(6):  # what it lies is drawn
+        play(Scenario(seed, hosts=(HostPlan(0),), jobs=jobs, faults=faults, noise=QUIET, trouble_ms=200_000))
+
+
 def test_every_kind_of_fault_is_drawn():
     assert {fault.kind for seed in range(60) for fault in Scenario.of_seed(seed).faults} == set(Trouble)
 

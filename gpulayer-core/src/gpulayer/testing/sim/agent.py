@@ -64,6 +64,9 @@ class SimAgent:
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
     def __post_init__(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
         facts = self.host.facts
         self.state = protocol.AgentState(
             cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources, has_new_facts=True
@@ -77,6 +80,7 @@ class SimAgent:
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
         host = self.host
+        self._look()  # again: the spawner may have kept it waiting
         self.is_begun = True
         self.incarnation = host.plane.incarnation
         if host.disk.contact_ms is None:
