@@ -55,7 +55,7 @@ def test_an_agent_that_waited_for_its_spawner_lends_what_its_machine_has_by_then
         Fault(Trouble.AGENT_DIES, 20_000, 0, 4_000),
         Fault(Trouble.PROBE_LIES, 20_000, 0, 10_000, 1),
     )
-    jobs = tuple(JobPlan(number, 120_000 + number, run_ms=1_000) for number in range(8))
+    jobs = tuple(JobPlan(number, 120_000 + 7 * number, run_ms=400 + 37 * number) for number in range(12))
     for seed in range(6):  # what it lies is drawn
         play(Scenario(seed, hosts=(HostPlan(0),), jobs=jobs, faults=faults, noise=QUIET, trouble_ms=200_000))
 
