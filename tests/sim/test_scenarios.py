@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.testing.sim import Fault, HostPlan, JobPlan, Noise, Scenario, Trouble, play
+from gpulayer.testing.sim import Fault, HostPlan, JobPlan, Noise, Scenario, Shape, Trouble, play
 from gpulayer.testing.sim.scenario import HOST_TROUBLES, PLANE_TROUBLES
 
 QUIET = Noise(loss=0.0, doubling=0.0, stall=0.0, commit_failure=0.0)
@@ -42,6 +42,23 @@ def test_whatever_happens_to_the_control_plane_no_job_is_run_again(kind, lasts_m
 def test_a_machine_that_a_provider_made_without_saying_so_works_and_is_given_back(kind):
     report = story(Fault(kind, 10, None, 200_000, amount=3))
     assert (report.states, report.kinds) == ({"succeeded": 1}, {kind.value: 3})
+
+
+@pytest.mark.parametrize("lasts_ms", [20_000, 60_000])
+def test_a_worker_that_is_drained_while_the_control_plane_is_away_is_resumed_after_that(lasts_ms):
+    """A person asks for the one, and when that is done for the other."""
+    away = Fault(Trouble.PLANE_LOSES_POWER, 28_000, None, 33_000)
+    jobs = (JobPlan(1, at_ms=120_000),)
+    for seed in range(5):
+        faults = (away, Fault(Trouble.DRAINED, 29_000, 0, lasts_ms))
+        hosts = (HostPlan(0, joins_ms=100),)
+        scenario = Scenario(seed, hosts=hosts, jobs=jobs, faults=faults, noise=QUIET, trouble_ms=300_000)
+        assert play(scenario).states == {"succeeded": 1}
+
+
+def test_where_a_message_takes_seconds_no_rule_is_taken_for_broken():
+    drawn = [Scenario.of_seed(seed, Shape(workers=2, trouble_ms=200_000, trouble=2)) for seed in range(910018, 910024)]
+    assert sum(play(replace(scenario, noise=Noise(mean_ms=2_000.0))).judged for scenario in drawn)
 
 
 def test_a_job_without_retries_is_lost_with_its_host():

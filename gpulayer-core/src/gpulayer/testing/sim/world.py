@@ -112,7 +112,7 @@ def play(
         story = Story()
     clock = Clockwork(scenario.seed, story=story)
     network = Network(clock, scenario.noise)
-    guard = Guard(clock)
+    guard = Guard(clock, scenario.noise.mean_ms)
     plane = SimPlane(
         clock,
         Timepiece(clock, scenario.rate),
@@ -341,8 +341,7 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             world.network.half_open(host.id)
         case Trouble.DRAINED:
             _count(world, host, fault)
-            _drain(world, host, is_drained=True)
-            world.clock.after(lasts_ms, lambda: _drain(world, host, is_drained=False))
+            _drain(world, host, lasts_ms)
         case Trouble.REMOVED:
             _count(world, host, fault)
             _until_done(world, lambda at: WorkerRemoved(at, host.id))
@@ -370,12 +369,20 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             assert_never(fault.kind)
 
 
-def _drain(world: _World, host: SimHost, *, is_drained: bool) -> None:
-    kind = DrainRequested if is_drained else WorkerResumed
-    _until_done(world, lambda at: kind(at, host.id))
+def _drain(world: _World, host: SimHost, lasts_ms: int) -> None:
+    """For so long, or until it has been: nobody asks for the end of what has not begun."""
+    ends_ms = world.clock.now_ms + lasts_ms
+
+    def resume() -> None:
+        _until_done(world, lambda at: WorkerResumed(at, host.id))
+
+    def drained() -> None:
+        world.clock.after(ends_ms - world.clock.now_ms, resume)
+
+    _until_done(world, lambda at: DrainRequested(at, host.id), drained)
 
 
-def _until_done(world: _World, make: Callable[[Instant], Event]) -> None:
+def _until_done(world: _World, make: Callable[[Instant], Event], then: Callable[[], None] = lambda: None) -> None:
     """A person asks until it is done."""
 
     def ask() -> None:
@@ -383,7 +390,9 @@ def _until_done(world: _World, make: Callable[[Instant], Event]) -> None:
 
         def answered(effects: object) -> None:
             nonlocal is_done
-            is_done = effects is not None
+            was_done, is_done = is_done, is_done or effects is not None
+            if is_done and not was_done:
+                then()
 
         world.plane.arrive(lambda: world.plane.handle(make, answered))
         world.clock.after(ASKED_AGAIN_MS, lambda: None if is_done else ask())
