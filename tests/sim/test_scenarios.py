@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.testing.sim import Fault, HostPlan, JobPlan, Noise, Scenario, Shape, Trouble, play
+from gpulayer.testing.sim import Fault, HostPlan, JobPlan, Noise, Scenario, Shape, Trouble, Violation, play
+from gpulayer.testing.sim.mutants import planted
 from gpulayer.testing.sim.scenario import HOST_TROUBLES, PLANE_TROUBLES
 
 QUIET = Noise(loss=0.0, doubling=0.0, stall=0.0, commit_failure=0.0)
@@ -63,6 +64,15 @@ def test_where_a_message_takes_seconds_no_rule_is_taken_for_broken():
 
 def test_a_job_without_retries_is_lost_with_its_host():
     assert story(Fault(Trouble.SPOT_LOST, 30_000, 0, 1_000), retries=0, keep_for_ms=40_000).states == {"lost": 1}
+
+
+def test_an_exclusive_job_whose_workers_folder_was_copied_waits_until_the_original_must_have_ended_it():
+    """In the simulated world a machine that is cut off works on, as its copy can't know."""
+    copied = Fault(Trouble.COPIED, 30_000, 0, 60_000)
+    report = story(copied, exclusive=True)
+    assert (report.states, report.attempts) == ({"succeeded": 1}, 2)
+    with planted("start_anew_believed"), pytest.raises(Violation, match="starts on w[01].* while it runs on w0"):
+        story(copied, exclusive=True)
 
 
 def test_every_kind_of_fault_is_drawn():

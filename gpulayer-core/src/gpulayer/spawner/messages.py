@@ -69,7 +69,8 @@ class ExitRecord:
     log_bytes: size of the spool file, as far as its writer knows. log_complete: all that was written is in it.
     err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
     did not let in, or a disk that stayed full. unwritten_bytes: of them, for each stream, those that no line in its
-    spool tells of. cut_bytes: of what was in the spools somebody else has cut so much off. oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
+    spool tells of. cut_bytes: of what was in the spools somebody else has cut so much off.
+    oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
     memory_peak_bytes: the most that the tree used; None: not known. ran_ms: from its start to the end of the main
     process; None: not known.
     cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the

@@ -29,7 +29,8 @@ VOID_MS: Final = 10_000  # so long after its worker was told what is void is dea
 
 @dataclass(slots=True)
 class Guard:
-    """message_ms: what one takes on average. ``hosts``: all that ever were. judged: how often the end of a cancelled job was asked for, and not excused."""
+    """message_ms: what one takes on average. ``hosts``: all that ever were. judged: how often the end of a cancelled
+    job was asked for, and not excused."""
 
     clock: Clockwork
     message_ms: float = 0.0
@@ -104,7 +105,7 @@ class Guard:
 
     def given_up(self, worker: WorkerId, epoch: Epoch) -> None:
         """The control plane says that its worker must have ended it by now: where an agent sees to that, it has."""
-        host = next(host for host in self.hosts if host.id == worker)
+        host = next(host for host in self.hosts if host.id == worker and host.has_seat)
         if not host.is_whole or any(self.clock.now_ms < ms + AWAKE_MS for ms in host.went_on_ms.values()):
             return
         for process in host.spawner.alive:
