@@ -177,6 +177,8 @@ def _life_of_a_disk(rng: Random, tally: Tally, cuts: int, most: int) -> None:
         _make(rng, store)
         stream = Stream(rng, store)
         for _ in range(cuts):
+            if rng.random() < 0.5:
+                tally.faults += _fail_one_sync(rng, store, stream)
             for _ in range(rng.randrange(1, most + 1)):
                 for _ in range(rng.choice((1, 1, 3, 30))):
                     stream.turn()
@@ -202,6 +204,23 @@ def _make(rng: Random, store: SqliteStore) -> None:
         store.die()
         store.open()
     store.heal()
+
+
+def _fail_one_sync(rng: Random, store: SqliteStore, stream: Stream) -> bool:
+    """At the first commit after a start: one of its syncs is that of the name of SQLite's log, and SQLite does not look
+    whether it worked. Whether anything failed by it."""
+    store.disk.inject(DiskFault(DiskOp.SYNC, at=rng.randrange(1, 5)))
+    try:
+        stream.turn()
+        stream.commit()
+        has_failed = store.must_exit
+    except StorageUnavailable:
+        has_failed = True
+    if has_failed:
+        _go_on(store)
+        stream.reload()
+    store.heal()
+    return has_failed
 
 
 def _fail_for_a_while(rng: Random, store: SqliteStore, stream: Stream) -> bool:
