@@ -71,7 +71,7 @@ def test_an_exclusive_job_whose_workers_folder_was_copied_waits_until_the_origin
     copied = Fault(Trouble.COPIED, 30_000, 0, 60_000)
     report = story(copied, exclusive=True)
     assert (report.states, report.attempts) == ({"succeeded": 1}, 2)
-    with planted("start_anew_believed"), pytest.raises(Violation, match="starts on w[01].* while it runs on w0"):
+    with planted("start_anew_believed"), pytest.raises(Violation, match=r"starts on w[01].* while it runs on w0"):
         story(copied, exclusive=True)
 
 
