@@ -242,6 +242,29 @@ def test_what_is_gone_from_the_spool_before_it_was_sent_is_told(tmp_path, wreck,
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_spool_that_can_not_be_read_is_told_when_its_program_has_ended_and_not_before(tmp_path, is_masked):
+    async def main():
+        async def masks():
+            return Masks(["secret"])
+
+        site = LaunchSite(tmp_path, tmp_path, tmp_path / "log", tmp_path / "exit.json")
+        site.log_path.mkdir()
+        key = NodeKey(Epoch(1), 0)
+        logs = AttemptLogs(Shelf(), key, site, is_resumed=False, masks=masks if is_masked else None)
+        task = asyncio.create_task(logs.run())
+        logs.grown()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not task.done()
+        logs.drain(Written((4, 0)))
+        (told,) = await asyncio.wait_for(task, 10)
+        assert "Is a directory" in told
+        assert streams_not_whole(told) == (LogStream.STDOUT,)
+
+    asyncio.run(main())
+
+
 def test_split_streams_go_their_own_ways_and_end_together(tmp_path):
     shelf = TwoShelves()
     assert both(tmp_path, shelf) == ()

@@ -101,8 +101,8 @@ class AttemptLogs:
             path.unlink(missing_ok=True)
 
     async def run(self) -> tuple[str, ...]:
-        """Returns, once they are drained, a line of evidence for each stream that was refused for good, or has lost
-        something here; the other one comes home all the same. Raises StaleAttempt."""
+        """Returns, once they are drained, a line of evidence for each stream that was refused for good, can't be read or
+        has lost something here; the other one comes home all the same. Raises StaleAttempt."""
         failed: list[str] = []
         if self._masks is not None:
             try:
@@ -125,6 +125,8 @@ class AttemptLogs:
                 raise
             except GpulayerError as error:
                 failed.append(not_whole(error.message, stream=uploader.stream))
+            except OSError as error:  # the spool can't be read, or is no file any more
+                failed.append(not_whole(str(error), stream=uploader.stream))
             else:
                 if uploader.missing:
                     why = f"{uploader.missing} bytes were gone from the worker's disk before they had been sent"
