@@ -50,7 +50,7 @@ def test_a_worker_comes_back_to_a_restored_control_plane_and_its_job_runs_again(
         story.state.rename(tmp_path / "lost")
         restored = story.run("restore", str(backup))
         assert restored.code == 0, restored.err
-        assert "1 attempt of then ended as lost" in restored.err
+        assert "1 attempt that ran when the backup was made is lost" in restored.err
         assert story.run(*up).code == 0
         record = story.run("job", "wait", job, "--timeout", "60s", "--json").json
         assert record["state"] == "succeeded", record
@@ -97,7 +97,7 @@ def test_a_damaged_store_is_named_by_up_submit_and_doctor_and_restored(story, tm
     assert b"FAIL" in doctor.out
     assert b"is damaged" in doctor.out
     assert b"none starts on such a store" in doctor.out
-    assert b"the next submit starts one" not in doctor.out
+    assert b"starts it" not in doctor.out
     assert b"gpulayer doctor" not in doctor.out, "it is what was asked"
     assert b"***" not in doctor.out
     refused = story.run("backup", "another")
@@ -110,6 +110,10 @@ def test_a_damaged_store_is_named_by_up_submit_and_doctor_and_restored(story, tm
     here = story.run("restore", "kept")
     assert here.code == 0
     assert here.err.endswith("before you start this one: gpulayer up\n"), "this user's own"
+    refused = story.run("job", "list")
+    assert (refused.code, "was restored from a backup" in refused.err) == (2, True), "a look starts none"
+    assert b"is not started yet: gpulayer up" in story.run("status").out
+    assert story.run("up", "--detach", "--host", "127.0.0.1", "--port", "0").code == 0
     jobs = story.run("job", "list", "--json").json["jobs"]
     assert [job["state"] for job in jobs] == ["succeeded"]
     assert story.run("submit", "--", "echo", "again").out == b"again\n"

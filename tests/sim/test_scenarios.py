@@ -75,6 +75,18 @@ def test_an_exclusive_job_whose_workers_folder_was_copied_waits_until_the_origin
         story(copied, exclusive=True)
 
 
+def test_an_agent_that_waited_for_its_spawner_lends_what_its_machine_has_by_then():
+    """It looked at its machine when it began to wait, and its probe was wrong."""
+    faults = (
+        Fault(Trouble.AGENT_AND_SPAWNER_STOP, 10_000, 0, 80_000),
+        Fault(Trouble.AGENT_DIES, 20_000, 0, 4_000),
+        Fault(Trouble.PROBE_LIES, 20_000, 0, 10_000, 1),
+    )
+    jobs = tuple(JobPlan(number, 120_000 + 7 * number, run_ms=400 + 37 * number) for number in range(12))
+    for seed in range(6):  # what it lies is drawn
+        play(Scenario(seed, hosts=(HostPlan(0),), jobs=jobs, faults=faults, noise=QUIET, trouble_ms=200_000))
+
+
 def test_every_kind_of_fault_is_drawn():
     assert {fault.kind for seed in range(60) for fault in Scenario.of_seed(seed).faults} == set(Trouble)
 

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.testing.sim import Shape, Violation, run
 from gpulayer.testing.sim.__main__ import main
 from gpulayer.testing.sim.mutants import MUTANTS, UNSEEN, Mutant, StaleMutant, planted
+from gpulayer.testing.sim.promises import PROMISES
 from gpulayer.testing.sim.replay import written
 from gpulayer.testing.sim.scenario import Scenario
 from tests.soak.simulation import find_mutant
@@ -112,22 +115,24 @@ def test_a_planted_fault_that_breaks_the_program_and_no_rule_is_no_find(monkeypa
 def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
     """Of 40 jobs and some 90 faults a handful is left, and the line that is printed plays it again."""
     assert main(["--seed", "0", "--mutant", "wall_clock_decides", "--minimise-s", "300"]) == 1
-    told = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    told = printed.out.splitlines()
+    told = told[: next(at for at, line in enumerate(told) if line.startswith("faults: "))]
     assert told[0] == "seed 0 breaks a rule"
-    line = {name: text.strip() for name, _, text in (line.partition(":") for line in told[1:7])}
+    line = {name: text.strip() for name, _, text in (line.partition(":") for line in told)}
     assert line["planted"] == MUTANTS["wall_clock_decides"].text
-    assert "is taken for lost" in line["rule"]
-    machines, jobs, faults = (int(part) for part in re.findall(r"(\d+) \w+", line["left"])[:3])
-    assert machines <= 1
-    assert jobs <= 1
-    assert faults <= 1
+    assert line["broken"] == f"promise 11: {PROMISES[11]}"
+    (by,) = re.findall(r"^ +by this, at ([\d.]+ s): (w\d is taken for silent, and was heard [\d.]+ s ago.*)$", told[3])
+    assert told[-1].split("  ", 1)[1].strip() == f"{by[0]}  BROKEN: {by[1]}", "the last line has time and rule, too"
+    assert re.match(r"1 machine, (no jobs|1 job) and (no planned faults|1 planned fault), of 3 machines", line["left"])
     assert len(told) < 40
     argv = shlex.split(line["again"])
     assert argv[:3] == ["python", "-m", "gpulayer.testing.sim"]
     assert main([*argv[3:], "--minimise-s", "0"]) == 1
-    again = capsys.readouterr().err.splitlines()
-    assert again[1:3] == told[1:3]
-    assert again[told.index("story:") :] == told[told.index("story:") :], "to the last line"
+    again = capsys.readouterr().out.splitlines()
+    assert again[1:4] == told[1:4]
+    assert again[told.index("story:") : len(told)] == told[told.index("story:") :], "to the last line"
 
 
 def test_a_story_is_told_on_request(capsys):
@@ -153,13 +158,13 @@ def test_the_rule_and_the_story_call_a_job_by_the_same_number(capsys):
     for seed in range(20):
         code = main(["--seed", str(seed), "--mutant", "told_is_taken", "--minimise-s", "0", "--trace=all"])
         told = capsys.readouterr()
-        if "never finished" in told.err:
+        if "never finished" in told.out:
             break
     assert code == 1
-    assert not re.search(r"\b0{8}[0-9a-f]{8}\b", told.err)
-    (job,) = set(re.findall(r"job (\d+) never finished", told.err))
-    assert f"job {job} is submitted" in told.err
-    assert "JobImage" not in told.err
+    assert not re.search(r"\b0{8}[0-9a-f]{8}\b", told.out)
+    (job,) = set(re.findall(r"job (\d+) never finished", told.out))
+    assert f"job {job} is submitted" in told.out
+    assert "JobImage" not in told.out
     steps, faults = (int(part) for part in re.search(r"1 run, (\d+) steps, (\d+) faults, 1 failed", told.out).groups())
     assert steps > 0 < faults, "those of a world that fails count"
     assert told.out.splitlines()[-1] == f"failed: seed {seed}"
@@ -177,6 +182,10 @@ def test_the_rule_and_the_story_call_a_job_by_the_same_number(capsys):
         (["--minimise-s", "soon"], "a whole number"),
         (["--mutant", "told_is_takn"], "there is no 'told_is_takn'; --mutants lists all"),
         (["--replay", ""], "is a directory"),
+        (["--replay", "{"], "that is no scenario as the line 'again:' has one"),
+        (["--replay", "{}"], "no hosts and no jobs"),
+        (["--replay", "/no/such/file"], "/no/such/file can't be read: no such file or directory"),
+        (["--seed", "1", "--seeds", "0:2"], "not allowed with argument"),
     ],
 )
 def test_an_argument_that_makes_no_sense_passes_nothing(argv, why, capsys):
@@ -195,6 +204,40 @@ def test_a_world_without_jobs_ends_with_a_whole_sentence(capsys):
 
 def test_the_faults_that_can_be_planted_are_listed(capsys):
     assert main(["--mutants"]) == 0
-    listed = capsys.readouterr().out
+    *listed, counts = capsys.readouterr().out.splitlines()
     assert "no_fence                     The control plane never says that an attempt is void." in listed
-    assert len(listed.splitlines()) == len(MUTANTS) + len(UNSEEN)
+    assert len(listed) == len(MUTANTS) + len(UNSEEN)
+    assert counts == f"{len(MUTANTS)} of {len(listed)} are noticed, {len(UNSEEN)} are not, or hardly ever"
+    assert sum(" (not counted on: " in line for line in listed) == len(UNSEEN)
+
+
+def test_whoever_is_not_counted_on_has_a_reason_and_nobody_else():
+    assert all(mutant.unseen for mutant in UNSEEN.values())
+    assert not any(mutant.unseen for mutant in MUTANTS.values())
+
+
+def test_the_first_seed_that_notices_a_planted_fault_is_looked_for(capsys):
+    assert main(["--mutant", "told_is_taken", "--minimise-s", "0"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert sum(line.endswith("breaks a rule") for line in told) == 1
+    first = int(told[-1].removeprefix("failed: seed "))
+    assert told[-2].startswith(f"{first + 1} run"), "from 0 on, and none after it"
+
+
+def test_a_planted_fault_that_is_not_noticed_is_told_with_where_to_look(capsys):
+    assert main(["--mutant", "no_hold", "--seeds", "0:2", "--jobs", "2"]) == 0
+    *_, said, more = capsys.readouterr().out.splitlines()
+    assert said == "no_hold was not noticed in 2 fleets"
+    assert "--mutant no_hold --seeds 0:1000 " in more
+    assert main(["--mutant", "ends_unwritten", "--seed", "0", "--jobs", "2"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("ends_unwritten was not noticed in 1 fleet, and is not counted on: ")
+
+
+def test_a_reader_that_goes_away_ends_it_quietly():
+    line = f"{shlex.quote(sys.executable)} -m gpulayer.testing.sim --seed 5 --jobs 20 --trace=all"
+    shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -n 3; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 4
+    assert done.stdout.splitlines()[-1] == "141"

@@ -18,27 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from gpulayer.testing.sim.promises import PROMISES
+
 __all__ = ["PROMISES", "Hung", "Proof", "Prove", "Row", "Say", "Tally", "carry_out", "found_proofs", "table"]
 
 WIDTH: Final = 100
 UNIT: Final = 7
-
-PROMISES: Final[dict[int, str]] = {
-    1: "What was answered with success survives kill -9 and power loss",
-    2: "A device never has two live process trees",
-    3: "An --exclusive job runs on one worker at a time; nothing stale is accepted",
-    4: "At least once (--retries 0: at most once); one result; terminal is final",
-    5: "The same idempotency key is the same job",
-    6: "An outage of the control plane stops no job",
-    7: "Gangs start all or none",
-    8: "A cancel ends in one terminal state, in time",
-    9: "A full disk or a failed fsync refuses new work and corrupts nothing",
-    10: "Wall clocks never decide who owns what",
-    11: "1,000 workers are heard in time, and none is lost falsely",
-    12: "A restored backup never revives old leases",
-    13: "Memory and descriptors stay flat, and nothing gets stuck",
-    14: "This harness finds bugs that are planted",
-}
 LATER: Final = {7: "with Launch"}
 REST: Final = 0  # proofs of nothing in PROMISES: long runs of other tests
 
@@ -192,7 +177,7 @@ def _notes(rows: Sequence[Row], scale: float) -> list[str]:
     if any(row.proof.is_shared for row in rows):
         notes.append("* one set of fleets serves every such row; a fleet that breaks any rule counts in each of them")
     if any(row.tally is not None and row.tally.mutants is not None for row in rows):
-        notes.append("planted: of the faults planted in the product's code, so many were noticed")
+        notes.append("planted: of the faults planted in the product's code to break this promise so many were noticed")
         if scale < 1:
             notes.append(
                 f"         (at {scale:g} each has few worlds to be noticed in; at full scale a miss is a violation)"

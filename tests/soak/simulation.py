@@ -109,7 +109,7 @@ class _Simulation:
         searches = self.searches(runs, seed, say)
         stale = _stale(searches)
         missed = [
-            f"{one.name} was not noticed in {one.tried:,} worlds"
+            f"{one.name} was not noticed in {one.tried:,} worlds\n{_again(one, seed)}"
             for one in searches
             if one.seed is None and not one.is_stale
         ]
@@ -148,6 +148,11 @@ class _Simulation:
             sum(one.runs for one in done), sum(one.faults for one in done), broken, judged
         )
         return self._worlds[runs, seed]
+
+
+def _again(search: Search, seed: int) -> str:
+    seeds = _seeds(search.tried, seed)
+    return f"again: python -m gpulayer.testing.sim --mutant {search.name} --seeds {seeds.start}:{seeds.stop}"
 
 
 def _stale(searches: Iterable[Search]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.testing.sim import Report, Violation
+from gpulayer.testing.sim.mutants import MUTANTS
 from tests.soak import rest, simulation
 from tests.soak.__main__ import main
 from tests.soak.frame import PROMISES, UNIT, WIDTH, Proof, Row, Tally, carry_out, found_proofs, table
@@ -191,6 +192,18 @@ def test_the_page_shows_the_table_that_is_printed():
 
     assert without_numbers(shown[3].splitlines()) == without_numbers(printed)
     assert shown[3].splitlines()[0] == printed[0]
+    assert shown[3].splitlines()[-2:] == printed[-2:]
+
+
+def test_the_numbers_of_fleets_on_the_page_are_those_of_this_version():
+    """Where they are not any more, the table that is printed belongs there."""
+    page = (Path(__file__).parents[2] / "docs/proofs.md").read_text(encoding="utf-8")
+    fleets = r"^ {6}simulated fleets, .*? \* +(\d+) fleets +([\d,]+) +0 +\d+ of (\d+) "
+    shown = re.findall(fleets, page, re.MULTILINE)
+    there = [sum(mutant.promise == promise for mutant in MUTANTS.values()) for promise in (1, 2, 3)]
+    assert [int(planted) for *_, planted in shown] == there
+    worlds = simulation.try_seeds(range(1_000_000, 1_000_000 + int(shown[0][0])))
+    assert {faults for _, faults, _ in shown} == {f"{worlds.faults:,}"}
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf", "much"])

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from gpulayer.cli import backup as command
+from gpulayer.errors import StorageUnavailable
 from gpulayer.server.store import Store
 
 
@@ -92,6 +93,21 @@ def test_what_names_no_file_is_refused(cli, state, tmp_path, file):
     said = cli("backup", file, "--state", str(state))
     assert (said.code, "is not the name of a file" in said.err) == (2, True)
     assert names(tmp_path) == set()
+
+
+def test_a_folder_that_is_not_there_is_named_as_it_was_given(cli, state, tmp_path):
+    said = cli("backup", tmp_path / "gone" / "kept", "--state", str(state))
+    assert said.code == 2
+    assert said.err == f"error: {tmp_path}/gone is no folder\n hint: make it first, or name another FILE\n"
+
+
+def test_what_can_not_be_made_is_told_by_the_name_that_was_given(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/.gpulayer-backup-x.part")
+
+    monkeypatch.setattr(command.os, "open", refuse)
+    with pytest.raises(StorageUnavailable, match=f"{tmp_path}/kept: Permission"):
+        command._write(tmp_path / "kept", lambda _: iter(()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -11,6 +11,8 @@ from gpulayer.cli.app import COMMANDS
 from gpulayer.cli.console import columns
 from gpulayer.cli.later import LATER_COMMANDS, LATER_FLAGS
 from gpulayer.cli.quick import _UNKNOWN, cast
+from gpulayer.server.folder import locked
+from gpulayer.server.settings import Layout
 
 
 @pytest.mark.parametrize(("command", "flag"), [(c, f) for c, flags in LATER_FLAGS.items() for f in sorted(flags)])
@@ -224,6 +226,20 @@ def test_status_and_down_start_nothing(cli, away):
     assert json.loads(cli("status", "--json").out)["running"] is False
     assert cli("down").code == 0
     assert not (away.parent / "state").exists()
+
+
+@pytest.mark.parametrize("is_standing", [False, True])
+def test_status_says_that_a_control_plane_has_died_and_is_not_to_be_taken_for_none(cli, away, is_standing):
+    state = away.parent / "state"
+    state.mkdir()
+    document = {"schema": 1, "url": "http://127.0.0.1:9", "token": "t", "pid": os.getpid(), "version": "0.1.0"}
+    (state / "endpoint.json").write_text(json.dumps({**document, "embedded": not is_standing}))
+    said = cli("status")
+    assert (said.code, said.out[:46]) == (0, b"the control plane of this machine has died; th")
+    assert json.loads(cli("status", "--json").out) == {"running": False, "state_dir": str(state), "has_died": True}
+    with locked(Layout(state)):
+        (state / "endpoint.json").unlink()
+        assert b"is starting" in cli("status").out
 
 
 def test_status_waits_for_the_own_worker_of_a_control_plane_that_has_just_started(cli, plane, parts):

@@ -6,7 +6,7 @@ import pytest
 def test_with_nothing_running_nothing_fails_and_nothing_is_started(cli, away):
     said = cli("doctor")
     assert said.code == 0, said.err
-    assert b"the next submit starts one" in said.out
+    assert b"the next command that needs one starts it" in said.out
     assert said.out.endswith(b"nothing fails\n")
     assert not (away.parent / "state" / "endpoint.json").exists()
 

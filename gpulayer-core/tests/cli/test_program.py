@@ -12,6 +12,9 @@ import time
 
 import pytest
 
+from gpulayer.server.folder import locked
+from gpulayer.server.settings import Layout
+
 
 class Job:
     """A scripted job that runs until it is cancelled or ``finish`` is called."""
@@ -230,7 +233,9 @@ def own_plane(plane, parts, away):
         return {}
 
     plane.on("POST", "/v1/plane:shutdown", end)
-    yield plane
+    with locked(Layout(state)):  # as that process would
+        (state / "plane.lock").write_text(f"{sleeper.pid}\n")
+        yield plane
     sleeper.kill()
     sleeper.wait()
 

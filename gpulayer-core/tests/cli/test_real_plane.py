@@ -83,6 +83,25 @@ def test_a_follower_outlives_the_death_of_the_control_plane(run, program, away):
     assert first + rest == COUNTED
 
 
+@pytest.mark.parametrize("was", ["nothing", "killed", "the background one"])
+def test_several_that_start_one_at_once_all_find_it_running(run, program, away, was):
+    port = str(free_port())
+    wanted = ("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port)
+    if was == "killed":
+        code, _, err = run(*wanted)
+        assert code == 0, err
+        os.kill(json.loads((away.parent / "state" / "endpoint.json").read_text())["pid"], signal.SIGKILL)
+    ups = [program(*wanted, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1) for _ in range(3)]
+    if was == "the background one":
+        ups.append(program("submit", "--detach", "--", "true", stdin=subprocess.DEVNULL, stdout=-1, stderr=-1))
+    said = [each.communicate(timeout=120)[1].decode() for each in ups]
+    assert [each.returncode for each in ups] == [0] * len(ups), said
+    assert json.loads(run("status", "--json")[1])["url"] == f"http://127.0.0.1:{port}"
+    log = (away.parent / "state" / "plane.log").read_text()
+    assert "error:" not in log
+    assert "Traceback" not in log
+
+
 def test_up_takes_over_under_a_running_job_and_others_join(run, program, away):
     process = program("submit", "--", "sh", "-c", COUNT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)
     first = process.stdout.readline()

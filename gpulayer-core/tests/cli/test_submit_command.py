@@ -281,6 +281,9 @@ def test_options_after_the_command_are_the_commands(cli, job_plane):
         (["submit", "--retry-on", "never", "--", "true"], "--retry-on never", "infrastructure, any"),
         (["submit", "--include", "x", "--", "true"], "there is none", "--source"),
         (["submit", "--target", "cluster", "--", "true"], "no context 'cluster'", "gpulayer context add"),
+        (["submit", "--retries", "-1", "--", "true"], "--retries", ""),
+        (["submit", "--keep-for", "abc", "--", "true"], "--keep-for", ""),
+        (["submit", "--grace", "abc", "--", "true"], "--grace", ""),
     ],
 )
 def test_a_wrong_use_is_one_line_that_says_what_and_one_that_says_what_next(cli, job_plane, arguments, words, hint):

@@ -5,6 +5,7 @@ import os
 import pty
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 from dataclasses import replace
@@ -149,6 +150,7 @@ def test_what_tls_takes(tmp_path, monkeypatch):
         (["--tls", "none.pem,none.key"], "none.pem can't be read: no such file"),
         (["--public-url", "http://gpu.example.org"], "plain http would show your token"),
         (["--public-url", "gpu.example.org"], "is not a control plane's address"),
+        (["--keep-events", "59m"], "--keep-events 59m is shorter than 1h"),
         (["--host", "192.0.2.77"], "port 8470 on 192.0.2.77 can't be used: cannot assign requested address"),
         (["--host", "no-such-host.invalid"], "--host no-such-host.invalid: no such address or name"),
     ],
@@ -158,6 +160,19 @@ def test_what_can_not_be_is_said_before_anything_starts(cli, away, argv, said):
     assert ended.code == 2
     assert said in ended.err
     assert not (away.parent / "state").exists()
+
+
+def test_a_port_in_use_is_of_the_former_one_where_the_folder_was_restored(cli, away):
+    state = away.parent / "state"
+    state.mkdir(mode=0o700)
+    (state / "restored").touch()
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        port = str(former.getsockname()[1])
+        ended = cli("up", "--host", "127.0.0.1", "--port", port)
+    assert ended.code == 2
+    assert f"port {port} on 127.0.0.1 can't be used" in ended.err
+    assert "End that one first" in ended.err
+    assert "--port N" not in ended.err
 
 
 def test_a_client_token_that_nobody_used_goes_with_the_next_one(program, away):

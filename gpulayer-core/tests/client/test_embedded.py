@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,19 @@ from gpulayer.client.embedded import (
     find_plane,
     is_compatible,
     is_stale,
+    is_starting,
     log_tail,
     plane_argv,
+    start_detached,
     wait_until_gone,
     why_not_started,
 )
+from gpulayer.client.holder import folder_holder
 from gpulayer.client.location import EndpointFound
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable, UsageError
+from gpulayer.server.folder import locked
+from gpulayer.server.settings import Layout
 
 
 @pytest.fixture
@@ -134,6 +140,100 @@ def test_what_a_crash_left_behind_is_no_control_plane(settings):
     assert running.endpoint.pid != os.getpid()
 
 
+@pytest.mark.parametrize("has", ["nobody", "a backup", "another control plane"])
+def test_where_another_or_nobody_has_the_folder_its_endpoint_file_is_stale_and_no_stranger_is_asked(
+    plane, parts, tmp_path, has
+):
+    """PID and port that the file names are in use: of a program that would be shown the token."""
+    state = tmp_path / "state"
+    write_endpoint(state, url=plane.url, token=plane.token, embedded=False)
+    with ExitStack() as stack:
+        stack.enter_context(locked(Layout(state), doing="gpulayer backup" if has == "a backup" else ""))
+        if has == "nobody":
+            stack.close()
+        elif has == "another control plane":
+            (state / "plane.lock").write_text(f"{os.getppid()}\n")
+        assert find_plane(state) is None
+        assert is_stale(state)
+        assert is_starting(state) == (has == "another control plane")
+    assert plane.asked == []
+    assert find_plane(state) is None
+
+
+def test_the_one_whose_folder_it_is_is_found(plane, tmp_path):
+    state = tmp_path / "state"
+    write_endpoint(state, url=plane.url, token=plane.token)
+    with locked(Layout(state)):
+        found = find_plane(state)
+        assert found is not None
+        assert found.url == plane.url
+        assert not is_starting(state)
+        (state / "endpoint.json").unlink()
+        assert is_starting(state)
+
+
+def test_who_looks_at_a_folder_hinders_no_start(tmp_path):
+    """Each look has the lock for an instant."""
+    is_over = threading.Event()
+
+    def look():
+        while not is_over.is_set():
+            folder_holder(tmp_path)
+
+    (tmp_path / "plane.lock").touch()
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            with locked(Layout(tmp_path)):
+                pass
+    finally:
+        is_over.set()
+        looking.join()
+
+
+def test_a_lock_that_is_no_file_of_ours_is_no_control_plane(tmp_path):
+    assert folder_holder(tmp_path) is None
+    assert folder_holder(tmp_path / "missing") is None
+    (tmp_path / "plane.lock").mkdir()
+    assert folder_holder(tmp_path) is None
+
+
+@pytest.mark.parametrize("restart", [["plane", "--bogus"], ["x"], []], ids=str)
+def test_a_standing_one_of_which_nobody_knows_how_it_was_started_is_replaced_and_that_is_said(settings, restart):
+    write_endpoint(settings.state_dir, pid=dead_pid(), embedded=False, restart=restart)
+    said = []
+    assert ensure_plane(settings, say=said.append).is_new
+    assert f"{settings.state_dir}/endpoint.json does not say how" in said[0]
+    assert "gpulayer up" in said[1]
+
+
+def test_a_standing_one_that_does_not_start_again_as_it_was_names_the_file_that_says_so(tmp_path):
+    state = tmp_path / "state"
+    restart = ["plane", "--state", str(state), "--mode", "standing", "--bogus"]
+    write_endpoint(state, pid=dead_pid(), embedded=False, restart=restart)
+    with pytest.raises(Unreachable, match="--bogus") as caught:
+        ensure_plane(EmbeddedPlane(state, gpulayer.__version__, dict(os.environ), deadline_s=60))
+    assert f"{state}/endpoint.json says" in caught.value.hint
+    assert "gpulayer up" in caught.value.hint
+
+
+def test_what_was_restored_is_not_started_by_a_command_that_only_looks(settings):
+    settings.state_dir.mkdir()
+    (settings.state_dir / "restored").touch()
+    with pytest.raises(UsageError, match="was restored from a backup") as refused:
+        ensure_plane(settings)
+    assert f"gpulayer up --state {settings.state_dir}" in refused.value.hint
+    assert [path.name for path in settings.state_dir.iterdir()] == ["restored"]
+
+
+def test_a_log_that_can_not_be_written_is_named_and_not_its_folder(tmp_path):
+    (tmp_path / "plane.log").mkdir()
+    with pytest.raises(UsageError, match=rf"{tmp_path}/plane\.log can't be written: Is a directory") as caught:
+        start_detached(["true"], log=tmp_path / "plane.log", environment={})
+    assert "move it away" in caught.value.hint
+
+
 def test_an_idle_control_plane_of_another_version_is_replaced(settings):
     first = ensure_plane(settings).endpoint
     newer = EmbeddedPlane(settings.state_dir, "99.0.0", settings.environment, idle_exit_s=60)
@@ -147,11 +247,12 @@ def test_a_busy_control_plane_of_another_version_is_used_if_it_is_of_the_series(
     write_endpoint(tmp_path / "state", url=plane.url, token=plane.token, version=version)
     plane.on("GET", "/v1/plane", parts.plane(jobs={"running": 1, "succeeded": 4}))
     settings = EmbeddedPlane(tmp_path / "state", "0.1.0", {})
-    if fits:
-        assert ensure_plane(settings).endpoint.version == version
-    else:
-        with pytest.raises(UsageError, match=r"is version 0\.2\.0, this is 0\.1\.0"):
-            ensure_plane(settings)
+    with locked(Layout(settings.state_dir)):
+        if fits:
+            assert ensure_plane(settings).endpoint.version == version
+        else:
+            with pytest.raises(UsageError, match=r"is version 0\.2\.0, this is 0\.1\.0"):
+                ensure_plane(settings)
     assert not plane.of("POST", "/v1/plane:shutdown")
 
 

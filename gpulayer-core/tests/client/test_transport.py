@@ -1,14 +1,19 @@
 """Both shells against a real socket: the same requests, the same errors, the same patience."""
 
 import importlib
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from typing_extensions import is_typeddict
 
 from gpulayer.client import calls, connect
+from gpulayer.client import transport as transports
 from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.endpoints import ENDPOINTS
+from gpulayer.client.limits import LIMITS
 from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.errors import (
@@ -276,6 +281,43 @@ def test_who_waits_for_an_answer_is_told_after_a_second_that_none_comes():
             transport.send(calls.get_plane())
     assert 1.0 <= told[0][0] < 2.0
     assert told[0][1] == "no control plane answers at http://127.0.0.1:9: connection refused"
+
+
+@pytest.fixture
+def mute():
+    """Takes connections, as the system does for a program that was stopped, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_who_waits_for_one_that_takes_connections_and_answers_nothing_is_told_for_how_long(mute, monkeypatch):
+    monkeypatch.setattr(transports, "_SLOW_AFTER_S", 0.05)
+    said = []
+    limits = replace(LIMITS, answer_s=0.3)
+    with connect.telling(Transport(Location.of(mute, "t"), retry_for_s=0.0, limits=limits), said.append) as transport:
+        slow, told = transport.slow, []
+        transport.slow = lambda url, left_s: (told.append((url, left_s)), slow(url, left_s))
+        with pytest.raises(Unreachable, match="no answer in time"):
+            transport.send(calls.get_plane())
+    assert told == [(mute, pytest.approx(0.25))]
+    assert said == [f"the control plane at {mute} has not answered yet; waiting for it, 1 s more at most"]
+
+
+def test_nobody_is_told_of_an_answer_that_comes_or_that_is_held_back_as_asked(plane, parts, monkeypatch):
+    monkeypatch.setattr(transports, "_SLOW_AFTER_S", 0.0)
+    told = []
+
+    def hold(asked):
+        threading.Event().wait(0.1)
+        return parts.job(state="running", ended_at=None)
+
+    plane.on("GET", "/v1/jobs/{ref}", hold)
+    with Transport(plane.location) as transport:
+        transport.slow = lambda *late: told.append(late)
+        transport.send(calls.get_job("j", wait_s=30.0))
+        assert told == []
+        transport.send(calls.get_job("j"))
+        assert len(told) == 1
 
 
 def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_moment_only(tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ from gpulayer.syncing import Syncs
 
 YEAR_MS = 31_536_000_000
 NOW_MS = 1_795_000_000_000
+RESTORED = {"store.db", "pepper", "plane.lock", "restored"}
 
 
 def kept(plane, path: Path, **body: bool) -> Path:
@@ -424,9 +425,45 @@ def test_it_is_restored_through_a_link_and_onto_another_disk_and_where_only_the_
     (disk / "lost+found").mkdir()
     for root in (link, disk):
         restore(backup, root, clock=SystemClock())
-        assert {path.name for path in root.iterdir()} - {"lost+found"} == {"store.db", "pepper", "plane.lock"}
+        assert {path.name for path in root.iterdir()} - {"lost+found"} == {
+            "store.db",
+            "pepper",
+            "plane.lock",
+            "restored",
+        }
         Store(str(Layout(root).store)).close()
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "target", "link", "disk0"}
+
+
+def test_what_a_start_that_did_not_come_up_has_left_is_no_control_plane(whole, tmp_path) -> None:
+    backup, root = tmp_path / "kept", tmp_path / "root"
+    backup.write_bytes(whole)
+    root.mkdir()
+    for name in ("plane.log", "plane.lock", "own-port"):
+        (root / name).write_text("1\n")
+    restore(backup, root, clock=SystemClock())
+    assert Layout(root).store.exists()
+
+
+def test_a_place_that_is_no_folder_is_refused_with_what_to_do(whole, tmp_path) -> None:
+    backup = tmp_path / "kept"
+    backup.write_bytes(whole)
+    with pytest.raises(UsageError, match="can't be used: Not a directory") as refused:
+        restore(backup, backup, clock=SystemClock())
+    assert "--state DIR" in refused.value.hint
+
+
+def test_a_disk_without_room_for_the_lock_leaves_no_folder(whole, tmp_path, monkeypatch) -> None:
+    backup, root = tmp_path / "kept", tmp_path / "root"
+    backup.write_bytes(whole)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFull):
+        restore(backup, root, clock=SystemClock())
+    assert not root.exists()
 
 
 @pytest.mark.parametrize("step", ["_unpack", "_begin", "_sync_all", "_give_names"])
@@ -438,7 +475,7 @@ def test_what_a_killed_restore_has_left_goes_with_the_next(whole, tmp_path, step
             restore(backup, root, clock=SystemClock())
     assert [path for path in root.iterdir() if path.name.startswith(".restore-")]
     restore(backup, root, clock=SystemClock())
-    assert {path.name for path in root.iterdir()} == {"store.db", "pepper", "plane.lock"}
+    assert {path.name for path in root.iterdir()} == RESTORED
 
 
 def test_a_restore_that_was_killed_between_two_names_is_no_control_plane_and_goes_with_the_next(
@@ -458,7 +495,7 @@ def test_a_restore_that_was_killed_between_two_names_is_no_control_plane_and_goe
             restore(backup, root, clock=SystemClock())
     assert (root / "pepper").exists()
     restore(backup, root, clock=SystemClock())
-    assert {path.name for path in root.iterdir()} == {"store.db", "pepper", "plane.lock"}
+    assert {path.name for path in root.iterdir()} == RESTORED
 
 
 def test_a_last_sync_that_fails_leaves_nothing_and_says_so(whole, tmp_path) -> None:
@@ -512,7 +549,7 @@ def test_what_is_restored_is_closed_to_others(whole, tmp_path) -> None:
     backup.write_bytes(whole)
     restore(backup, root, clock=SystemClock())
     assert os.stat(root).st_mode & 0o077 == 0
-    assert {path.name for path in root.iterdir()} == {"store.db", "pepper", "plane.lock"}
+    assert {path.name for path in root.iterdir()} == RESTORED
     assert all(os.stat(path).st_mode & 0o077 == 0 for path in root.iterdir())
 
 

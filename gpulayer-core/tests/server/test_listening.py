@@ -113,10 +113,10 @@ def test_what_is_accepted_notices_an_end_that_is_gone(host):
 def test_a_machine_may_lack_either_family(monkeypatch, lacking):
     real = listening._listener
 
-    def without(stack, address, port):
+    def without(stack, address, port, backlog):
         if address == lacking:
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-        return real(stack, address, port)
+        return real(stack, address, port, backlog)
 
     monkeypatch.setattr(listening, "_listener", without)
     with open_listeners("0.0.0.0", 0, tls="auto") as found:
@@ -126,11 +126,11 @@ def test_a_machine_may_lack_either_family(monkeypatch, lacking):
 def test_a_free_port_is_free_for_both_families(monkeypatch):
     real, taken = listening._listener, []
 
-    def crowded(stack, address, port):
+    def crowded(stack, address, port, backlog):
         if address == "::" and len(taken) < 3:
             taken.append(port)
             raise OSError(errno.EADDRINUSE, "Address already in use")
-        return real(stack, address, port)
+        return real(stack, address, port, backlog)
 
     monkeypatch.setattr(listening, "_listener", crowded)
     with open_listeners("0.0.0.0", 0, tls="auto") as found:
@@ -217,3 +217,20 @@ give_file_limit(child.pid, before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_trial_gives_nobody_a_connection_and_hinders_nobody(host):
+    with open_listeners(host, 0, tls="auto") as found:
+        port = found.port
+        with pytest.raises(UsageError, match=f"port {port}"), open_listeners(host, port, tls="auto", is_trial=True):
+            pass
+    with (
+        open_listeners(host, port, tls="auto", is_trial=True),
+        open_listeners(host, port, tls="auto", is_trial=True),
+    ):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        with open_listeners(host, port, tls="auto") as found:
+            assert found.port == port
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from gpulayer.client.following import LogCursor, follow_logs, follow_logs_async
 from gpulayer.client.location import Location
 from gpulayer.client.transport import Transport
 from gpulayer.clock import ManualClock
-from gpulayer.server.logs import LogKey
+from gpulayer.errors import StorageUnavailable
+from gpulayer.server.logs import LogFolder, LogKey, LogReader
 from gpulayer.spec.logs import LogStream, not_whole
 
 
@@ -418,3 +420,73 @@ def test_fifty_followers_of_one_log_all_get_it(plane, worker) -> None:
         worker.report(worker.ended(epoch))
         assert {each.result(60) for each in following} == {content}
     plane.until(lambda: not plane.plane.hub._watches)
+
+
+def _take_away(logs) -> None:
+    """What a disk does that can't be used any more, also to root."""
+    shutil.rmtree(logs)
+    logs.touch()
+
+
+@pytest.mark.parametrize("query", [{}, {"follow": "1"}, {"tail_bytes": "2"}, {"since_ms": "0"}], ids=str)
+def test_a_log_that_can_not_be_read_is_refused_with_its_path_before_the_answer_begins(plane, worker, query) -> None:
+    job, epoch = _start(plane, worker)
+    worker.put_log(epoch, 0, b"0123")
+    _take_away(plane.plane.settings.layout.logs)
+    answer = plane.http.get(f"/v1/jobs/{job}/logs", params={"offset": 1, **query})
+    assert answer.status_code == 503
+    error = plane.check_envelope(answer)
+    assert error["code"] == "storage_unavailable"
+    assert str(plane.plane.settings.layout.logs / job) in error["message"]
+
+
+def test_a_job_whose_log_can_not_be_kept_says_so_until_it_can(plane, worker) -> None:
+    job, epoch = _start(plane, worker)
+    logs = plane.plane.settings.layout.logs
+    worker.put_log(epoch, 0, b"0123")
+    assert plane.job(job)["reason"] is None
+    _take_away(logs)
+    assert worker.put_log(epoch, 4, b"45", final=True).status_code == 503
+    for record in (plane.job(job), plane.http.get("/v1/jobs").json()["jobs"][0]):
+        assert record["reason"]["code"] == "storage_unavailable"
+        assert "its log is not taken" in record["reason"]["message"]
+        assert str(logs / job) in record["reason"]["message"]
+    logs.unlink()
+    assert worker.put_log(epoch, 0, b"012345", final=True).status_code == 200
+    assert plane.job(job)["reason"] is None
+
+
+def test_a_log_that_fails_on_the_way_breaks_off_and_is_no_fault_of_the_server(
+    plane, worker, monkeypatch, caplog
+) -> None:
+    job, epoch = _start(plane, worker)
+    worker.put_log(epoch, 0, b"0123")
+    read = LogReader.read
+
+    def fails_later(self, offset, limit=9):
+        if offset >= 4:
+            raise StorageUnavailable("logs/x: Input/output error")
+        return read(self, offset, limit)
+
+    monkeypatch.setattr(LogReader, "read", fails_later)
+    with (
+        plane.http.stream("GET", f"/v1/jobs/{job}/logs", params={"offset": 1}) as answer,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        answer.read()
+    assert "can't be read on: logs/x: Input/output error" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_a_place_that_can_not_hold_logs_is_refused_at_the_start(tmp_path, kind) -> None:
+    root = tmp_path / "logs"
+    root.touch() if kind == "file" else root.symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageUnavailable, match=str(root)):
+        LogFolder(root)
+
+
+def test_logs_that_may_not_be_read_are_refused_at_the_start(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as the kernel says to any but root
+    with pytest.raises(StorageUnavailable, match=str(tmp_path)):
+        LogFolder(tmp_path / "logs")

@@ -1,5 +1,7 @@
 """A served plane as a process: it starts, refuses what it must, ends in good order, and survives kill -9."""
 
+import asyncio
+import errno
 import json
 import os
 import signal
@@ -18,11 +20,12 @@ import httpx
 import psutil
 import pytest
 
-from gpulayer.errors import Conflict, UsageError
+from gpulayer.errors import Conflict, DiskFull, StorageUnavailable, UsageError
 from gpulayer.net import parse_pins, pin_of, tls_context
 from gpulayer.server import ServeSettings, serve
+from gpulayer.server.auth import load_pepper
 from gpulayer.server.certificates import own_certificate
-from gpulayer.server.folder import keep_port, kept_port
+from gpulayer.server.folder import keep_port, kept_port, unusable
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import Store
 
@@ -457,6 +460,87 @@ def test_a_state_folder_that_can_not_be_used_is_said_in_one_line(tmp_path) -> No
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match="can't be used"):
             serve(ServeSettings(folder, port=0))
+
+
+@pytest.mark.parametrize("name", ["plane.lock", "endpoint.json", "logs", "blobs"])
+def test_something_else_in_the_place_of_its_files_is_named_with_what_to_do(serving, tmp_path, name) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    path = state / name
+    path.touch() if name in ("logs", "blobs") else path.mkdir()
+    code, said = serving().wait()
+    assert code == 1, said
+    assert str(path) in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "mode and owner"),
+        (errno.EPERM, "mode and owner"),
+        (errno.EISDIR, "move it away"),
+        (errno.EIO, "disk"),
+    ],
+)
+def test_a_file_that_can_not_be_used_comes_with_what_to_do(tmp_path, number, advice) -> None:
+    error = unusable(tmp_path / "plane.lock", OSError(number, os.strerror(number)))
+    assert error.message == f"{tmp_path}/plane.lock can't be used: {os.strerror(number)}"
+    assert advice in error.hint
+
+
+def test_a_pepper_that_can_not_be_read_comes_with_what_to_do(tmp_path) -> None:
+    (tmp_path / "pepper").mkdir()
+    with pytest.raises(StorageUnavailable, match="pepper can't be used: Is a directory") as caught:
+        load_pepper(Layout(tmp_path))
+    assert "move it away" in caught.value.hint
+
+
+def test_a_lock_of_another_user_is_told_in_words(tmp_path, monkeypatch) -> None:
+    def refuse(layout):
+        raise PermissionError(errno.EACCES, "Permission denied", str(layout.lock))
+
+    monkeypatch.setattr(sys.modules["gpulayer.server.serve"], "locked", refuse)
+    with pytest.raises(StorageUnavailable, match=r"plane\.lock can't be used: Permission denied") as caught:
+        serve(ServeSettings(tmp_path, port=0))
+    assert "sudo" in caught.value.hint
+
+
+@pytest.mark.parametrize("makes_room", [True, False])
+def test_a_start_whose_first_commit_made_room_goes_on(monkeypatch, makes_room) -> None:
+    serving = sys.modules["gpulayer.server.serve"]
+    looks, tries = iter([True, True, False]), []
+
+    class Driver:
+        @property
+        def is_read_only(self) -> bool:
+            return next(looks) if makes_room else True
+
+    class Plane:
+        driver = Driver()
+
+    async def own_tokens(_plane, _served) -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise DiskFull("database or disk is full")
+        return "token"
+
+    monkeypatch.setattr(serving, "_own_tokens", own_tokens)
+    monkeypatch.setattr(serving, "_ROOM_S", 60.0 if makes_room else 0.0)
+    if makes_room:
+        assert asyncio.run(serving._first_commit(Plane(), None)) == "token"
+        return
+    with pytest.raises(DiskFull):
+        asyncio.run(serving._first_commit(Plane(), None))
+
+
+def test_a_restored_folder_that_was_served_is_as_any_other(serving, tmp_path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    mark = tmp_path / "state" / "restored"
+    mark.touch()
+    served = serving().ready()
+    assert served.http.get("/readyz").status_code == 200
+    assert not mark.exists()
 
 
 def test_shutdown_ends_the_own_worker_first(serving) -> None:

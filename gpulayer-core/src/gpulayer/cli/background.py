@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TextIO, cast
 
 from gpulayer.cli.ending import end_with
 from gpulayer.cli.trials import arm_faults, lease_ttl_ms, wanted_faults
-from gpulayer.errors import GpulayerError, UsageError
+from gpulayer.errors import Conflict, GpulayerError, UsageError
 from gpulayer.hiding import hide_process
 from gpulayer.variables import background_variables
 
@@ -51,9 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("usage: python -m gpulayer.cli.background plane|worker …", file=sys.stderr)
                 return 2
     except GpulayerError as error:
-        from gpulayer.cli.console import print_error  # noqa: PLC0415 - only after an error
+        from gpulayer.cli.console import print_error, say  # noqa: PLC0415 - only after an error
 
-        print_error(error)
+        if isinstance(error, Conflict) and error.details.get("is_served"):
+            # Of several commands that start one at once all but one end here, and that is as it should be.
+            say(f"this start is not needed: {error.message}")
+        else:
+            print_error(error)
         from gpulayer.cli.exits import exit_for_error  # noqa: PLC0415 - only after an error
 
         return exit_for_error(error)

@@ -15,6 +15,7 @@ from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.progress import transfer_progress
 from gpulayer.client import calls
+from gpulayer.client.connect import telling
 from gpulayer.client.embedded import find_plane
 from gpulayer.client.location import Local
 from gpulayer.client.transport import StreamBroken, Transport
@@ -109,7 +110,8 @@ def _pieces(
 def _from_plane(
     location: "Location", settings: "Settings", progress: Callable[[Transfer], None], *, blobs: bool, logs: bool
 ) -> Iterator[bytes]:
-    with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+    with telling(Transport(location, client=settings.client, retry_for_s=settings.retry_for_s), say) as transport:
+        transport.send(calls.get_plane())  # it may take long to copy a store, and not to say that it is there
         try:
             with transport.stream(calls.make_backup(blobs=blobs, logs=logs)) as body:
                 done = 0
@@ -127,8 +129,10 @@ def _write(path: Path, pieces: Callable[[Callable[[Transfer], None]], Iterator[b
     making = path.with_name(f".gpulayer-backup-{new_id()}.part")
     try:
         descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{path.absolute().parent} is no folder", hint="make it first, or name another FILE") from None
     except OSError as error:
-        raise storage_error(error, making) from error
+        raise storage_error(OSError(error.errno, error.strerror), path) from error  # a name that the user knows
     try:
         with open(descriptor, "w+b") as file, transfer_progress(is_quiet=False) as progress:
             os.fchmod(descriptor, 0o600)

@@ -86,9 +86,10 @@ def add(
     you: CallerRecord | None = None
     answered = ""
     if check:
+        from gpulayer.client.connect import telling  # noqa: PLC0415 - as below
         from gpulayer.client.transport import Transport  # noqa: PLC0415 - the other commands here need none
 
-        with Transport(location, client=USER_AGENT, retry_for_s=RETRY_FOR_S) as transport:
+        with telling(Transport(location, client=USER_AGENT, retry_for_s=RETRY_FOR_S), say) as transport:
             you = transport.send(calls.get_plane())["you"]
             answered = transport.url
 

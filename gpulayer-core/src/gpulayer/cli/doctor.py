@@ -11,6 +11,7 @@ import gpulayer
 from gpulayer.cli.console import is_fancy, print_json, print_line
 from gpulayer.cli.exits import Exit
 from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
+from gpulayer.cli.status import not_running
 from gpulayer.client.connect import Settings
 from gpulayer.client.diagnosis import Finding, Mark, examine, examine_folder
 from gpulayer.client.embedded import find_plane, is_stale
@@ -101,7 +102,7 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
     if any(finding.mark is Mark.FAIL for finding in store):
         yield Finding("plane", Mark.SKIPPED, "no control plane runs here now, and none starts on such a store")
     elif is_stale(where.state_dir):
-        message = "the control plane of this machine has died; the next command starts it again"
+        message = not_running(where.state_dir)
         yield Finding("plane", Mark.WARN, message, f"{where.state_dir / 'plane.log'} may say why")
     elif where.state_dir.is_dir() and not os.access(where.state_dir, os.W_OK):
         message = f"no control plane runs here now, and none can start: {where.state_dir} can't be written"
@@ -109,7 +110,7 @@ def _location(settings: Settings) -> Generator[Finding, None, Location | None]:
             "plane", Mark.FAIL, message, "make it and its disk writable again; gpulayer backup FILE works still"
         )
     else:
-        yield Finding("plane", Mark.OK, "no control plane runs here now; the next submit starts one")
+        yield Finding("plane", Mark.OK, not_running(where.state_dir))
     return None
 
 

@@ -18,6 +18,7 @@ import typer
 from gpulayer.cli.console import safe, say
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.client import calls
+from gpulayer.client.connect import telling
 from gpulayer.client.embedded import ENDPOINT_FILE, find_plane, is_alive, wait_until_gone
 from gpulayer.client.limits import LIMITS
 from gpulayer.client.location import LOCAL, Configured, Local
@@ -55,7 +56,9 @@ def down(
             if not yes and not _may_end_theirs(f"{location.addresses[0]}{f' ({context})' if context else ''}"):
                 say("the control plane goes on")
                 return 1
-            with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+            with telling(
+                Transport(location, client=settings.client, retry_for_s=settings.retry_for_s), say
+            ) as transport:
                 transport.send(calls.shutdown_plane())
             say(f"the control plane at {location.addresses[0]} ends")
         case Local(state_dir):

@@ -168,7 +168,7 @@ def _ask(settings: Settings) -> "list[PluginRecord] | None":
         if endpoint is None:
             return None
         where = Configured(endpoint.location)
-    with open_transport(replace(settings, where=where)) as transport:
+    with open_transport(replace(settings, where=where), say=say) as transport:
         return transport.send(calls.list_plugins())["plugins"]
 
 

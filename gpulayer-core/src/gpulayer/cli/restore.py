@@ -42,12 +42,19 @@ def restore(
         made = restore_(Path(file), folder, clock=SystemClock())
     at = datetime.fromtimestamp(made.head.made_wall_ms / 1000, UTC)
     print_line(f"restored to {folder}: the control plane as of {at:%Y-%m-%d %H:%M:%S} UTC")
-    lost = f"; {made.lost} attempt{'s' if made.lost != 1 else ''} of then ended as lost" if made.lost else ""
+    lost = (
+        f"; {_count(made.lost, 'attempt')} that ran when the backup was made {'is' if made.lost == 1 else 'are'} lost"
+    )
     left = " and ".join(each for each in ("blobs", "logs") if each not in made.head.holds)
-    say(f"{made.workers} workers, {made.queued} jobs that have not ended{lost}" + (f"; without {left}" if left else ""))
+    go_on = f"{_count(made.queued, 'job')} that {'has' if made.queued == 1 else 'have'} not ended"
+    say(f"{_count(made.workers, 'worker')}, {go_on}{lost if made.lost else ''}" + (f"; without {left}" if left else ""))
     if made.damaged_blobs:
         say(f"{made.damaged_blobs} sources or outputs were damaged when the backup was made, and are left out")
     for line in _KNOW:
         say(line)
     own = "" if folder == state_folder(os.environ) else f" --state {shlex.quote(str(folder))}"
     say(f"end the former control plane, if it runs, before you start this one: gpulayer up{own}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,17 +1,31 @@
 """``gpulayer status``: which control plane commands go to, and how it is. Starts nothing."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from gpulayer.cli.console import print_fields, print_json, print_line
+from gpulayer.cli.console import print_fields, print_json, print_line, say
 from gpulayer.cli.nouns import JsonFlag, StateOption, TargetOption, command_app, settings_for
 from gpulayer.cli.records import when
 from gpulayer.client import calls
 from gpulayer.client.connect import open_transport
-from gpulayer.client.embedded import find_plane
+from gpulayer.client.embedded import find_plane, is_stale, is_starting
+from gpulayer.client.holder import is_restored
 from gpulayer.client.location import Configured, Local, Location
 
 app = command_app()
+
+
+def not_running(state_dir: Path) -> str:
+    """Where no control plane serves this machine: what became of it, and what starts one. Its jobs, if it had any, are
+    in its state."""
+    if is_restored(state_dir):
+        return "a control plane was restored here from a backup, and is not started yet: gpulayer up does that"
+    if is_stale(state_dir):
+        return "the control plane of this machine has died; the next command that asks it anything starts it again"
+    if is_starting(state_dir):
+        return "the control plane of this machine is starting, or about to end"
+    return "no control plane runs here; the next command that needs one starts it"
 
 
 @app.command()
@@ -24,12 +38,12 @@ def status(*, target: TargetOption = "", state: StateOption = "", json: JsonFlag
         endpoint = find_plane(where.state_dir)
         if endpoint is None:
             if json:
-                print_json({"running": False, "state_dir": str(where.state_dir)})
+                print_json({"running": False, "state_dir": str(where.state_dir), "has_died": is_stale(where.state_dir)})
             else:
-                print_line(f"no control plane runs here; the next submit starts one (state in {where.state_dir})")
+                print_line(f"{not_running(where.state_dir)} (state in {where.state_dir})")
             return
         where = Configured(endpoint.location)
-    with open_transport(replace(settings, where=where)) as transport:
+    with open_transport(replace(settings, where=where), say=say) as transport:
         plane = transport.send(calls.get_plane())
         if plane["workers"].get("silent"):  # or not heard of yet, since a start just now
             transport.send(calls.list_workers())  # which waits for the control plane's own

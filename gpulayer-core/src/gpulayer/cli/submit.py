@@ -19,6 +19,7 @@ from gpulayer.errors import UsageError
 from gpulayer.faults import here
 from gpulayer.sdk.client import local_job_env, ship_plan
 from gpulayer.sdk.options import JobOptions, plan_job
+from gpulayer.spec.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
@@ -82,7 +83,8 @@ def submit(
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V")] = None,
     priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 0,
     retries: Annotated[
-        int | None, typer.Option("--retries", metavar="N", help="Of failures that are not the program's (default 2).")
+        int | None,
+        typer.Option("--retries", min=0, metavar="N", help="Of failures not the program's own (default 2)."),
     ] = None,
     retry_on: Annotated[
         str, typer.Option("--retry-on", metavar="infrastructure|any", help="any: also the program's own failures.")
@@ -159,12 +161,10 @@ def submit(
     options = cast("JobOptions", {**options, **request})
     if retries is not None:
         options["retries"] = retries
-    if timeout:
-        options["timeout"] = timeout
-    if grace:
-        options["grace"] = grace
-    if keep_for:
-        options["keep_for"] = keep_for
+    for option, text in (("timeout", timeout), ("grace", grace), ("keep_for", keep_for)):
+        if text:
+            parse_duration_ms(text, what=f"--{option.replace('_', '-')}")  # here: by the name that was typed
+            options[option] = text  # type: ignore[literal-required] # one of the three
     note = ""
     if source:
         _check_folder(source)

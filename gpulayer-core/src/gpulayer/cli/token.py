@@ -15,6 +15,7 @@ from gpulayer.cli.needs import pairs
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client, settings_for
 from gpulayer.cli.records import age, when
 from gpulayer.client import calls
+from gpulayer.client.connect import telling
 from gpulayer.client.contexts import Contexts, change_contexts, read_contexts
 from gpulayer.client.location import Configured, Location
 from gpulayer.client.transport import Transport
@@ -205,7 +206,7 @@ def _take_up(location: Location, reply: "TokenReply", settings: "Settings") -> N
     """
     taken = replace(location, token=reply["token"])
     try:
-        with Transport(taken, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+        with telling(Transport(taken, client=settings.client, retry_for_s=settings.retry_for_s), say) as transport:
             transport.send(calls.get_plane())
     except Unauthenticated as error:
         raise Unauthenticated(
@@ -227,7 +228,7 @@ def _rotate_in_contexts(file: Path, name: str, settings: "Settings") -> "tuple[T
         nonlocal made, location
         before = contexts.find(name)
         location = before.location(proxy=settings.environment.get("GPULAYER_PROXY", ""))
-        with Transport(location, client=settings.client, retry_for_s=settings.retry_for_s) as transport:
+        with telling(Transport(location, client=settings.client, retry_for_s=settings.retry_for_s), say) as transport:
             made = transport.send(calls.rotate_token())
         names.extend(other for other, one in contexts.named.items() if one.token == before.token)
         changed = {other: replace(contexts.named[other], token=made["token"]) for other in names}

@@ -17,9 +17,18 @@ from gpulayer.cli.handover import announcement
 from gpulayer.cli.nouns import command_app
 from gpulayer.cli.worker_log import shown_log
 from gpulayer.client import calls
-from gpulayer.client.embedded import find_plane, log_size, start_detached, wait_until_gone, why_not_started
+from gpulayer.client.connect import telling
+from gpulayer.client.embedded import (
+    find_plane,
+    is_starting,
+    log_size,
+    start_detached,
+    wait_until_gone,
+    why_not_started,
+)
+from gpulayer.client.holder import is_restored
 from gpulayer.client.transport import Transport
-from gpulayer.errors import Conflict, GpulayerError, StorageUnavailable, TimedOut, Unreachable
+from gpulayer.errors import Conflict, GpulayerError, StorageUnavailable, TimedOut, Unreachable, UsageError
 from gpulayer.net.address import parse_url
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.sdk.settings import state_folder
@@ -34,7 +43,9 @@ if TYPE_CHECKING:
 app = command_app()
 
 _START_S: Final = 30.0
+_POLL_S: Final = 0.01
 _KEPT_MS: Final = 30 * 86_400_000  # of --keep-logs and --keep-events
+_SHORTEST_EVENTS_MS: Final = 3_600_000
 _CLIENT_NAME: Final = "client"
 _PRINTED: Final = "printed-token"
 
@@ -65,18 +76,23 @@ def up(
         str, typer.Option("--keep-logs", metavar="TIME", help="How long after a job's end they stay. 0: for ever.")
     ] = "30d",
     keep_events: Annotated[
-        str, typer.Option("--keep-events", metavar="TIME", help="How long job events goes back. 0: for ever.")
+        str,
+        typer.Option("--keep-events", metavar="TIME", help="How long events are kept, all jobs'. 0: for ever."),
     ] = "30d",
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
 ) -> int:
     """Start a control plane with a worker on this machine, and print how others reach it."""
     keep_logs_ms = parse_duration_ms(keep_logs, what="--keep-logs")
     keep_events_ms = parse_duration_ms(keep_events, what="--keep-events")
+    if 0 < keep_events_ms < _SHORTEST_EVENTS_MS:
+        raise UsageError(
+            f"--keep-events {keep_events} is shorter than 1h: jobs that run would lose their events",
+            hint="give 1h or more, or 0 to keep them for ever",
+        )
     public = [_public(url) for url in public_url or ()]
     chosen = _checked_tls(tls)
     PluginSettings.of(os.environ)  # before anything is ended or started; in a log nobody would look for what it raises
     folder = state_folder(os.environ, state_dir=state)
-    running = find_plane(folder)
     argv = plane_command(
         state=folder,
         mode="standing",
@@ -88,26 +104,62 @@ def up(
         tls=chosen if isinstance(chosen, str) else f"{chosen.cert},{chosen.key}",
         public_urls=public,
     )
-    if running is not None and not running.embedded:
-        if detach:
-            _check_same(running, argv)
-            say("it runs already, as it was started; gpulayer down ends it")
-            _announce(running, folder, has_client=True)
+    ends = time.monotonic() + _START_S
+    while True:
+        running = _settled(folder, ends)
+        if running is not None and not running.embedded:
+            return _already(running, argv, folder, is_enough=detach)
+        try:
+            _check_port(host, port, chosen)
+        except UsageError as error:
+            if is_starting(folder) and time.monotonic() < ends:
+                continue  # another command's start has it by now
+            if is_restored(folder):
+                raise UsageError(
+                    error.message,
+                    hint="the former control plane, of which this one was restored? End that one first: both have the"
+                    " same identity, and the workers and clients of both go to whichever answers",
+                ) from None
+            raise
+        if running is not None:
+            _take_over(running, folder)
+        if not detach:
+            break
+        if _start(argv, folder):
             return 0
-        raise Conflict(
-            f"a control plane serves {folder} already: {running.url}, process {running.pid}",
-            hint="gpulayer status shows it, gpulayer down ends it",
-        )
-    _check_port(host, port, chosen)
-    if running is not None:
-        _take_over(running, folder)
-    if detach:
-        return _start(argv, folder)
+        if time.monotonic() >= ends:
+            raise TimedOut(f"others go on starting control planes on {folder}", hint=f"see {folder / 'plane.log'}")
     threading.Thread(target=_announce_when_up, args=(folder,), name="gpulayer-announce", daemon=True).start()
     with shown_log(folder / "worker" / "worker.log"):
         code = serve_plane(argv)
     say("the control plane has ended")
     return code
+
+
+def _settled(folder: Path, ends: float) -> "EndpointFound | None":
+    """The control plane that serves the folder. One that is about to, or to end, is waited for, until ``ends``."""
+    has_said = False
+    while True:
+        found = find_plane(folder)
+        if found is not None or not is_starting(folder) or time.monotonic() >= ends:
+            return found
+        if not has_said:
+            say("a control plane starts here, or ends: waiting for it")
+            has_said = True
+        time.sleep(_POLL_S)
+
+
+def _already(running: "EndpointFound", argv: Sequence[str], folder: Path, *, is_enough: bool) -> int:
+    """Raises Conflict where that is not enough, or it was started in another way."""
+    if not is_enough:
+        raise Conflict(
+            f"a control plane serves {folder} already: {running.url}, process {running.pid}",
+            hint="gpulayer status shows it, gpulayer down ends it",
+        )
+    _check_same(running, argv)
+    say("it runs already, as it was started; gpulayer down ends it")
+    _announce(running, folder, has_client=True)
+    return 0
 
 
 def _check_same(running: "EndpointFound", argv: Sequence[str]) -> None:
@@ -156,7 +208,8 @@ def _checked_tls(text: str) -> "Literal['auto', 'off'] | CertificateFiles":
     return chosen
 
 
-def _start(argv: list[str], folder: Path) -> int:
+def _start(argv: list[str], folder: Path) -> bool:
+    """Blocks until it serves. False where another process was first in the folder."""
     log = folder / "plane.log"
     command = [sys.executable, "-P", "-m", "gpulayer.cli.background", *argv]
     begins = log_size(log)
@@ -167,8 +220,10 @@ def _start(argv: list[str], folder: Path) -> int:
         if found is not None and found.pid == process.pid:
             process.returncode = 0  # it goes on without this command; Popen need not warn of that
             _announce(found, folder, has_client=True)
-            return 0
-        time.sleep(0.01)
+            return True
+        time.sleep(_POLL_S)
+    if process.poll() == Exit.USAGE and (is_starting(folder) or find_plane(folder) is not None):
+        return False
     if process.poll() is None:
         process.terminate()
         process.wait(timeout=10)
@@ -203,7 +258,7 @@ def _announce(endpoint: "EndpointFound", folder: Path, *, has_client: bool) -> N
 
     has_client: with a client token, for whoever looks or has asked for the lines.
     """
-    with Transport(endpoint.location) as transport:
+    with telling(Transport(endpoint.location), say) as transport:
         join = transport.send(calls.create_token())
         client = _client_token(transport, folder / _PRINTED) if has_client else None
     for text, is_pasted in announcement(endpoint, join, client):
@@ -231,18 +286,19 @@ def _client_token(transport: Transport, printed: Path) -> "TokenReply":
 
 
 def _check_port(host: str, port: int, tls: "Literal['auto', 'off'] | CertificateFiles") -> None:
-    """Raises UsageError where it can't be listened on, before anything is ended or started."""
+    """Raises UsageError where it can't be listened on, before anything is ended or started. Nobody gets a connection
+    meanwhile, and who begins to listen there is not hindered."""
     from gpulayer.server.listening import open_listeners  # noqa: PLC0415 - not for --help
 
     if port:
-        with open_listeners(host, port, tls=tls):
+        with open_listeners(host, port, tls=tls, is_trial=True):
             pass
 
 
 def _take_over(running: "EndpointFound", folder: Path) -> None:
     """The background control plane makes room; its worker and jobs go on."""
     say("taking over from the background control plane")
-    with Transport(running.location) as transport:
+    with telling(Transport(running.location), say) as transport:
         transport.send(calls.shutdown_plane(keep_worker=True))
     if not wait_until_gone(running, folder, deadline_s=_START_S):
         raise TimedOut(

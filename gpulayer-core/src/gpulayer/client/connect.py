@@ -20,7 +20,7 @@ from gpulayer.variables import background_variables
 if TYPE_CHECKING:
     from gpulayer.client.async_transport import AsyncTransport
 
-__all__ = ["Settings", "has_ended", "is_local", "open_async_transport", "open_transport"]
+__all__ = ["Settings", "has_ended", "is_local", "open_async_transport", "open_transport", "telling"]
 
 COMES_BACK_S: Final = 15.0
 
@@ -73,7 +73,15 @@ def open_transport(settings: Settings, *, say: Callable[[str], None] = lambda _:
         retry_for_s=settings.retry_for_s,
         relocate=_relocation(settings),
     )
+    return telling(transport, say)
+
+
+def telling(transport: Transport, say: Callable[[str], None]) -> Transport:
+    """The same, which from now on says what holds a command up."""
     transport.busy = lambda wait_s: say(f"the control plane is busy; trying again in {max(1, round(wait_s))} s")
+    transport.slow = lambda url, left_s: say(
+        f"the control plane at {url} has not answered yet; waiting for it, {max(1, round(left_s))} s more at most"
+    )
     return transport
 
 

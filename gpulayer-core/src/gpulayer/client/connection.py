@@ -5,6 +5,7 @@ Nothing of a request can be sent before ``open_connection`` has returned. Enviro
 
 import http.client
 import io
+import selectors
 import socket
 import ssl
 import time
@@ -76,6 +77,14 @@ class Connection(http.client.HTTPConnection):
         self.idle_since = 0.0
         self.pace = Pace(limits)
         _keep_pace(self, self.pace)
+
+    def is_readable(self, within_s: float) -> bool:
+        """Whether anything has come within that time, if only the connection's end. Blocks until then."""
+        if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
+            return True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.sock, selectors.EVENT_READ)
+            return bool(selector.select(within_s))
 
 
 def _keep_pace(connection: http.client.HTTPConnection, pace: Pace) -> None:

@@ -7,6 +7,7 @@ by itself when idle. It is started as a process, never by import: a client does 
 
 import errno
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.client import calls
+from gpulayer.client.holder import Holder, folder_holder, is_restored
 from gpulayer.client.location import EndpointFound, parse_endpoint
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable, UsageError
@@ -32,6 +34,7 @@ __all__ = [
     "is_alive",
     "is_compatible",
     "is_stale",
+    "is_starting",
     "log_size",
     "log_tail",
     "plane_argv",
@@ -45,6 +48,9 @@ PLANE_LOG: Final = "plane.log"
 LIVE_STATES: Final = frozenset({"queued", "provisioning", "staging", "running", "ending", "unreachable"})
 _POLL_S: Final = 0.01
 _START_BYTES: Final = 1 << 20
+_AGAIN: Final = (
+    "it was started as {}/" + ENDPOINT_FILE + " says; gpulayer up, with the options that you want, starts it anew"
+)
 _CONFLICT: Final = 2  # the exit code of a control plane that is not the first in its folder, and of wrong use
 
 
@@ -69,9 +75,18 @@ class Running:
 
 
 def find_plane(state_dir: Path) -> EndpointFound | None:
-    """The control plane that serves this folder now, or None. A stale endpoint file (after a crash) is no plane."""
+    """The control plane that serves this folder now, or None. A stale endpoint file (after a crash) is no plane, also
+    where its PID and its port are somebody else's by now, who is not to be shown a token."""
     endpoint = _read_endpoint(state_dir)
-    return endpoint if endpoint is not None and _is_listening(endpoint) else None
+    if endpoint is None or not _has_folder(endpoint, folder_holder(state_dir)):
+        return None
+    return endpoint if _is_listening(endpoint) else None
+
+
+def is_starting(state_dir: Path) -> bool:
+    """True where a control plane has this folder, and does not serve yet; or does not any more, and is about to end."""
+    holder = folder_holder(state_dir)
+    return holder is not None and holder.pid is not None and not holder.doing and find_plane(state_dir) is None
 
 
 def is_stale(state_dir: Path) -> bool:
@@ -83,16 +98,27 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
     """Find or start it. Blocks until it serves; that its worker registers is the control plane's to wait for.
 
     ``say`` hears what takes time. Raises Unreachable with what ``plane.log`` says of this start where it does not come
-    up, and UsageError where another version with live jobs can't be used, or for what its plugins would be told.
+    up, and UsageError where another version with live jobs can't be used, for what its plugins would be told, and for a
+    folder that was restored and not started since.
     """
     found = find_plane(settings.state_dir)
     if found is not None:
         kept = _keep_or_replace(found, settings)
         if kept is not None:
             return Running(kept, is_new=False)
+    if is_restored(settings.state_dir):
+        raise UsageError(
+            f"{settings.state_dir} was restored from a backup, and its control plane was not started since",
+            hint=f"end the former control plane, if it runs; then start this one: gpulayer up --state"
+            f" {shlex.quote(str(settings.state_dir))}",
+        )
     died = _read_endpoint(settings.state_dir)
     _check_plugin_variables(settings.environment)
-    if died is not None and died.restart and not died.embedded:
+    if died is not None and not died.embedded and not _is_command(died.restart):
+        say(f"{settings.state_dir / ENDPOINT_FILE} does not say how the control plane at {died.url} was started, which")
+        say("has died: starting a background one in its place (gpulayer up makes it one for other machines again)")
+        died = None
+    elif died is not None and not died.embedded:
         say(f"the control plane at {died.url} has died: starting it again as it was")
     else:
         died = None
@@ -101,7 +127,7 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
     log = settings.state_dir / PLANE_LOG
     begins = log_size(log)
     process = start_detached(argv, log=log, environment=settings.environment)
-    endpoint = _await_endpoint(settings, process, log_begins=begins)
+    endpoint = _await_endpoint(settings, process, log_begins=begins, died=died)
     return Running(endpoint, is_new=True)
 
 
@@ -137,6 +163,11 @@ def start_detached(argv: Sequence[str], *, log: Path, environment: Mapping[str, 
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        if log.is_dir() or (log.exists() and os.access(log.parent, os.W_OK)):
+            raise UsageError(
+                f"{log} can't be written: {error.strerror}",
+                hint="look what it is and whose, and move it away; a new one is made",
+            ) from None
         raise UsageError(
             f"state folder {log.parent} can't be used: {error.strerror}",
             hint=_hint(log.parent),
@@ -242,7 +273,14 @@ def _check_plugin_variables(environment: Mapping[str, str]) -> None:
         PluginSettings.of(environment)
 
 
-def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]", *, log_begins: int) -> EndpointFound:
+def _is_command(restart: Sequence[str]) -> bool:
+    """Whether it may be the command line of a control plane: not of a file that was damaged."""
+    return restart[:1] == ("plane",) and {"--state", "--mode"} <= set(restart)
+
+
+def _await_endpoint(
+    settings: EmbeddedPlane, process: "subprocess.Popen[bytes]", *, log_begins: int, died: EndpointFound | None
+) -> EndpointFound:
     ends = time.monotonic() + settings.deadline_s
     has_ended = False
     while time.monotonic() < ends:
@@ -263,7 +301,7 @@ def _await_endpoint(settings: EmbeddedPlane, process: "subprocess.Popen[bytes]",
     log = settings.state_dir / PLANE_LOG
     raise Unreachable(
         f"the background control plane did not start{why_not_started(log, log_begins=log_begins)}",
-        hint=f"the whole log is {log}",
+        hint=f"the whole log is {log}" + ("" if died is None else f"; {_AGAIN.format(settings.state_dir)}"),
         details={"log": str(log)},
     )
 
@@ -277,6 +315,11 @@ def _read_endpoint(state_dir: Path) -> EndpointFound | None:
 
 def _endpoint_is(endpoint: EndpointFound, state_dir: Path) -> bool:
     return _read_endpoint(state_dir) == endpoint
+
+
+def _has_folder(endpoint: EndpointFound, holder: Holder | None) -> bool:
+    """Whether that control plane has it, as far as that can be told."""
+    return holder is not None and not holder.doing and holder.pid in (None, endpoint.pid)
 
 
 def _is_listening(endpoint: EndpointFound) -> bool:

@@ -45,6 +45,7 @@ _Reply = TypeVar("_Reply")
 _POOLED: Final = 4
 _IDLE_LIMIT_S: Final = 4.0  # below the keep-alive time of usual servers (uvicorn: 5 s), so that reuse seldom fails
 _SAY_AFTER_S: Final = 1.0
+_SLOW_AFTER_S: Final = 3.0
 
 
 class StreamBroken(Exception):
@@ -83,6 +84,7 @@ class Transport:
     limits: of each answer.
     waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
     busy: told for how many seconds a call stands back, because the control plane has too much to do just now.
+    slow: told, once a try, when an answer is 3 s late: who was asked, and for how many seconds more it is waited for.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Transport:
         self._random01, self._monotonic, self._sleep = random01, monotonic, sleep
         self.waiting: Callable[[GpulayerError], None] = lambda _: None
         self.busy: Callable[[float], None] = lambda _: None
+        self.slow: Callable[[str, float], None] = lambda _, __: None
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._contexts: dict[tuple[Pin, ...], ssl.SSLContext] = {}
@@ -196,6 +199,7 @@ class Transport:
             self._send(connection, call, way)
             here("client.after_send")
             connection.pace.head(call.hold_s or 0.0)
+            self._await_answer(call, connection)
             response = connection.getresponse()
             if call.hold_s is None:
                 connection.pace.followed()
@@ -213,6 +217,15 @@ class Transport:
             self._drop(connection, response)
             raise
         return connection, response
+
+    def _await_answer(self, call: Call[Any], connection: Connection) -> None:
+        """Returns when an answer begins, or once it has been said that none does."""
+        if call.hold_s is None:
+            return  # may be held back until there is a log
+        after_s = call.hold_s + _SLOW_AFTER_S
+        if not connection.is_readable(after_s):
+            connection.pace.came(0, waited_s=after_s)
+            self.slow(str(connection.route.address), connection.pace.left_s())
 
     def _send(self, connection: Connection, call: Call[Any], way: Way) -> None:
         headers = request_headers(call, address=way.route.address, token=way.token, client=self._client)

@@ -151,7 +151,8 @@ def _check_worker(state: State, worker: Worker, *, is_shrunk: bool) -> None:
             leased.add(uuid)
         if not node.is_ahead:
             free = free.less(node.allocation)
-    _require(free == worker.free, f"worker {worker.name}: what is free drifted")
+    are = f"({worker.free}, and leases leave {free})"
+    _require(free == worker.free, f"what counts as free on worker {worker.name} is not what its leases leave {are}")
     if not is_shrunk:
         _check_started(state, worker)
     _check_ahead(state, worker)

@@ -18,8 +18,9 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from gpulayer.clock import Clock
-from gpulayer.errors import BadRequest, Conflict, StorageUnavailable, Unauthenticated
+from gpulayer.errors import BadRequest, Conflict, Unauthenticated
 from gpulayer.ids import Epoch, JobId, RandomBytes, WorkerId
+from gpulayer.server.folder import unusable
 from gpulayer.server.settings import Layout
 from gpulayer.server.starts import Start, check_newest, superseded, with_newest, with_start
 from gpulayer.server.store import IdentityRow, StartRow, TokenRow
@@ -554,7 +555,7 @@ def load_pepper(
             # Before anything is hashed with it: a pepper that is lost takes every token with it.
             write_whole(layout.pepper, found, point="plane.pepper", is_synced=True, syncs=syncs or Syncs())
     except OSError as error:
-        raise StorageUnavailable(f"{layout.pepper} can't be used: {error.strerror}") from None
+        raise unusable(layout.pepper, error) from None
     if len(found) != _PEPPER_BYTES:
         # Never replaced by a new one: every token that was handed out is good only with what it was.
         raise Conflict(

@@ -10,16 +10,19 @@ import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from gpulayer.client.holder import folder_holder
 from gpulayer.errors import Conflict, StorageUnavailable, UsageError
 from gpulayer.server.settings import Layout
 from gpulayer.whole import write_whole
 
 __all__ = [
+    "OF_PEOPLE",
     "EndpointKeeper",
     "held_still",
     "is_ours",
@@ -29,9 +32,15 @@ __all__ = [
     "locked",
     "make_private",
     "sweep_copies",
+    "unusable",
 ]
 
+_OF_OTHERS: Final = (errno.EACCES, errno.EPERM)
+_IN_THE_WAY: Final = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)
+OF_PEOPLE: Final = (*_OF_OTHERS, *_IN_THE_WAY)  # what somebody did to a folder, and no disk
 _COPIES: Final = re.compile(r"backup-[0-9a-f]{16}\.db(?:-journal|-wal|-shm)?")
+_LOCK_TRIES: Final = 5
+_LOCK_PAUSE_S: Final = 0.01
 _OTHERS: Final = 0o077
 _WRITE_OF_OTHERS: Final = 0o022
 
@@ -92,9 +101,7 @@ def locked(layout: Layout, *, doing: str = "") -> Iterator[int]:
     for a while that is no control plane: others are told, and ``lock_holder`` does not give it up to be ended."""
     descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(descriptor):
             pid, _, doing = os.read(descriptor, 64).decode("ascii", "replace").strip().partition(" ")
             pid = pid or "unknown"
             if doing:
@@ -102,14 +109,21 @@ def locked(layout: Layout, *, doing: str = "") -> Iterator[int]:
                     f"{doing} is at work on {layout.root} (pid {pid})",
                     hint="wait until it has ended, or use another --state folder",
                     details={"pid": pid},
-                ) from None
+                )
             raise Conflict(
                 f"a control plane is already running on {layout.root} (pid {pid})",
                 hint="end it with `gpulayer down`, or use another --state folder",
-                details={"pid": pid},
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {doing}".rstrip().encode() + b"\n", 0)
+                details={"pid": pid, "is_served": True},
+            )
+        was_new = not os.fstat(descriptor).st_size
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {doing}".rstrip().encode() + b"\n", 0)
+        except OSError:
+            if was_new:  # made for this, on a disk without room: nothing is to be left
+                with suppress(OSError):
+                    os.unlink(layout.lock)
+            raise
         yield descriptor
     finally:
         os.close(descriptor)
@@ -131,11 +145,33 @@ def held_still(layout: Layout, *, doing: str) -> Iterator[None]:
                 pass  # nobody can make it, and so nobody has it
             else:
                 stack.callback(os.close, descriptor)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not _take(descriptor):
                     raise Conflict(f"{layout.root} is in use", hint="end its control plane: gpulayer down") from None
         yield
+
+
+def _take(descriptor: int) -> bool:
+    """False where another has the lock. Who only looks whether it is free has it for an instant: hence more tries."""
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left:
+                time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+def unusable(path: Path, error: OSError) -> StorageUnavailable:
+    """A file of a state folder that can't be what it should be, and what to do about it."""
+    if error.errno in _IN_THE_WAY:
+        hint = f"that is no file of a control plane: look what is at {path}, and move it away"
+    elif error.errno in _OF_OTHERS:
+        hint = f"see the mode and owner of {path}: what another user started (sudo?) leaves files of that user"
+    else:
+        hint = "check that disk; the system's log may say more"
+    return StorageUnavailable(f"{path} can't be used: {error.strerror}", hint=hint)
 
 
 def sweep_copies(layout: Layout) -> None:
@@ -150,18 +186,8 @@ def sweep_copies(layout: Layout) -> None:
 def lock_holder(layout: Layout) -> int | None:
     """The process that has the folder's lock now, to be ended by whoever must; None where nobody has it, or where it
     can't be told who."""
-    try:
-        descriptor = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.read(descriptor, 64).decode("ascii", "replace").strip()
-        return int(text) if text.isdecimal() and int(text) > 1 else None
-    finally:
-        os.close(descriptor)
-    return None
+    holder = folder_holder(layout.root)
+    return None if holder is None or holder.doing else holder.pid
 
 
 def is_ours(layout: Layout, lock: int) -> bool:

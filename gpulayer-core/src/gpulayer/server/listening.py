@@ -66,23 +66,25 @@ class Listeners:
 
 @contextmanager
 def open_listeners(
-    host: str, port: int, *, tls: "Literal['auto', 'off'] | CertificateFiles", own_port: int = 0
+    host: str, port: int, *, tls: "Literal['auto', 'off'] | CertificateFiles", own_port: int = 0, is_trial: bool = False
 ) -> Iterator[Listeners]:
     """Listen as ``ServeSettings`` says. Raises UsageError where that can't be.
 
     own_port: that of the plane before, taken again for this machine where any would do and it is still free: programs
-    that were told of it go on. 0: there was none.
+    that were told of it go on. 0: there was none. is_trial: only see whether that can be: nobody gets a connection, and
+    whoever begins to listen there meanwhile is not hindered.
     """
+    backlog = None if is_trial else _BACKLOG
     with ExitStack() as stack:
         if host in LOOPBACK and tls in ("auto", "off"):
-            (own,) = _bound(stack, host, port, wished=own_port)
+            (own,) = _bound(stack, host, port, backlog, wished=own_port)
             yield Listeners(own)
         elif host in EVERYWHERE:
-            others = _everywhere(stack, port)
-            yield Listeners(others[0] if tls == "off" else _own(stack, own_port), tuple(others))
+            others = _everywhere(stack, port, backlog)
+            yield Listeners(others[0] if tls == "off" else _own(stack, own_port, backlog), tuple(others))
         else:
-            others = _bound(stack, host, port)
-            yield Listeners(_own(stack, own_port), tuple(others))
+            others = _bound(stack, host, port, backlog)
+            yield Listeners(_own(stack, own_port, backlog), tuple(others))
 
 
 def http_server(
@@ -118,27 +120,27 @@ def http_server(
     return GatedServer(config, gate, own | dict.fromkeys(listeners.others, tls))
 
 
-def _own(stack: ExitStack, wished: int) -> socket.socket:
+def _own(stack: ExitStack, wished: int, backlog: int | None) -> socket.socket:
     try:
-        return _any_port(stack, "127.0.0.1", wished)
+        return _any_port(stack, "127.0.0.1", wished, backlog)
     except OSError as error:
         if error.errno not in _MISSING:
             raise
-        return _any_port(stack, "::1", wished)
+        return _any_port(stack, "::1", wished, backlog)
 
 
-def _any_port(stack: ExitStack, address: str, wished: int) -> socket.socket:
+def _any_port(stack: ExitStack, address: str, wished: int, backlog: int | None) -> socket.socket:
     """On the port that is wished for, or on any."""
     if wished:
         try:
-            return _listener(stack, address, wished)
+            return _listener(stack, address, wished, backlog)
         except OSError as error:
             if error.errno in _MISSING:
                 raise
-    return _listener(stack, address, 0)
+    return _listener(stack, address, 0, backlog)
 
 
-def _everywhere(stack: ExitStack, port: int) -> list[socket.socket]:
+def _everywhere(stack: ExitStack, port: int, backlog: int | None) -> list[socket.socket]:
     """IPv4 and IPv6 on one port; a machine may lack either."""
     for _ in range(_PORT_TRIES):
         with ExitStack() as attempt:
@@ -147,7 +149,7 @@ def _everywhere(stack: ExitStack, port: int) -> list[socket.socket]:
             chosen = port
             for address in ("0.0.0.0", "::"):  # noqa: S104 - asked for
                 try:
-                    found.append(_listener(attempt, address, chosen))
+                    found.append(_listener(attempt, address, chosen, backlog))
                 except OSError as error:
                     if error.errno in _MISSING:
                         lacking = error
@@ -164,7 +166,7 @@ def _everywhere(stack: ExitStack, port: int) -> list[socket.socket]:
     raise UsageError("no port is free for both IPv4 and IPv6", hint="choose one with --port N")
 
 
-def _bound(stack: ExitStack, host: str, port: int, *, wished: int = 0) -> list[socket.socket]:
+def _bound(stack: ExitStack, host: str, port: int, backlog: int | None, *, wished: int = 0) -> list[socket.socket]:
     """wished: as of ``_any_port``, where ``port`` is 0."""
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -176,13 +178,14 @@ def _bound(stack: ExitStack, host: str, port: int, *, wished: int = 0) -> list[s
     for _, _, _, _, address in known:
         try:
             text = str(address[0])
-            return [_listener(stack, text, port) if port else _any_port(stack, text, wished)]
+            return [_listener(stack, text, port, backlog) if port else _any_port(stack, text, wished, backlog)]
         except OSError as error:
             failure = failure or error
     raise _unusable(host, port, failure or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL)))
 
 
-def _listener(stack: ExitStack, address: str, port: int) -> socket.socket:
+def _listener(stack: ExitStack, address: str, port: int, backlog: int | None) -> socket.socket:
+    """backlog: None: it has the address, and does not listen there."""
     is_v6 = ":" in address
     # The protocol is named because asyncio sets TCP_NODELAY only then: without it every answer takes 40 ms.
     made = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -193,7 +196,8 @@ def _listener(stack: ExitStack, address: str, port: int) -> socket.socket:
         for level, option, value in socket_options():  # Linux hands them on to what is accepted
             made.setsockopt(level, option, value)
         made.bind((address, port))
-        made.listen(_BACKLOG)
+        if backlog is not None:
+            made.listen(backlog)
     except OSError:
         made.close()
         raise

@@ -6,8 +6,11 @@ may send anything twice and in pieces of any size. Beside each log stand the tim
 
 Everything but ``latest`` blocks; a call holds one piece in memory, and the last pieces of a few logs are kept for those
 who follow them, a few megabytes in all.
+
+Where the disk refuses, every method says which path, and why (StorageUnavailable), also those that only read.
 """
 
+import errno
 import os
 import shutil
 import threading
@@ -18,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from gpulayer.errors import Conflict, DiskFull, StorageUnavailable
+from gpulayer.errors import Conflict, DiskFull, GpulayerError, StorageUnavailable
 from gpulayer.faults import here
 from gpulayer.ids import Epoch, JobId
 from gpulayer.server.logtimes import LogTimes, offset_since
@@ -33,6 +36,7 @@ _SMALL_PIECE: Final = 16 * 1024
 _KEPT_BYTES: Final = 4 * 1024 * 1024
 _ENTRY_BYTES: Final = 512  # of each of them, beside its bytes: most logs end with a short line
 _REMOVED: Final = ".removed"
+_REFUSED_KEPT: Final = 1000
 
 
 def _always() -> bool:
@@ -49,15 +53,20 @@ class LogKey(NamedTuple):
 
 
 class LogFolder:
-    """The logs below ``root``. Safe for several threads."""
+    """The logs below ``root``, which is made where it is missing. Safe for several threads.
+
+    Raises StorageUnavailable for a folder that can't be read and written: no job could end over it.
+    """
 
     def __init__(self, root: Path, *, syncs: Syncs | None = None) -> None:
         self._root = root
+        _check_usable(root)
         self._syncs = syncs or Syncs()
         self._guard = threading.Lock()
         self._writing: dict[Path, tuple[threading.Lock, int]] = {}
         self._latest: OrderedDict[LogKey, tuple[int, bytes]] = OrderedDict()
         self._latest_bytes = 0
+        self._refused: OrderedDict[JobId, GpulayerError] = OrderedDict()
         self._times = LogTimes()
 
     def append(
@@ -119,22 +128,44 @@ class LogFolder:
         self._syncs.path(log.parent)
         self._syncs.path(self._root)
 
+    @contextmanager
+    def noting_refusal(self, job_id: JobId) -> Iterator[None]:
+        """A piece of this job's logs is to be taken within; ``refused`` tells why it was not."""
+        try:
+            yield
+        except (DiskFull, StorageUnavailable) as error:
+            with self._guard:
+                self._refused[job_id] = error
+                self._refused.move_to_end(job_id)
+                if len(self._refused) > _REFUSED_KEPT:
+                    self._refused.popitem(last=False)
+            raise
+        with self._guard:
+            self._refused.pop(job_id, None)
+
+    def refused(self, job_id: JobId) -> GpulayerError | None:
+        """Why the newest piece of this job's logs was not taken: its worker keeps it ``ending`` for that. None where
+        it was. Does not block."""
+        return self._refused.get(job_id)
+
     def settle(self, key: LogKey) -> None:
         """Wait for the piece that is being written, if any: once a log is not open any more, it is all there then."""
         with self._exclusive(self.path(key)):
             pass
 
     def size(self, key: LogKey) -> int:
-        """Bytes held; 0 for a log that has not begun."""
-        try:
-            return os.stat(self.path(key)).st_size
-        except FileNotFoundError:
-            return 0
+        """Bytes held; 0 for a log that has not begun. Raises StorageUnavailable."""
+        found = _stat(self.path(key))
+        return 0 if found is None else found.st_size
 
     def start_since(self, key: LogKey, wall_ms: int) -> int | None:
-        """Where what came at ``wall_ms`` or later begins; None for a log whose times were not noted."""
+        """Where what came at ``wall_ms`` or later begins; None for a log whose times were not noted. Raises
+        StorageUnavailable."""
         size = self.size(key)
-        return offset_since(_times_of(self.path(key)), wall_ms, size) if size else 0
+        try:
+            return offset_since(_times_of(self.path(key)), wall_ms, size) if size else 0
+        except OSError as error:
+            raise _storage_error(error, _times_of(self.path(key))) from error
 
     def open(self, key: LogKey) -> "LogReader":
         """To read a log piece by piece, also one that has not begun. To be closed."""
@@ -147,7 +178,7 @@ class LogFolder:
         return piece if start == offset else b""
 
     def held(self) -> Iterator[JobId]:
-        """The jobs that have logs here, in no order."""
+        """The jobs that have logs here, in no order. Raises StorageUnavailable."""
         try:
             with os.scandir(self._root) as entries:
                 for entry in entries:
@@ -155,6 +186,8 @@ class LogFolder:
                         yield JobId(entry.name)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise _storage_error(error, self._root) from error
 
     def remove(self, job_id: JobId, *, wall_ms: int) -> None:
         """Delete all logs of a job for good; ``removed_at`` tells from then on. May be repeated.
@@ -176,11 +209,10 @@ class LogFolder:
             raise _storage_error(error, tombstone) from error
 
     def removed_at(self, job_id: JobId) -> int | None:
-        """Wall clock in ms at which a job's logs were removed; None while they are kept, or never were."""
-        try:
-            return os.stat(self._tombstone(job_id)).st_mtime_ns // 1_000_000
-        except FileNotFoundError:
-            return None
+        """Wall clock in ms at which a job's logs were removed; None while they are kept, or never were. Raises
+        StorageUnavailable."""
+        found = _stat(self._tombstone(job_id))
+        return None if found is None else found.st_mtime_ns // 1_000_000
 
     def path(self, key: LogKey) -> Path:
         suffix = ".err.log" if key.stream is LogStream.STDERR else ".log"
@@ -270,6 +302,34 @@ class LogReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_usable(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, exist_ok=True, parents=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # the first log makes it, once there is room
+        if isinstance(error, FileExistsError):
+            raise StorageUnavailable(
+                f"{root}, where the logs of jobs are kept, is no folder", hint="look what it is, and move it away"
+            ) from None
+        raise _storage_error(error, root) from error
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise StorageUnavailable(
+            f"{root}, where the logs of jobs are kept, can't be read and written",
+            hint="see the mode and owner of that folder and of its disk; no job ends before its log is kept",
+        )
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """None where there is none. Raises StorageUnavailable."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _storage_error(error, path) from error
 
 
 def _append(descriptor: int, size: int, offset: int, piece: bytes) -> int:

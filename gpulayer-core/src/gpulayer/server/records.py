@@ -1,6 +1,7 @@
 """Images, specs and state to the records that people and scripts read. Pure."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -10,6 +11,7 @@ from gpulayer.engine import State, opinions
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Job, Worker
+from gpulayer.errors import GpulayerError
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.server.store import AuditEntry, StoredEvent, StoredJob
@@ -44,6 +46,7 @@ __all__ = [
     "presence",
     "restored_hint",
     "suspended_reason",
+    "unkept_log_reason",
     "waiting_reason",
     "worker_record",
     "worker_views",
@@ -210,10 +213,14 @@ def explain_reply(request: Request, verdicts: Sequence[Verdict]) -> ExplainReply
 
 
 def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -> ReasonRecord:
-    """Why a queued job waits, in one line: the best verdict. awaits: scorers whose opinion is still to come."""
+    """Why a queued job waits, in one line: the best verdict, and of busy workers' that of one that is there: others may
+    be gone for good. awaits: scorers whose opinion is still to come."""
     if not verdicts:
         return {"code": "no_worker", "message": "no worker has joined yet"}
     best = verdicts[0]
+    if best.kind is VerdictKind.BUSY:
+        busy = [each for each in verdicts if each.kind is VerdictKind.BUSY]
+        best = next((each for each in busy if not _is_away(each)), best)
     match best.kind:
         case VerdictKind.ELIGIBLE:
             if awaits:
@@ -228,10 +235,23 @@ def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -
             return {"code": "no_worker_fits", "message": "no worker that is known now fits"}
 
 
+def _is_away(verdict: Verdict) -> bool:
+    return any(reason.code in (ReasonCode.OFFLINE, ReasonCode.DRAINING) for reason in verdict.reasons)
+
+
 def held_reason(job: Job, *, until_ms: int, now: Instant) -> ReasonRecord:
     """Why an exclusive job waits that was lent before, and for how long (engine time)."""
-    until = iso_utc(now.wall_ms + until_ms - now.ms)
-    return {"code": job.reason_code, "message": f"{job.reason_message}: it goes to nobody before {until}"}
+    left_s = max(1, math.ceil((until_ms - now.ms) / 1000))
+    until = (iso_utc(now.wall_ms + until_ms - now.ms) or "")[:19].replace("T", " ")
+    return {
+        "code": job.reason_code,
+        "message": f"{job.reason_message}: it goes to nobody for {left_s} s, until {until} UTC",
+    }
+
+
+def unkept_log_reason(error: GpulayerError) -> ReasonRecord:
+    """Why a job whose program may have ended long ago does not end."""
+    return {"code": error.code, "message": f"its log is not taken: {error.message}; its worker sends it again"}
 
 
 def restored_hint(told: AuditEntry) -> str:

@@ -25,7 +25,7 @@ from gpulayer.errors import Conflict, StorageUnavailable, UsageError
 from gpulayer.ids import new_id
 from gpulayer.server import archive
 from gpulayer.server.audit import SYSTEM, entry
-from gpulayer.server.folder import locked
+from gpulayer.server.folder import OF_PEOPLE, locked, unusable
 from gpulayer.server.generations import first_of_generation
 from gpulayer.server.history import History
 from gpulayer.server.keeping import check_keys
@@ -41,8 +41,9 @@ __all__ = ["Restored", "check_empty", "restore"]
 
 _MAKING: Final = ".restore-"
 _STORE: Final = "store.db"
-_PARTS: Final = frozenset({"pepper", "secrets.key", "own-port", "tls", "blobs", "logs"})
-_IGNORED: Final = frozenset({"plane.lock", "lost+found"})  # of a control plane that has gone; of a file system's root
+_PARTS: Final = frozenset({"pepper", "secrets.key", "own-port", "tls", "blobs", "logs", "restored"})
+# Of a control plane that has gone, or that did not come up; of a file system's root.
+_IGNORED: Final = frozenset({"plane.lock", "plane.log", "own-port", "lost+found"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,11 @@ def check_empty(root: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageUnavailable(f"state folder {root} can't be used: {error.strerror}") from None
+        if error.errno in OF_PEOPLE:
+            raise UsageError(
+                f"state folder {root} can't be used: {error.strerror}", hint="choose another with --state DIR"
+            ) from None
+        raise unusable(root, error) from None
     held = [name for name in held if name not in _IGNORED]
     if any(name.startswith(_MAKING) for name in held) and all(_is_of_restore(name) for name in held):
         return
@@ -108,6 +113,7 @@ def _restore(backup: Path, file: BinaryIO, layout: Layout, *, clock: Clock) -> R
         head, members, damaged = _unpack(backup, file, making)
         check_keys(Layout(making), what=f"what {backup} holds", hint="use an older backup; nothing was restored")
         restored = _begin(Layout(making), head, members, backup, clock=clock)
+        Layout(making).restored.touch(0o600)
         _sync_all(making)
         _give_names(making, root)
     except BaseException:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulayer.errors import Conflict, StorageUnavailable
+from gpulayer.errors import Conflict
 from gpulayer.faults import here
 from gpulayer.ids import JobId, RandomBytes
+from gpulayer.server.folder import unusable
 from gpulayer.syncing import Syncs
 
 __all__ = ["Sealer", "open_sealer"]
@@ -72,7 +73,7 @@ def open_sealer(
                 ) from None
             key = _make(path, random_bytes, syncs or Syncs())
     except OSError as error:
-        raise StorageUnavailable(f"{path.name} can't be used: {error.strerror}") from error
+        raise unusable(path, error) from error
     if len(key) != _KEY_BYTES:
         # Never replaced by a new one: jobs that wait may have been sealed under what it was.
         raise Conflict(

@@ -16,14 +16,25 @@ import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from gpulayer import __version__
 from gpulayer.clock import SystemClock
-from gpulayer.errors import UsageError
+from gpulayer.errors import DiskFull, StorageUnavailable, UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
-from gpulayer.server.folder import EndpointKeeper, is_ours, keep_port, kept_port, locked, make_private, sweep_copies
+from gpulayer.server.folder import (
+    OF_PEOPLE,
+    EndpointKeeper,
+    is_ours,
+    keep_port,
+    kept_port,
+    locked,
+    make_private,
+    sweep_copies,
+    unusable,
+)
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.mounts import NETWORKED, file_system_of
@@ -46,6 +57,7 @@ _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
+_ROOM_S: Final = 2.0
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 _COLLECT_S: Final = 10.0
 _MIDDLE_EVERY: Final = 30  # of these: 5 minutes
@@ -95,13 +107,17 @@ def serve(settings: ServeSettings) -> int:
 
 @contextmanager
 def _own_disk(layout: Layout) -> Iterator[None]:
-    """What the disk does to a start is told as such. Other errors of files are faults of ours."""
+    """What the disk does to a start is told as such, and so is what somebody did to the folder. Other errors of files
+    are faults of ours."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_DISKS:
+        if error.errno in _OF_DISKS:
+            raise storage_error(error, layout.root) from error
+        path = Path(error.filename) if isinstance(error.filename, str) else layout.root
+        if not path.is_relative_to(layout.root) or error.errno not in OF_PEOPLE:
             raise
-        raise storage_error(error, layout.root) from error
+        raise unusable(path, error) from error
 
 
 @dataclass(slots=True)
@@ -190,7 +206,7 @@ async def _serve(served: _Served) -> bool:
         loop.add_signal_handler(number, _on_signal, plane, served)
     try:
         await plane.start()
-        served.token = await _own_tokens(plane, served)
+        served.token = await _first_commit(plane, served)
         server = served.server = http_server(
             create_app(plane),
             served.listeners,
@@ -202,6 +218,8 @@ async def _serve(served: _Served) -> bool:
         gc.set_threshold(*_COLLECT)
         gc.enable()
         served.endpoint.write(_document(served))
+        with suppress(OSError):
+            served.layout.restored.unlink(missing_ok=True)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve())
             looking = group.create_task(_look_after(plane, served))
@@ -242,6 +260,19 @@ def _leave() -> NoReturn:
     for handler in logging.getLogger().handlers:
         handler.flush()
     os._exit(SYNC_FAILED_EXIT)
+
+
+async def _first_commit(plane: "Plane", served: _Served) -> str:
+    """As ``_own_tokens``. On a full disk a failed start may have made the room that it lacked: once more, if so."""
+    try:
+        return await _own_tokens(plane, served)
+    except (DiskFull, StorageUnavailable):
+        ends = asyncio.get_running_loop().time() + _ROOM_S
+        while plane.driver.is_read_only:
+            if asyncio.get_running_loop().time() > ends:
+                raise
+            await asyncio.sleep(_STOP_POLL_S)
+        return await _own_tokens(plane, served)
 
 
 async def _own_tokens(plane: "Plane", served: _Served) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from gpulayer.client.holder import RESTORED_FILE
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.server.admission import AdmissionLimits
 
@@ -38,6 +39,11 @@ class Layout:
     @property
     def endpoint(self) -> Path:
         return self.root / "endpoint.json"
+
+    @property
+    def restored(self) -> Path:
+        """There from a restore until a control plane has served: none but ``gpulayer up`` starts the first."""
+        return self.root / RESTORED_FILE
 
     @property
     def own_port(self) -> Path:

@@ -101,8 +101,8 @@ class AttemptLogs:
             path.unlink(missing_ok=True)
 
     async def run(self) -> tuple[str, ...]:
-        """Returns, once they are drained, a line of evidence for each stream that was refused for good, can't be read or
-        has lost something here; the other one comes home all the same. Raises StaleAttempt."""
+        """Returns, once they are drained, a line of evidence for each stream that was refused for good, can't be read,
+        or has lost something here; the other one comes home all the same. Raises StaleAttempt."""
         failed: list[str] = []
         if self._masks is not None:
             try:

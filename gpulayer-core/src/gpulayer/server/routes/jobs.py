@@ -27,6 +27,7 @@ from gpulayer.server.records import (
     output_records,
     restored_hint,
     suspended_reason,
+    unkept_log_reason,
     waiting_reason,
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
@@ -64,6 +65,7 @@ _SLICE: Final = 200
 _PARSE_IN_THREAD: Final = 256 * 1024
 _WAIT_LIMIT_S: Final = 60.0
 _DECISION_S: Final = 1.0
+_LOGGING: Final = (JobState.RUNNING, JobState.ENDING)
 
 
 async def submit(call: Call) -> Response:
@@ -339,12 +341,14 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
     waiting = {job.image.id for job in unexplained if job.image.state is JobState.QUEUED}
     staging = {job.image.id for job in unexplained if job.image.state is JobState.STAGING and _may_need_plugins(job)}
     kept_off = {job.image.id for job in jobs if job.image.reason_code == HELD}
+    refused = {job.image.id: plane.logs.refused(job.image.id) for job in unexplained if job.image.state in _LOGGING}
+    unkept = {job_id: unkept_log_reason(error) for job_id, error in refused.items() if error is not None}
     if not waiting and not staging and not kept_off:
-        return {}
+        return unkept
 
     def explain_all(state: State) -> dict[JobId, ReasonRecord]:
         known: dict[object, tuple[Verdict, ...]] = {}
-        found: dict[JobId, ReasonRecord] = {}
+        found = dict(unkept)
         for job_id in waiting:
             job = state.jobs.get(job_id)
             if job is None:

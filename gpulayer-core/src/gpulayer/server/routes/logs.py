@@ -5,7 +5,8 @@ connection is closed, and holds up nobody: each follower reads for itself, and t
 """
 
 import asyncio
-from contextlib import suppress
+import logging
+from functools import partial
 from typing import Final
 
 from starlette.responses import Response
@@ -16,17 +17,21 @@ from gpulayer.engine import State
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage
 from gpulayer.engine.turn import attempt_image
-from gpulayer.errors import BadRequest, NotFound, StorageUnavailable, Unauthenticated
+from gpulayer.errors import BadRequest, DiskFull, NotFound, StorageUnavailable, Unauthenticated
+from gpulayer.faults import here
 from gpulayer.ids import JobId
-from gpulayer.server.logs import READ_PIECE, LogKey
+from gpulayer.server.fence import is_held, lent, own_worker
+from gpulayer.server.logs import READ_PIECE, LogKey, LogReader
 from gpulayer.server.plane import Plane
 from gpulayer.server.routes.jobs import find_job
 from gpulayer.server.store import reads
-from gpulayer.server.web import READ_OR_JOB, Call, Hold, Query, Route, held
+from gpulayer.server.web import READ_OR_JOB, Call, Hold, Query, Route, held, json_response
 from gpulayer.spec.logs import LogStream
 from gpulayer.spec.units import format_duration
 
-__all__ = ["ROUTES", "log_stream"]
+__all__ = ["ROUTES", "put_log"]
+
+_log: Final = logging.getLogger(__name__)
 
 
 async def logs(call: Call) -> Response:
@@ -67,27 +72,83 @@ async def logs(call: Call) -> Response:
         offset = max(offset, start or 0)
         headers["X-Gpulayer-Log-Timed"] = "0" if start is None else "1"
     headers |= _headers(offset, attempt.number)
-    return _LogResponse(call, key, offset, headers, is_following=is_following)
+    reader = plane.logs.open(key)
+    try:
+        # Before the answer begins: after that nobody can be told why it can't be read.
+        first = plane.logs.latest(key, offset) or await plane.in_thread(reader.read, offset)
+    except BaseException:
+        reader.close()
+        raise
+    return _LogResponse(call, key, reader, offset, headers, first=first, is_following=is_following)
+
+
+async def put_log(call: Call) -> Response:
+    """A piece of a log, by offset."""
+    plane = call.plane
+    node = call.query_int("node", 0, most=100_000) or 0
+    offset = call.query_int("offset", 0) or 0
+    is_final = call.query_flag("final")
+    stream = log_stream(call)
+    epoch, job_id = await lent(call, node)
+    key = LogKey(job_id, epoch, node, stream)
+    piece = await call.content(plane.settings.max_log_chunk_bytes)
+    worker_id, size = own_worker(call), None
+    with plane.logs.noting_refusal(job_id):
+        plane.room.check_log(len(piece), is_final=is_final)
+        while size is None:
+            append = partial(
+                plane.logs.append,
+                key,
+                offset,
+                piece,
+                wall_ms=plane.clock.wall_ms(),
+                is_final=is_final,
+                is_followed=plane.hub.is_watched(key),
+                is_open=lambda: is_held(plane, worker_id, epoch, node),
+            )
+            size = await plane.in_thread(plane.room.write, append)
+            if size is None:  # the attempt ended while the piece came; or it did not, and that change has failed
+                await lent(call, node)
+    if piece:
+        here("plane.after_log_piece")
+    plane.hub.wake([key])
+    return json_response({"offset": size})
 
 
 class _LogResponse(Response):
-    """Streams a log: one piece in memory at a time, read when the one before it has been taken."""
+    """Streams a log: one piece in memory at a time, read when the one before it has been taken. Closes ``reader``."""
 
-    def __init__(self, call: Call, key: LogKey, offset: int, headers: dict[str, str], *, is_following: bool) -> None:
+    def __init__(
+        self,
+        call: Call,
+        key: LogKey,
+        reader: LogReader,
+        offset: int,
+        headers: dict[str, str],
+        *,
+        first: bytes,
+        is_following: bool,
+    ) -> None:
         super().__init__(None, headers=headers, media_type="application/octet-stream")
         del self.headers["content-length"]
         self._call = call
         self._key = key
-        self._reader = call.plane.logs.open(key)
+        self._reader = reader
         self._offset = offset
+        self._first = first
         self._is_following = is_following
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with self._reader, suppress(Unauthenticated):
-            await self._send_all(send)
-        # Where the plane closes or the caller's token ends, the response stays unfinished on purpose, so that no
-        # follower takes it for the log's end.
+        with self._reader:
+            try:
+                await self._send_all(send)
+            except Unauthenticated:
+                pass
+            except (DiskFull, StorageUnavailable) as error:
+                _log.warning("the log of job %s can't be read on: %s", self._key.job_id, error.message)
+        # Where the plane closes, the caller's token ends or the disk fails, the response stays unfinished on purpose,
+        # so that no follower takes it for the log's end: it asks again, and is told then.
 
     async def _send_all(self, send: Send) -> None:
         plane, key = self._call.plane, self._key
@@ -109,7 +170,7 @@ class _LogResponse(Response):
                         return
 
     async def _send_piece(self, send: Send, hold: Hold) -> bool:
-        piece = self._call.plane.logs.latest(self._key, self._offset)
+        piece, self._first = self._first or self._call.plane.logs.latest(self._key, self._offset), b""
         if not piece:
             piece = await self._call.plane.in_thread(self._reader.read, self._offset)
         # In slices, each taken before the next: a reader that is slow holds no more than one of them in memory.

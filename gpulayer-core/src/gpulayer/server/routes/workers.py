@@ -39,7 +39,7 @@ from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, 
 from gpulayer.server.plane import Plane
 from gpulayer.server.pools import offered
 from gpulayer.server.records import worker_record
-from gpulayer.server.routes.logs import log_stream
+from gpulayer.server.routes.logs import put_log
 from gpulayer.server.starts import Incumbent, Start, start_of, superseded
 from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
@@ -205,38 +205,6 @@ async def commands(call: Call) -> Response:
                 if found or left_ms <= 0 or hold.is_over:
                     return json_response({"cursor": cursor, "commands": found})
                 await hold.wait(left_ms / 1000)
-
-
-async def put_log(call: Call) -> Response:
-    """A piece of a log, by offset."""
-    plane = call.plane
-    node = call.query_int("node", 0, most=100_000) or 0
-    offset = call.query_int("offset", 0) or 0
-    is_final = call.query_flag("final")
-    stream = log_stream(call)
-    epoch, job_id = await lent(call, node)
-    key = LogKey(job_id, epoch, node, stream)
-    piece = await call.content(plane.settings.max_log_chunk_bytes)
-    plane.room.check_log(len(piece), is_final=is_final)
-    worker_id, size = own_worker(call), None
-    while size is None:
-        append = partial(
-            plane.logs.append,
-            key,
-            offset,
-            piece,
-            wall_ms=plane.clock.wall_ms(),
-            is_final=is_final,
-            is_followed=plane.hub.is_watched(key),
-            is_open=lambda: is_held(plane, worker_id, epoch, node),
-        )
-        size = await plane.in_thread(plane.room.write, append)
-        if size is None:  # the attempt ended while the piece came; or it did not, and that change has failed
-            await lent(call, node)
-    if piece:
-        here("plane.after_log_piece")
-    plane.hub.wake([key])
-    return json_response({"offset": size})
 
 
 async def put_outputs(call: Call) -> Response:

@@ -1,51 +1,152 @@
 """``python -m gpulayer.testing.sim --seed N [--trace]`` or ``--seeds 0:300``: play worlds, and tell what happened.
 
 What breaks a rule is made as small as it gets and told as a story, with the line that plays it again. Exit code 1 then.
+With ``--mutant NAME`` the first seed that notices that planted fault is looked for.
 """
 
 import argparse
-import contextlib
+import os
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from gpulayer.testing.sim.failing import explained, shrunk
 from gpulayer.testing.sim.mutants import MUTANTS, UNSEEN, planted
 from gpulayer.testing.sim.replay import scenario_from
 from gpulayer.testing.sim.scenario import Scenario, Shape
-from gpulayer.testing.sim.story import Story, counted
+from gpulayer.testing.sim.story import Story
+from gpulayer.testing.sim.words import counted
 from gpulayer.testing.sim.world import Course, play
+
+PROGRAM: Final = "python -m gpulayer.testing.sim"
+SEEDS: Final = range(100)
+SEEDS_A_MUTANT: Final = range(1_000)  # within so many each has to be noticed (``make soak ONLY=14``)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 when a run broke a promise; which, the least that breaks it, and its story are on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m gpulayer.testing.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="play this seed alone")
-    parser.add_argument(
-        "--seeds", default=range(100), type=_range, metavar="FROM:TO", help="without TO (default: 0:100)"
+    """Exit code 1 when a run broke a promise; which, the least that breaks it, and its story are told. A reader that
+    goes away ends it quietly."""
+    try:
+        code = _run(_parser().parse_args(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at the end
+        return 141  # as of a program that SIGPIPE ends
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seed", type=int, help="play this seed alone")
+    which.add_argument("--seeds", type=_range, metavar="FROM:TO", help="without TO (default: 0:100)")
+    which.add_argument(
+        "--replay", type=_scenario, metavar="SCENARIO", help="play this one: JSON, a file that has it, or -"
     )
-    parser.add_argument("--replay", metavar="SCENARIO", help="play this one: JSON, a file that has it, or -")
     parser.add_argument(
         "--trace", nargs="?", const="story", choices=["story", "all"], help="tell the story; =all: every step of it"
     )
     parser.add_argument("--workers", type=_positive, default=Shape().workers, help="machines of a fleet")
     parser.add_argument("--jobs", type=_count, default=Shape().jobs, help="jobs of a fleet")
     parser.add_argument("--minimise-s", type=_count, default=60, help="seconds for making it small (0: leave it)")
-    parser.add_argument("--mutant", type=_mutant, metavar="NAME", help="with a planted fault; see --mutants")
+    parser.add_argument(
+        "--mutant",
+        type=_mutant,
+        metavar="NAME",
+        help="with a planted fault, until it is noticed (default: --seeds 0:1000); see --mutants",
+    )
     parser.add_argument("--mutants", action="store_true", help="list the faults that can be planted")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
     if arguments.mutants:
         for name, mutant in sorted({**MUTANTS, **UNSEEN}.items()):
-            unseen = " (nobody has noticed this one)" if name in UNSEEN else ""
+            unseen = f" (not counted on: {UNSEEN[name].unseen})" if name in UNSEEN else ""
             print(f"{name:<28} {mutant.text}{unseen}")
+        print(f"{len(MUTANTS)} of {len(MUTANTS) + len(UNSEEN)} are noticed, {len(UNSEEN)} are not, or hardly ever")
         return 0
-    try:
-        scenarios = _scenarios(arguments)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    fault = planted(arguments.mutant) if arguments.mutant else contextlib.nullcontext()
-    with fault:
-        return _play_all(scenarios, arguments)
+    played = _Played(arguments)
+    if not arguments.mutant:
+        return played.all()
+    with planted(arguments.mutant):
+        return played.until_noticed()
+
+
+@dataclass(slots=True)
+class _Played:
+    """What is played for one command line, and what it came to."""
+
+    arguments: argparse.Namespace
+    course: Course = field(default_factory=Course)
+    runs: int = 0
+    failed: list[int] = field(default_factory=list)
+
+    def all(self) -> int:
+        """Each of them, whatever breaks."""
+        began = time.process_time()
+        for scenario in self._scenarios(SEEDS):
+            self._play(scenario)
+        self._sum_up(time.process_time() - began)
+        return 1 if self.failed else 0
+
+    def until_noticed(self) -> int:
+        """Until one breaks a rule."""
+        began, name = time.process_time(), self.arguments.mutant
+        for scenario in self._scenarios(SEEDS_A_MUTANT):
+            if not self._play(scenario):
+                break
+        self._sum_up(time.process_time() - began)
+        if self.failed:
+            return 1
+        known = f", and is not counted on: {UNSEEN[name].unseen}" if name in UNSEEN else ""
+        print(f"{name} was not noticed in {counted(self.runs, 'fleet')}{known}")
+        if self.runs < len(SEEDS_A_MUTANT) and name not in UNSEEN:
+            more = f"--mutant {name} --seeds {SEEDS_A_MUTANT.start}:{SEEDS_A_MUTANT.stop}"
+            print(f"more:      {PROGRAM} {more}   (it stops at the first that notices it)")
+        return 0
+
+    def _scenarios(self, usual: range) -> Iterator[Scenario]:
+        arguments = self.arguments
+        if arguments.replay is not None:
+            yield arguments.replay
+            return
+        seeds = [arguments.seed] if arguments.seed is not None else arguments.seeds or usual
+        shape = Shape(workers=arguments.workers, jobs=arguments.jobs)
+        for number, seed in enumerate(seeds):
+            _progress(f"{number} of {len(seeds)} fleets" if len(seeds) > 1 else "")
+            yield Scenario.of_seed(seed, shape)
+        _progress("")
+
+    def _play(self, scenario: Scenario) -> bool:
+        """Whether all went well."""
+        in_full = self.arguments.trace == "all"
+        story = Story() if self.arguments.trace else None
+        self.runs += 1
+        try:
+            report = play(scenario, story=story, course=self.course)
+        except Exception as error:
+            self.failed.append(scenario.seed)
+            _progress("")
+            _explain(scenario, error, self.arguments, in_full=in_full)
+            return False
+        if story is not None:
+            print("\n".join(story.told(in_full=in_full)))
+            ends = ", ".join(f"{count} {state}" for state, count in sorted(report.states.items()))
+            print(f"all is over: {ends or 'there were no jobs'}")
+        return True
+
+    def _sum_up(self, seconds: float) -> None:
+        faults, failed = self.course.faults, self.failed
+        if faults:
+            print("faults: " + ", ".join(f"{_words(kind)} {count}" for kind, count in sorted(faults.items())))
+        done = f"{counted(self.runs, 'run')}, {self.course.steps} steps, {faults.total()} faults"
+        print(f"{done}, {len(failed)} failed in {seconds:.1f} s of CPU")
+        if failed:
+            print("failed: seed " + ", ".join(map(str, failed[:20])) + (", …" if len(failed) > 20 else ""))
 
 
 def _range(text: str) -> range:
@@ -75,58 +176,51 @@ def _mutant(name: str) -> str:
     return name
 
 
-def _scenarios(arguments: argparse.Namespace) -> list[Scenario]:
-    if arguments.replay is not None:
-        return [scenario_from(_text_of(arguments.replay))]
-    seeds = [arguments.seed] if arguments.seed is not None else arguments.seeds
-    shape = Shape(workers=arguments.workers, jobs=arguments.jobs)
-    return [Scenario.of_seed(seed, shape) for seed in seeds]
-
-
-def _text_of(replay: str) -> str:
-    if replay == "-":
-        return sys.stdin.read()
-    return replay if replay.lstrip().startswith("{") else Path(replay).read_text(encoding="utf-8")
-
-
-def _play_all(scenarios: list[Scenario], arguments: argparse.Namespace) -> int:
-    began, course, failed = time.process_time(), Course(), []
-    in_full = arguments.trace == "all"
-    for scenario in scenarios:
-        story = Story() if arguments.trace else None
-        try:
-            report = play(scenario, story=story, course=course)
-        except Exception as error:
-            failed.append(scenario.seed)
-            _explain(scenario, error, arguments, in_full=in_full)
-            continue
-        if story is not None:
-            print("\n".join(story.told(in_full=in_full)))
-            ends = ", ".join(f"{count} {state}" for state, count in sorted(report.states.items()))
-            print(f"all is over: {ends or 'there were no jobs'}")
-    seconds = time.process_time() - began
-    if course.faults:
-        print("faults: " + ", ".join(f"{_words(kind)} {count}" for kind, count in sorted(course.faults.items())))
-    done = f"{counted(len(scenarios), 'run')}, {course.steps} steps, {course.faults.total()} faults"
-    print(f"{done}, {len(failed)} failed in {seconds:.1f} s of CPU")
-    if failed:
-        print("failed: seed " + ", ".join(map(str, failed[:20])) + (", …" if len(failed) > 20 else ""))
-    return 1 if failed else 0
+def _scenario(replay: str) -> Scenario:
+    try:
+        text = sys.stdin.read() if replay == "-" else replay
+        if replay != "-" and not replay.lstrip().startswith("{"):
+            text = Path(replay).read_text(encoding="utf-8")
+        scenario = scenario_from(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{replay} can't be read: {error.strerror}; it takes JSON, a file or -"
+        ) from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"that is no scenario as the line 'again:' has one: {error}") from error
+    if not scenario.hosts and not scenario.jobs:
+        raise argparse.ArgumentTypeError("there are no hosts and no jobs in that scenario")
+    return scenario
 
 
 def _words(kind: str) -> str:
     return kind.replace("_", " ")
 
 
+def _progress(text: str) -> None:
+    """For who waits at a terminal, and gone with the next line; empty: only that."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def _explain(scenario: Scenario, error: Exception, arguments: argparse.Namespace, *, in_full: bool) -> None:
-    until = time.monotonic() + arguments.minimise_s
-    failing = shrunk(scenario, error, _told, has_time=lambda: time.monotonic() < until)
-    program, fault = "python -m gpulayer.testing.sim", ""
+    until: float = time.monotonic() + arguments.minimise_s
+    plays = 0
+
+    def has_time() -> bool:
+        nonlocal plays
+        plays += 1
+        _progress(f"seed {scenario.seed} breaks a rule; made smaller in {plays} fleets so far")
+        return time.monotonic() < until
+
+    failing = shrunk(scenario, error, _told, has_time=has_time)
+    _progress("")
+    program, fault = PROGRAM, ""
     if arguments.mutant:
         program += f" --mutant {arguments.mutant}"
         fault = {**MUTANTS, **UNSEEN}[arguments.mutant].text
     lines = explained(failing, program=f"{program} --replay", planted=fault, in_full=in_full)
-    print(f"seed {scenario.seed} breaks a rule", *lines, sep="\n", file=sys.stderr)
+    print(f"seed {scenario.seed} breaks a rule", *lines, sep="\n", flush=True)
 
 
 def _told(scenario: Scenario, story: Story | None) -> object:

@@ -22,6 +22,7 @@ from gpulayer.testing.sim.parts import Part
 from gpulayer.testing.sim.plane import Commands
 from gpulayer.testing.sim.rules import Violation
 from gpulayer.testing.sim.spawner import Process
+from gpulayer.testing.sim.words import attempt_name, lasting
 
 if TYPE_CHECKING:
     from gpulayer.testing.sim.host import SimHost
@@ -64,6 +65,9 @@ class SimAgent:
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
     def __post_init__(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
         facts = self.host.facts
         self.state = protocol.AgentState(
             cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources, has_new_facts=True
@@ -77,6 +81,7 @@ class SimAgent:
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
         host = self.host
+        self._look()  # again: the spawner may have kept it waiting
         self.is_begun = True
         self.incarnation = host.plane.incarnation
         if host.disk.contact_ms is None:
@@ -125,10 +130,10 @@ class SimAgent:
             return
         clock = self.host.clock
         if clock.story is not None:
-            clock.story.heard(clock.now_ms, self.host.id, event)
+            clock.story.heard(clock.now_ms, self.host.line, event)
         for action in protocol.step(self.state, event, now_ms=self.host.piece.now_ms):
             if clock.story is not None:
-                clock.story.acted(clock.now_ms, self.host.id, action)
+                clock.story.acted(clock.now_ms, self.host.line, action)
             self._act(action)
         self._refuse(event)
         self._wake()
@@ -313,6 +318,7 @@ class SimAgent:
             self._count += 1
             number, delay_ms = self._count, host.numbers.randrange(SLOW_MS)
             self._launching[key] = number, kill_by_ms
+            host.clock.say(f"{host.id} takes {lasting(delay_ms)} to start {attempt_name(assignment)}")
             host.piece.after(delay_ms, lambda: self._launch(assignment, number))
             return
         self._start(assignment, kill_by_ms)
@@ -343,7 +349,9 @@ class SimAgent:
 
         def spawn() -> None:
             if key in self._never:
-                raise Violation(f"{key} starts on {host.id}, which was told to end it before")
+                raise Violation(
+                    f"{attempt_name(assignment)} starts on {host.id}, which was told to end it before", promise=3
+                )
             process = host.spawner.spawn(assignment, kill_by_ms)
             if process is None:
                 self._later(1, m.SpawnFailed(key, None, "the time by which it must be over has passed"))

@@ -35,7 +35,7 @@ class SimClients:
             if not isinstance(found, str):
                 return
             if self.acknowledged.setdefault(key, JobId(found)) != found:
-                raise Violation(f"{key} gave {found} and {self.acknowledged[key]}")
+                raise Violation(f"{key} gave {self.acknowledged[key]}, and now {found}", promise=5)
 
         def done() -> None:
             then()

@@ -98,6 +98,16 @@ class Clockwork:
         if self.story is not None:
             self.story.say(self.now_ms, text)
 
+    def went_wrong(self, what: str, of: str) -> None:
+        """Its end is to be told, by ``over``."""
+        if self.story is not None:
+            self.story.went_wrong(what, of)
+
+    def over(self, what: str, of: str, text: str) -> None:
+        """One sentence of the story, where this was wrong."""
+        if self.story is not None:
+            self.story.over(self.now_ms, what, of, text)
+
     def fault(self, kind: str, entity: str, *, lasts_ms: int = 0, after_ms: int = CALM_MS) -> None:
         """Count it, and remember that all is not well with the entity so long, and for what it brings about after it;
         with 0 for both, nothing is late by it."""

@@ -2,22 +2,32 @@
 
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.engine.invariants import InvariantViolated
 from gpulayer.testing.sim.minimise import Minimised, minimise
+from gpulayer.testing.sim.promises import PROMISES
 from gpulayer.testing.sim.replay import written
+from gpulayer.testing.sim.rules import Stuck, Violation
 from gpulayer.testing.sim.scenario import Scenario
-from gpulayer.testing.sim.story import Story
+from gpulayer.testing.sim.story import Line, Story
+from gpulayer.testing.sim.troubles import noise_text
+from gpulayer.testing.sim.words import counted, listed, share
 
 __all__ = ["Failing", "explained", "rule_of", "shrunk"]
 
 Play = Callable[[Scenario, Story | None], object]  # raises where a rule is broken
 
 LONGEST_STORY: Final = 60  # lines; of a longer one the end, which is where it breaks
+_STUCK: Final = "when nothing goes wrong any more, everything comes to its end"
+_BOOKS: Final = "what the control plane keeps in mind agrees with itself (an invariant of the engine)"
+_RULE: Final = "a rule of the simulated world that no promise has in so many words"
 _MOMENT: Final = re.compile(r"virtual time ([\d.]+) s")
-_PARTICULARS: Final = re.compile(r"'[^']*'|\b[0-9a-f]{16}\b|\bw\d+\b|\bGPU-[\w-]+|-?\d[\d.,_]*|[\[{(<].*", re.DOTALL)
+_PARTICULARS: Final = re.compile(
+    r"'[^']*'|\b[0-9a-f]{16}\b|\bw\d+\b|\bGPU-[\w-]+|-?\d[\d.,_]*(?: (?:ms|s|min|h)\b)?|[\[{(<].*", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +74,14 @@ def explained(failing: Failing, *, program: str, planted: str = "", in_full: boo
     whole, small = failing.whole, failing.found.scenario
     end = "no smaller one was found" if failing.found.is_smallest else "time was over; it may get smaller still"
     lines = [f"planted:   {planted}"] if planted else []
+    what, at = _first_line(failing.error), Line(_moment_of(failing.error, small), "")
+    if isinstance(failing.error, InvariantViolated):  # which knows attempts by their epochs
+        what = failing.story.with_attempt_names(what)
     lines += [
-        f"rule:      {type(failing.error).__name__}: {_first_line(failing.error)}",
+        f"broken:    {_promised(failing.error)}",
+        f"           by this, at {str(at).strip()}: {what}",
         f"left:      {_size(small)}, of {_size(whole)}",
+        *(f"           with {text}" for text in _still_wrong(small)),
         f"           ({failing.found.plays} scenarios played, {end})",
         f"again:     {program} {shlex.quote(written(small))}",
         "story:",
@@ -75,7 +90,33 @@ def explained(failing: Failing, *, program: str, planted: str = "", in_full: boo
     if len(told) > LONGEST_STORY and not in_full:
         lines.append(f"  … {len(told) - LONGEST_STORY} lines before")
         told = told[-LONGEST_STORY:]
-    return [*lines, *(f"  {line}" for line in told), f"  and so: {_first_line(failing.error)}"]
+    return [*lines, *(f"  {line}" for line in told), f"  {replace(at, text=f'BROKEN: {what}')}"]
+
+
+def _promised(error: Exception) -> str:
+    """In the words that people know it by."""
+    match error:
+        case Stuck(promise=promise):
+            return f"promise {promise}: {PROMISES[promise]} ({_STUCK})"
+        case Violation(promise=promise) if promise in PROMISES:
+            return f"promise {promise}: {PROMISES[promise]}"
+        case Violation():
+            return _RULE
+        case InvariantViolated():
+            return _BOOKS
+        case _:
+            return f"nothing that was promised: the program fails ({type(error).__name__})"
+
+
+def _still_wrong(scenario: Scenario) -> Iterator[str]:
+    """What is wrong there and no fault with a time of its own."""
+    if text := noise_text(scenario.noise):
+        yield f"a network that {text}"
+    if scenario.noise.commit_failure:
+        yield f"{share(scenario.noise.commit_failure)} of all commits failing"
+    rates = {scenario.rate, *(host.rate for host in scenario.hosts)}
+    if len(rates) > 1:
+        yield f"clocks whose rates differ by {share(max(rates) / min(rates) - 1)}"
 
 
 def _moment_of(error: Exception, scenario: Scenario) -> int:
@@ -85,8 +126,8 @@ def _moment_of(error: Exception, scenario: Scenario) -> int:
 
 
 def _size(scenario: Scenario) -> str:
-    counts = (len(scenario.hosts), "machine"), (len(scenario.jobs), "job"), (len(scenario.faults), "fault")
-    return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts)
+    counts = (len(scenario.hosts), "machine"), (len(scenario.jobs), "job"), (len(scenario.faults), "planned fault")
+    return listed([counted(count, name) for count, name in counts])
 
 
 def _first_line(error: Exception) -> str:

@@ -98,6 +98,6 @@ class Fleet:
             for request_id in sorted(there - self._wanted):
                 self.provider.destroy(request_id, owner=OWNER)
         except TimeoutError as error:
-            self.clock.say(f"whoever asked for the machine {error}")
+            self.clock.say(f"the provider fails: {error}")
         if self._wanted or there or self.provider.list(owner=OWNER):
             self.clock.after(AGAIN_MS, self._ask)

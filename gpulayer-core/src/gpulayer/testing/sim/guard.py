@@ -13,6 +13,7 @@ from gpulayer.testing.sim.parts import Part
 from gpulayer.testing.sim.plane import PLANE, SimPlane
 from gpulayer.testing.sim.rules import Stuck, Violation
 from gpulayer.testing.sim.spawner import Process
+from gpulayer.testing.sim.words import attempt_name, job_name, lasting, listed
 
 __all__ = ["Guard"]
 
@@ -49,22 +50,27 @@ class Guard:
         """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job
         without retries too; no more than a machine has cores, or of what it counts by name."""
         assignment, alive = new.assignment, host.spawner.alive
-        key, job_id = assignment.key, assignment.job_id
+        key, job_id, begins = assignment.key, assignment.job_id, f"{attempt_name(assignment)} starts"
         cpus = [process.assignment.cpus for process in alive]
         if cpus and sum(cpus) + assignment.cpus > host.most_cpus:
-            raise Violation(f"{key} starts on {host.id}, where {cpus} cores are in use of {host.most_cpus}")
+            raise Violation(f"{begins} on {host.id}, where {sum(cpus)} of {host.most_cpus} cores are in use", promise=2)
         for name, count in host.facts.resources:
             shares = [dict(process.assignment.resources).get(name, 0) for process in alive]
             if sum(shares) and sum(shares) + dict(assignment.resources).get(name, 0) > count:
-                raise Violation(f"{key} starts on {host.id}, where there is no {name} left: {shares}")
+                raise Violation(f"{begins} on {host.id}, where there is no {name} left: {shares}", promise=2)
         for process in alive:
             if set(process.assignment.devices) & set(assignment.devices):
-                raise Violation(f"{key} starts on a device that {process.assignment.key} still uses")
+                raise Violation(
+                    f"{begins} on a device of {host.id} that {attempt_name(process.assignment)} still uses", promise=2
+                )
         before = self._starts.get(job_id)
         if key in self.where and self.is_known(key):
-            raise Violation(f"attempt {key} of job {job_id} starts a second time, on {host.id}")
+            raise Violation(f"{begins} a second time, on {host.id}", promise=4)
         if before is not None and self.entries[job_id].retries == 0 and self.is_known(before):
-            raise Violation(f"job {job_id} has no retries, and starts again as {key} after {before}")
+            raise Violation(
+                f"{begins} on {host.id}, and it has no retries and was started on {self.where[before].id} before",
+                promise=4,
+            )
         self.where[key] = host
         host.forgotten.discard(key)
         self._starts[job_id] = key
@@ -80,7 +86,11 @@ class Guard:
         keep_ms = _keep(assignment)[0]
         if host.piece.now_ms < contact_ms + keep_ms:
             long_ms = host.piece.now_ms - contact_ms
-            raise Violation(f"{assignment.key} was given up on {host.id} after {long_ms} ms, not {keep_ms}, alone")
+            raise Violation(
+                f"{host.id} gives {attempt_name(assignment)} up {lasting(long_ms)} after its last contact, and is to"
+                f" keep it for {lasting(keep_ms)}",
+                promise=6,
+            )
 
     def answered(self, host: SimHost, void: tuple[Epoch, ...], *, has_work: bool) -> None:
         """A report of a host was: an agent that has work keeps that in mind for its successor, not much behind; and
@@ -99,7 +109,11 @@ class Guard:
                 return
             for process in alive:
                 if process.is_alive:
-                    raise Violation(f"{process.assignment.key} was void {VOID_MS} ms ago, and runs on at {host.id}")
+                    raise Violation(
+                        f"{attempt_name(process.assignment)} runs on at {host.id}, which heard {lasting(VOID_MS)} ago"
+                        " that it is not its own any more",
+                        promise=3,
+                    )
 
         self.clock.after(VOID_MS, look)
 
@@ -110,7 +124,11 @@ class Guard:
             return
         for process in host.spawner.alive:
             if process.assignment.key.epoch == epoch and not process.is_orphan:
-                raise Violation(f"{process.assignment.key} was given up for want of contact, and runs on at {worker}")
+                raise Violation(
+                    f"{attempt_name(process.assignment)} runs on at {worker}, which should have ended it by now: it has"
+                    " been without contact for too long",
+                    promise=3,
+                )
 
     def sweep(self) -> None:
         """And no longer, agent or no agent: as long as somebody watches it."""
@@ -128,7 +146,11 @@ class Guard:
                 until_ms = host.contact_ms + keep_ms + grace_ms + late_ms + WATCHED_MS
                 if not process.is_orphan and host.piece.now_ms > until_ms:
                     over_ms = host.piece.now_ms - until_ms
-                    raise Violation(f"{process.assignment.key} runs on at {host.id}, {over_ms} ms too long, alone")
+                    raise Violation(
+                        f"{attempt_name(process.assignment)} runs on at {host.id}, {lasting(over_ms)} longer than"
+                        " it may without contact",
+                        promise=3,
+                    )
 
     def cancelled(self, plane: SimPlane, job_id: JobId) -> None:
         """It ends within its grace time and a little, where nothing is wrong with its worker and the way there; at
@@ -137,7 +159,7 @@ class Guard:
         job = plane.state.jobs[job_id]
         epoch = job.tasks[0].epoch
         if epoch is None:
-            raise Violation(f"job {job_id} was cancelled while it waited, and waits on")
+            raise Violation(f"job {job_id} was cancelled while it waited, and waits on", promise=8)
         worker = plane.state.attempts[epoch].nodes[0].allocation.worker
         at_ms = self.clock.now_ms
         limit_ms = int((job.stop_grace_ms + CANCEL_MS) * 1.06 + WAYS * self.message_ms)
@@ -148,7 +170,9 @@ class Guard:
             self.judged += 1
             if plane.state is None or job_id not in plane.state.jobs:
                 return
-            raise Violation(f"job {job_id} was cancelled {limit_ms} ms ago, and has not ended on {worker}")
+            raise Violation(
+                f"job {job_id} was cancelled {lasting(limit_ms)} ago, and has not ended on {worker}", promise=8
+            )
 
         self.clock.after(limit_ms, look)
 
@@ -156,16 +180,22 @@ class Guard:
         """No tree lives on without a lease once its worker has been in contact."""
         for host in self.hosts:
             for process in host.spawner.alive:
-                key = process.assignment.key
-                if not host.is_gone and not plane.is_lent(host.id, key.epoch):
-                    raise Violation(f"{key} runs on {host.id}, which has been in contact and does not hold its lease")
+                given = process.assignment
+                if not host.is_gone and not plane.is_lent(host.id, given.key.epoch):
+                    raise Violation(
+                        f"{attempt_name(given)} runs on at {host.id}, which has been in contact; the control plane has"
+                        " given the attempt up long ago",
+                        promise=3,
+                    )
 
     def check_empty(self) -> None:
         """When all is over nothing runs, and nothing waits to be told."""
         for host in self.hosts:
-            alive = [str(process.assignment.key) for process in host.spawner.alive]
-            if not host.is_gone and (alive or host.disk.folders):
-                raise Stuck(f"{host.id} still has {alive or list(host.disk.folders)} when all is over")
+            alive = [attempt_name(process.assignment) for process in host.spawner.alive]
+            kept = [attempt_name(assignment) for assignment, _ in host.disk.folders.values()]
+            if not host.is_gone and (alive or kept):
+                does = "runs" if alive else "keeps"
+                raise Stuck(f"{host.id} still {does} work when all is over ({listed(alive or kept)})")
 
     def is_known(self, key: NodeKey) -> bool:
         """Whether anybody still knows that it was started: its host does unless it has lost its disk, or the folder
@@ -183,7 +213,8 @@ class Guard:
             for process in other.spawner.alive:
                 if process.assignment.job_id == assignment.job_id and not process.is_orphan:
                     raise Violation(
-                        f"exclusive job {assignment.job_id} starts on {host.id} while it runs on {other.id}"
+                        f"exclusive {job_name(assignment.job_id)} starts on {host.id} while it runs on {other.id}",
+                        promise=3,
                     )
 
     def _check_overlaps(self) -> None:
@@ -196,7 +227,10 @@ class Guard:
                 entry, job_id = process.assignment, process.assignment.job_id
                 if entry.exclusive and not process.is_orphan:
                     if job_id in runs:
-                        raise Violation(f"exclusive job {job_id} runs on {host.id} and on {runs[job_id].id}")
+                        raise Violation(
+                            f"exclusive {job_name(job_id)} runs on {runs[job_id].id} and on {host.id} at once",
+                            promise=3,
+                        )
                     runs[job_id] = host
 
 

@@ -20,8 +20,10 @@ from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.network import Network
 from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import SimPlane
-from gpulayer.testing.sim.scenario import HostPlan, Trouble
+from gpulayer.testing.sim.scenario import Fault, HostPlan, Trouble
 from gpulayer.testing.sim.spawner import WRITEBACK_MS, SimSpawner
+from gpulayer.testing.sim.troubles import NEED_POWER
+from gpulayer.testing.sim.words import listed
 
 if TYPE_CHECKING:
     from gpulayer.testing.sim.guard import Guard
@@ -277,6 +279,20 @@ class SimHost:
 
     # Troubles -----------------------------------------------------------------------------------------------------
 
+    def why_not(self, fault: Fault) -> str:
+        """Why nothing would come of this one now; empty where something does."""
+        kind, agent = fault.kind, self.agent
+        if kind in NEED_POWER and self.is_dark:
+            return "it has no power"
+        is_there = agent is not None and (agent.is_begun or kind is not Trouble.AGENT_LEAVES)
+        if kind in (Trouble.AGENT_DIES, Trouble.AGENT_LEAVES) and not is_there:
+            return "it is not running"
+        if kind in (Trouble.SPAWNER_DIES, Trouble.WATCHDOG_AND_SPAWNER_DIE) and not self.spawner.is_up:
+            return "it is not running"
+        if not self.plan.gpus and (kind is Trouble.STRANGER or (kind is Trouble.PROBE_LIES and fault.amount != 1)):
+            return "it has no GPUs"
+        return ""
+
     def crash_agent(self, restart_ms: int) -> None:
         """Processes and disk stay."""
         if self.agent is None:
@@ -308,9 +324,13 @@ class SimHost:
         """Its devices are in use for so long, and no probe sees it."""
         self._trouble(Trouble.STRANGER, lasts_ms)
         self._strangers += 1
+        if self.plan.gpus:
+            self.clock.went_wrong("devices", self.id)
 
         def go() -> None:
             self._strangers = max(0, self._strangers - 1)
+            if not self._strangers:
+                self.clock.over("devices", self.id, f"the devices of {self.id} are free again")
 
         self.clock.after(lasts_ms, go)
 
@@ -352,6 +372,7 @@ class SimHost:
     def take_away(self) -> None:
         """Its provider was asked to."""
         if not self.is_gone:
+            self.clock.say(f"{self.id} is given back to its provider")
             self._go_dark(Trouble.SPOT_LOST)
 
     def _go_dark(self, cause: Trouble) -> None:
@@ -375,6 +396,7 @@ class SimHost:
         """Nothing can be written for so long."""
         self._trouble(Trouble.DISK_FULL, lasts_ms)
         self.disk.is_full = True
+        self.clock.went_wrong("disk", self.id)
         self.clock.after(lasts_ms, self.make_room)
         agent, rng = self.agent, self.clock.numbers("full disk", self.id)
         if agent is not None:
@@ -385,6 +407,7 @@ class SimHost:
     def make_room(self) -> None:
         """It can be written again."""
         self.disk.is_full = False
+        self.clock.over("disk", self.id, f"the disk of {self.id} has room again")
 
     def jump(self, ms: int) -> None:
         """Its wall clock does."""
@@ -409,7 +432,14 @@ class SimHost:
                 at_ms,
                 lambda is_lie=is_lie: self._claim(lies[kind]) if is_lie else self.be_honest(),  # type: ignore[misc]
             )
-        self.clock.after(lasts_ms, self.be_honest)
+        if self.plan.gpus or kind == 1:
+            self.clock.went_wrong("probe", self.id)
+
+        def well() -> None:
+            self.be_honest()
+            self.clock.over("probe", self.id, f"the probe of {self.id} is right again")
+
+        self.clock.after(lasts_ms, well)
 
     def be_honest(self) -> None:
         """Its probe says what is so."""
@@ -432,7 +462,12 @@ class SimHost:
     def _go_on(self, parts: tuple[Part, ...]) -> None:
         if not any(self._stops[part] for part in parts):
             return
-        self.clock.say(f"of {self.id} go on again: {', '.join(parts)}")
+        there = [part for part in parts if part is not Part.AGENT or self.agent is not None]
+        go_on = [part for part in there if self._stops[part] == 1]
+        if go_on:
+            is_all = len(parts) == len(EVERYTHING) and go_on == there
+            who = f"everything on {self.id}" if is_all else f"the {listed(go_on)} of {self.id}"
+            self.clock.say(f"{who} {'goes' if is_all or len(go_on) == 1 else 'go'} on")
         for part in parts:
             if self._stops[part]:
                 self._stops[part] -= 1
@@ -457,6 +492,7 @@ class SimHost:
 
     def _power_on(self) -> None:
         self.is_dark = False
+        self.clock.say(f"{self.id} has power again")
         self.piece.restart()
         self.contact_ms = 0
         self.start()

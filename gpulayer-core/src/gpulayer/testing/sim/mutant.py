@@ -18,12 +18,13 @@ class StaleMutant(Exception):
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """``promise``: the one of PROMISES that it breaks. ``owner.attribute`` is replaced by what ``patch`` makes of it;
-    the first line of its docstring says what is wrong then."""
+    the first line of its docstring says what is wrong then. unseen: why nobody has noticed it yet."""
 
     promise: int
     owner: object
     attribute: str
     patch: Patch
+    unseen: str = ""
 
     @property
     def text(self) -> str:

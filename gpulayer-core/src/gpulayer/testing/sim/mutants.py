@@ -18,8 +18,9 @@ from gpulayer.testing.sim.mutants_placing import PLACING
 __all__ = ["MUTANTS", "UNSEEN", "Mutant", "StaleMutant", "planted"]
 
 MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **AWAY, **PLACING}
-# Nobody has noticed these, in 120 worlds and more: there the simulated world is blind, or another rule of the product
-# stands in. The soak does not count them; one that gets noticed moves up.
+# Nobody has noticed these in 120 worlds and more, or hardly ever: there the simulated world is blind, or another rule
+# of the product stands in (``Mutant.unseen``, as far as reading tells). The soak does not count them; one that gets
+# noticed moves up.
 UNSEEN: Final[dict[str, Mutant]] = {**UNSEEN_ENGINE, **UNSEEN_AGENT}
 
 

@@ -382,7 +382,25 @@ ENGINE: Final[dict[str, Mutant]] = {
 }
 
 UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
-    "phases_go_back": Mutant(4, attempts, "node_reported", _phases_go_back),
-    "begun_anew": Mutant(4, workers, "_end_begun", _begun_anew),
-    "cursors_never_expire": Mutant(4, Mailboxes, "knows", _cursors_never_expire),
+    "phases_go_back": Mutant(
+        4,
+        attempts,
+        "node_reported",
+        _phases_go_back,
+        "a report that comes late is dropped by its number before its phases are looked at",
+    ),
+    "begun_anew": Mutant(
+        4,
+        workers,
+        "_end_begun",
+        _begun_anew,
+        "nobody copies a worker's folder here, and once the machine was restarted nothing old begins",
+    ),
+    "cursors_never_expire": Mutant(
+        4,
+        Mailboxes,
+        "knows",
+        _cursors_never_expire,
+        "a worker that this run has not heard yet has no mailbox, and gets everything from the state",
+    ),
 }

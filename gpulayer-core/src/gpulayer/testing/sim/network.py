@@ -6,6 +6,7 @@ from typing import Final
 
 from gpulayer.testing.sim.clockwork import Clockwork
 from gpulayer.testing.sim.scenario import Noise
+from gpulayer.testing.sim.words import lasting, with_job_names
 
 __all__ = ["IN", "OUT", "Network"]
 
@@ -41,15 +42,18 @@ class Network:
         kind, whose = dice.random(), host.partition(" ")[0]  # of a worker's copy: it is troubled
         if kind < noise.loss:
             self.clock.fault("message_lost", whose, after_ms=DEAF_MS)
+            self._tell(host, way, "is lost")
             return
         if kind < noise.loss + noise.doubling:
             self.clock.fault("message_doubled", whose, after_ms=0)
+            self._tell(host, way, "comes twice")
             copies = 2
         for _ in range(copies):
             delay_ms = dice.spread_ms(noise.mean_ms)
             if dice.random() < noise.stall:
                 stalled_ms = int(dice.random() * LONGEST_STALL_MS)
                 self.clock.fault("message_stalled", whose, lasts_ms=stalled_ms, after_ms=0)
+                self._tell(host, way, f"takes {lasting(stalled_ms)}")
                 delay_ms += stalled_ms
             self.clock.after(delay_ms, lambda: None if line.is_dead or line.cuts[way] else what())
 
@@ -58,11 +62,12 @@ class Network:
         line = self._line(host)
         for way in ways:
             line.cuts[way] += 1
-            self.clock.after(lasts_ms, lambda way=way: self._mend(line, way))  # type: ignore[misc]
+        self.clock.after(lasts_ms, lambda: self._mend(host, ways))
 
     def mend(self, host: str) -> None:
         """Everything gets through there again."""
         self._line(host).cuts[OUT] = self._line(host).cuts[IN] = 0
+        self.clock.say(f"the network of {host} is whole again")
 
     def half_open(self, host: str) -> None:
         """All its connections are dead, which shows only by an answer that does not come (``renew``)."""
@@ -70,7 +75,10 @@ class Network:
 
     def renew(self, host: str) -> None:
         """Nobody there waits any longer on a connection from before."""
-        self._line(host).is_dead = False
+        line = self._line(host)
+        if line.is_dead:
+            line.is_dead = False
+            self.clock.say(f"{host} has new connections")
 
     def heal(self) -> None:
         """From now on every message arrives once and soon."""
@@ -79,8 +87,24 @@ class Network:
             line.cuts[OUT] = line.cuts[IN] = 0
             line.is_dead = False
 
-    def _mend(self, line: _Line, way: str) -> None:
-        line.cuts[way] = max(0, line.cuts[way] - 1)
+    def _mend(self, host: str, ways: tuple[str, ...]) -> None:
+        line = self._line(host)
+        mended = [way for way in ways if line.cuts[way] == 1]
+        for way in ways:
+            line.cuts[way] = max(0, line.cuts[way] - 1)
+        if mended and not any(line.cuts.values()):
+            self.clock.say(f"the network of {host} is whole again")
+        elif mended:
+            what = f"what {host} sends" if mended == [OUT] else f"what is sent to {host}"
+            self.clock.say(f"{what} arrives again; the other way is still cut")
+
+    def _tell(self, host: str, way: str, what: str) -> None:
+        if self.clock.story is not None:
+            who = (
+                with_job_names(host).replace("client-key-", "the client of job ").replace("canceller-", "who cancels ")
+            )
+            text = f"a message of {who} {what}" if way == OUT else f"an answer to {who} {what}"
+            self.clock.story.noise(self.clock.now_ms, text)
 
     def _line(self, host: str) -> _Line:
         line = self._lines.get(host)

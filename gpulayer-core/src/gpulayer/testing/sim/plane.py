@@ -34,10 +34,11 @@ from gpulayer.server.store import Batch, EventRow, Live
 from gpulayer.spec.job import JobEntry
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.rules import Ledger, Shrunk, Violation, check_detour, durable_view
-from gpulayer.testing.sim.scenario import Trouble
+from gpulayer.testing.sim.scenario import Fault, Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
 from gpulayer.testing.sim.store import Rows, SimStore, submission_side
-from gpulayer.testing.sim.story import counted
+from gpulayer.testing.sim.troubles import DEATHS, NEED_PLANE
+from gpulayer.testing.sim.words import counted, lasting
 
 __all__ = ["PLANE", "Commands", "SimPlane"]
 
@@ -141,9 +142,8 @@ class SimPlane:
         self._reported.clear()
         self._is_committing = self._is_read_only = False
         self._attention, self._late = engine.Attention(self.piece.now_ms), None
-        self.clock.say(
-            f"start {self.incarnation} of the control plane, with {counted(len(self.state.jobs), 'live job')}"
-        )
+        jobs = counted(len(self.state.jobs), "live job")
+        self.clock.say(f"start {self.incarnation} of the control plane, with {jobs}")
         engine.check(self.state, shrunk=self._shrunk.workers)
         for worker in self.state.workers:
             self._heard_ms[worker] = self._listened_ms
@@ -153,8 +153,8 @@ class SimPlane:
         """Memory is lost, the disk stays; after so long it starts again."""
         if self.state is None:
             return
-        if why not in (Trouble.PLANE_DIES, Trouble.PLANE_LOSES_POWER):  # which were told already
-            self.clock.say("the control plane dies")
+        if why in DEATHS:  # the others were told already
+            self.clock.say(DEATHS[why].format(lasts=lasting(restart_ms)))
         if why == Trouble.PLANE_LOSES_POWER and not self.store.keeps_events:
             why = Trouble.PLANE_DIES  # to what is in memory it makes no difference
         self.clock.fault(why, PLANE, lasts_ms=restart_ms)
@@ -165,6 +165,12 @@ class SimPlane:
             self.store.die()
         self._untold.clear()
         self.clock.after(restart_ms, self.start)
+
+    def why_not(self, fault: Fault) -> str:
+        """Why nothing would come of this one now; empty where something does."""
+        if fault.kind in NEED_PLANE and self.state is None:
+            return "it is not running"
+        return "it does already" if fault.kind is Trouble.PLANE_STOPS and self._late is not None else ""
 
     def restore(self, restart_ms: int) -> None:
         """It ends, a backup is made, and the next one is restored from that."""
@@ -233,14 +239,11 @@ class SimPlane:
         if key in self._keys:
             return  # the real driver joins the two; here the client asks again
         self._keys.add(key)
-        self._enqueue(
-            _Waiting(
-                lambda at: JobSubmitted(at, entry),
-                lambda effects: reply(None if effects is None else entry.id),
-                key,
-                entry,
-            )
-        )
+
+        def answer(effects: tuple[Effect, ...] | None) -> None:
+            reply(None if effects is None else entry.id)
+
+        self._enqueue(_Waiting(lambda at: JobSubmitted(at, entry), answer, key, entry))
 
     def handle(self, make: Callable[[Instant], Event], reply: Reply) -> None:
         """One event; ``reply`` is called once it is committed."""
@@ -537,15 +540,16 @@ class SimPlane:
         assert self.state is not None
         for effect in result.effects:
             if isinstance(effect, Assign):
+                lent = f"job {effect.job_id} is lent to {effect.worker}"
                 silent_ms = self._listened_ms - max(self._heard_ms.get(effect.worker, 0), self._anew_ms)
                 if effect.worker not in self._reported or silent_ms > MOST_SILENCE_MS:
-                    raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is not heard")
+                    raise Violation(f"{lent}, which is not heard", promise=3)
                 if effect.worker in self._stopping or self.state.workers[effect.worker].is_draining:
-                    raise Violation(f"job {effect.job_id} is lent to {effect.worker}, which is to take nothing more")
+                    raise Violation(f"{lent}, which is to take nothing more", promise=13)
                 if not self.scorers.names:
                     check_detour(self.state, self.ledger.last_of(effect.job_id, result.records), effect)
                 if self.state.jobs[effect.job_id].stop is not None:
-                    raise Violation(f"job {effect.job_id} is lent to {effect.worker}, and was cancelled")
+                    raise Violation(f"{lent}, and was cancelled", promise=8)
         if not isinstance(event, LeaseExpired | KeepForPassed):
             return
         for record in result.records:
@@ -557,12 +561,14 @@ class SimPlane:
                     self.given_up(event.worker, event.epoch)
                 wanted_ms = 0 if entry.exclusive or not is_last else entry.keep_for_ms
                 if record.stop is None and silent_ms < wanted_ms * LEAST_SILENCE_MS // 33_000:
-                    raise Violation(f"job {record.job_id} was given up by the control plane after {silent_ms} ms")
+                    heard = f"{lasting(silent_ms)} after it heard {event.worker}, not {lasting(wanted_ms)}"
+                    raise Violation(f"the control plane gives job {record.job_id} up {heard}", promise=6)
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)
         if silent_ms < LEAST_SILENCE_MS:
-            raise Violation(f"{worker} is taken for lost, and was heard {silent_ms} ms ago")
+            heard = f"{lasting(silent_ms)} ago: its lease is {lasting(LEAST_SILENCE_MS)}"
+            raise Violation(f"{worker} is taken for silent, and was heard {heard}", promise=11)
 
     def compare_with_disk(self) -> None:
         """What would be loaded now is what is live: nothing that scheduling needs lives in memory alone. Only while
@@ -572,9 +578,8 @@ class SimPlane:
         live, stored = durable_view(self.state), durable_view(self._of(self.disk.live(), is_told=False))
         if live != stored:
             differing = [name for name in live if live[name] != stored[name]]
-            raise Violation(
-                f"the stored state is not the live state: {differing}: {live[differing[0]]} != {stored[differing[0]]}"
-            )
+            how = f"{differing}: {live[differing[0]]} != {stored[differing[0]]}"
+            raise Violation(f"the stored state is not the live state: {how}", promise=1)
 
     def _of(self, live: Live, heard: Sequence[WorkerId] = (), *, is_told: bool = True) -> engine.State:
         """is_told: the event log goes on from here."""

@@ -15,22 +15,31 @@ from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import allocate
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
+from gpulayer.testing.sim.words import job_name
 
 __all__ = ["Ledger", "Shrunk", "Stuck", "Violation", "check_detour", "check_terminal", "durable_view"]
 
 
 class Violation(AssertionError):
-    """A promise was broken; the message says which, the run's report carries the seed."""
+    """A rule was broken; the message says by whom, the notes when. ``promise``: the one of PROMISES that says so; 0:
+    none does in so many words."""
+
+    def __init__(self, *told: object, promise: int = 0) -> None:
+        super().__init__(*told)
+        self.promise = promise
 
 
 class Stuck(Violation):
     """Nothing went wrong any more, and something did not come to its end all the same."""
 
+    def __init__(self, *told: object) -> None:
+        super().__init__(*told, promise=13)
+
 
 def check_terminal(before: JobImage | None, after: JobImage) -> None:
     """Terminal is final."""
     if before is not None and before.state.is_final and before != after:
-        raise Violation(f"job {after.id} was {before.state} and became {after.state}")
+        raise Violation(f"job {after.id} was {before.state} and became {after.state}", promise=4)
 
 
 def check_detour(state: State, last: AttemptImage | None, lent: Assign) -> None:
@@ -46,7 +55,10 @@ def check_detour(state: State, last: AttemptImage | None, lent: Assign) -> None:
         if other.id == lent.worker or other.id in task.avoid | task.full or not takes_work(other):
             continue
         if is_eligible_for(known, other) and allocate(request, other.id, other.facts, other.free) is not None:
-            raise Violation(f"job {lent.job_id} is lent to {lent.worker} again, and {other.id} is free")
+            raise Violation(
+                f"job {lent.job_id} is lent to {lent.worker} again, which had no device for it, and {other.id} is free",
+                promise=13,
+            )
 
 
 @dataclass(slots=True)
@@ -88,7 +100,7 @@ class Ledger:
         for effect in effects:
             if isinstance(effect, Notify) and effect.state.is_final:
                 if effect.job_id in self._told_final:
-                    raise Violation(f"job {effect.job_id} ended twice")
+                    raise Violation(f"job {effect.job_id} ended twice", promise=4)
                 self._told_final.add(effect.job_id)
 
     def last_of(self, job_id: JobId, records: Iterable[Record]) -> AttemptImage | None:
@@ -107,28 +119,34 @@ class Ledger:
         self.accepted[kind] += 1
         known = self._attempts.get(epoch)
         if known is None:
-            raise Violation(f"{kind} of attempt {epoch} was accepted, which was never lent")
+            raise Violation(f"{kind} of the attempt of epoch {epoch} is taken, which was never lent", promise=3)
         if known.outcome is not None or self._newest[known.job_id, known.task_index] != epoch:
-            raise Violation(f"{kind} of stale attempt {epoch} was accepted from {worker}")
+            raise Violation(f"{kind} of {_named(known)} is taken from {worker}, and is not current any more", promise=3)
         if all(node.worker != worker for node in known.nodes):
-            raise Violation(f"{kind} of attempt {epoch} was accepted from {worker}, which it is not lent to")
+            raise Violation(f"{kind} of {_named(known)} is taken from {worker}, which it is not lent to", promise=3)
 
     def _take(self, record: AttemptImage) -> None:
         task, known = (record.job_id, record.task_index), self._attempts.get(record.epoch)
         if known is not None:
             if known.outcome is not None and known != record:
-                raise Violation(f"attempt {record.epoch} had ended and was changed: {known} became {record}")
+                raise Violation(f"{_named(known)} had ended and was changed: {known} became {record}", promise=4)
             if (known.job_id, known.task_index) != task:
-                raise Violation(f"epoch {record.epoch} was used twice")
+                raise Violation(
+                    f"epoch {record.epoch} was used twice: for {_named(known)}, and now for {_named(record)}", promise=3
+                )
         newest = self._newest.get(task, 0)
         if record.epoch < newest and (known is None or known.outcome is None):
-            raise Violation(f"attempt {record.epoch} lives beside attempt {newest} of the same task")
+            raise Violation(f"{_named(record)} lives on beside a newer attempt of the same job", promise=3)
         if record.epoch > newest:
             before = self._attempts.get(newest)
             if before is not None and before.outcome is None:
-                raise Violation(f"attempt {record.epoch} began while attempt {newest} of the same task had not ended")
+                raise Violation(f"{_named(record)} begins while {_named(before)} has not ended", promise=3)
             self._newest[task] = record.epoch
         self._attempts[record.epoch] = record
+
+
+def _named(image: AttemptImage) -> str:
+    return f"attempt {image.number} of {job_name(image.job_id)}"
 
 
 def durable_view(state: State) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class SimSpawner:
         def ready() -> None:
             self._is_starting = False
             self.is_up = True
+            self.host.clock.over("spawner", self.host.id, f"{self.host.id} has a spawner again")
             if self._then is not None:
                 self._then()
 
@@ -102,6 +103,7 @@ class SimSpawner:
         self._life += 1
         self.is_up = self._is_starting = False
         self.host.drop_late(Part.SPAWNER)
+        self.host.clock.went_wrong("spawner", self.host.id)
         if with_watchdog:
             self.has_watchdog = False
             for process in self.processes.values():
@@ -135,6 +137,9 @@ class SimSpawner:
             return None
         run_ms, exit_code, _ = host.programs(assignment)
         process = Process(assignment, host.clock.now_ms, host.clock.now_ms + run_ms, exit_code, kill_by_ms)
+        if host.clock.story is not None:
+            is_lost = key in host.guard.where and not host.guard.is_known(key)
+            host.clock.story.began(host.clock.now_ms, host.id, assignment, is_lost=is_lost)
         host.guard.started(host, process)
         self.processes[key] = process
         self.extend(key, kill_by_ms)

@@ -472,7 +472,7 @@ class SqliteStore:
             if not _difference(found, possible):
                 self.rows.write_batch(batch)
                 return True
-        raise Violation(f"after a new start the store has {lacking}, and no whole batch explains it")
+        raise Violation(f"after a new start the store has {lacking}, and no whole batch explains it", promise=1)
 
 
 def check_integrity(store: Store) -> None:
@@ -481,7 +481,7 @@ def check_integrity(store: Store) -> None:
         found = connection.execute(text("PRAGMA integrity_check")).scalars().all()
         dangling = connection.execute(text("PRAGMA foreign_key_check")).all()
     if found != ["ok"] or dangling:
-        raise Violation(f"the store is damaged: {[*found, *dangling][:5]}")
+        raise Violation(f"the store is damaged: {[*found, *dangling][:5]}", promise=9)
 
 
 _Tables = dict[str, dict[Any, Any]]  # Any: by table, keys and rows of every kind

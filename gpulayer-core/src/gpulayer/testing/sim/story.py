@@ -15,6 +15,7 @@ from gpulayer.engine.effects import AskScorer, Assign, Effect, Revoke, Stop, Voi
 from gpulayer.engine.events import (
     AheadWaitPassed,
     CancelRequested,
+    DrainRequested,
     Event,
     HoldPassed,
     JobSubmitted,
@@ -26,30 +27,35 @@ from gpulayer.engine.events import (
     WorkerJoined,
     WorkerRemoved,
     WorkerReported,
+    WorkerResumed,
     WorkerWentSilent,
 )
 from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.ids import JobId
 from gpulayer.protocol import messages as m
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.job import JobEntry, RetryOn
+from gpulayer.spec.job import JobEntry, JobState, RetryOn
 from gpulayer.spec.outcome import Outcome
-from gpulayer.testing.sim.scenario import Fault, Trouble
+from gpulayer.testing.sim.scenario import Fault
+from gpulayer.testing.sim.troubles import ARMED, fault_text
+from gpulayer.testing.sim.words import attempt_name, counted, job_name, lasting, listed
 
-__all__ = ["Line", "Story", "counted", "fault_text", "job_name", "lasting", "with_job_names"]
+__all__ = ["Line", "Story"]
 
-_MINUTE_MS: Final = 60_000
 _LONG_MS: Final = 10_000  # so long without an answer is worth telling: what follows from it may be next
-_JOB_ID: Final = re.compile(r"(?:\bjob )?'?\b([0-9a-f]{16})\b'?")
+_EPOCH: Final = re.compile(r"\battempt (\d+)\b(?! of job)")
+_FEW: Final = 20  # where more messages than that get lost, no single one is worth telling
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``is_detail``: nobody misses it who only wants to know what happened."""
+    """``is_detail``: nobody misses it who only wants to know what happened. is_noise: nobody does where there are many
+    of the kind."""
 
     at_ms: int
     text: str
     is_detail: bool = False
+    is_noise: bool = False
 
     def __str__(self) -> str:
         return f"{self.at_ms / 1000:9.3f} s  {self.text}"
@@ -61,7 +67,7 @@ class Story:
 
     lines: list[Line] = field(default_factory=list)
     _attempts: dict[int, tuple[JobId, int]] = field(default_factory=dict)
-    _states: dict[JobId, str] = field(default_factory=dict)
+    _states: dict[JobId, JobState] = field(default_factory=dict)
     _lent: dict[tuple[JobId, int], int] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
     _told: set[int] = field(default_factory=set)  # whose end their workers have reported
@@ -71,6 +77,15 @@ class Story:
     _silent: set[str] = field(default_factory=set)  # workers, to the control plane
     _answered_ms: dict[str, int] = field(default_factory=dict)  # by worker
     _deaf: set[str] = field(default_factory=set)  # workers of which it was told that they have no answer
+    _wrong: set[tuple[str, str]] = field(default_factory=set)  # what is, of whom: its end is to be told
+    _joined: set[str] = field(default_factory=set)
+    _drained: set[str] = field(default_factory=set)
+    _cancelled: set[JobId] = field(default_factory=set)
+    _why: dict[int, str] = field(default_factory=dict)  # an attempt is to end
+    _signalled: set[int] = field(default_factory=set)
+    _called_off: set[int] = field(default_factory=set)
+    _put_off: set[int] = field(default_factory=set)
+    _void: set[tuple[str, str, int]] = field(default_factory=set)  # it was told that it is, and to whom
 
     def say(self, at_ms: int, text: str, *, is_detail: bool = False) -> None:
         """A sentence of the caller's own."""
@@ -78,7 +93,8 @@ class Story:
 
     def told(self, *, in_full: bool = False) -> list[str]:
         """What is worth telling; in full: everything."""
-        return [str(line) for line in self.lines if in_full or not line.is_detail]
+        are_few = sum(line.is_noise for line in self.lines) <= _FEW
+        return [str(line) for line in self.lines if in_full or not (line.is_detail or (line.is_noise and not are_few))]
 
     # The control plane --------------------------------------------------------------------------------------------
 
@@ -102,10 +118,16 @@ class Story:
             case JobSubmitted(job=entry):
                 self.say(at_ms, f"{job_name(entry.id)} is submitted{_wishes(entry)}")
             case CancelRequested(job_id=job_id):
-                self.say(at_ms, f"somebody cancels {job_name(job_id)}")
+                is_over = job_id in self._states and self._states[job_id].is_final
+                vain = ", which has ended: nothing comes of it" if is_over else ""
+                self.say(at_ms, f"somebody cancels {job_name(job_id)}{vain}", is_detail=job_id in self._cancelled)
+                self._cancelled.add(job_id)
             case WorkerJoined(worker=worker, facts=facts):
-                gpus = f", {counted(len(facts.devices), 'GPU')}" if facts.devices else ""
-                self.say(at_ms, f"{worker} joins, with {counted(facts.cpus, 'core')}{gpus}")
+                has = [counted(facts.cpus, "core")]
+                has += [counted(len(facts.devices), "GPU")] if facts.devices else []
+                is_known = worker in self._joined  # it had no answer, and has asked again
+                self._joined.add(worker)
+                self.say(at_ms, f"{worker} joins, with {listed(has)}", is_detail=is_known)
             case WorkerReported(worker=worker):
                 if worker in self._silent:
                     self._silent.discard(worker)
@@ -127,14 +149,23 @@ class Story:
             case OpinionsGiven(scorer=scorer):
                 self.say(at_ms, f"scorer {scorer} has answered", is_detail=True)
             case WorkerRemoved(worker=worker):
+                for known in (self._joined, self._drained, self._silent):
+                    known.discard(worker)
                 self.say(at_ms, f"{worker} is removed")
+            case DrainRequested(worker=worker):
+                self._drained.add(worker)
+                self.say(at_ms, f"{worker} is drained: nothing more is lent to it", is_detail=True)
+            case WorkerResumed(worker=worker):
+                is_news = worker in self._drained
+                self._drained.discard(worker)
+                self.say(at_ms, f"{worker} is drained no longer", is_detail=not is_news)
             case _:
                 self.say(at_ms, f"the control plane: {type(event).__name__}", is_detail=True)
 
     def _report(self, at_ms: int, report: WorkerReported) -> None:
         news = [self._item(item) for item in report.items]
         if report.recovered is not None:
-            had = ", ".join(self._named(epoch) for epoch in report.recovered) or "nothing"
+            had = listed([self._named(epoch) for epoch in report.recovered]) or "nothing"
             news.insert(0, f"it has started (start {report.boot}) and knows of {had}")
         if report.stopping:
             news.append("it is going to stop")
@@ -175,8 +206,8 @@ class Story:
             case Revoke(worker=worker, epoch=epoch):
                 self.say(at_ms, f"the control plane wants {self._named(epoch)} back from {worker}", is_detail=True)
             case Void(worker=worker, epochs=epochs) if epochs:
-                names = ", ".join(self._named(epoch) for epoch in epochs)
-                is_detail = self._told.issuperset(epochs)
+                names = listed([self._named(epoch) for epoch in epochs])
+                is_detail = self._is_old("answer", worker, epochs)
                 self.say(at_ms, f"the control plane answers {worker}: not yours any more: {names}", is_detail=is_detail)
             case AskScorer(scorer=scorer):
                 self.say(at_ms, f"the control plane asks scorer {scorer}", is_detail=True)
@@ -184,7 +215,8 @@ class Story:
                 pass
 
     def _job(self, at_ms: int, image: JobImage) -> None:
-        if self._states.get(image.id) == image.state:
+        before = self._states.get(image.id)
+        if before == image.state:
             return
         self._states[image.id] = image.state
         said = image.reason_message.removeprefix(f"{image.state}\n").removeprefix(image.state)
@@ -192,7 +224,9 @@ class Story:
         if image.state.is_final:
             self.say(at_ms, f"{job_name(image.id)} ends as {image.state}{why}")
         else:
-            self.say(at_ms, f"{job_name(image.id)} is {image.state}{why}", is_detail=image.state != "unreachable")
+            is_news = JobState.UNREACHABLE in (before, image.state)
+            again = " again" if before == JobState.UNREACHABLE else ""
+            self.say(at_ms, f"{job_name(image.id)} is {image.state}{again}{why}", is_detail=not is_news)
 
     # Workers ------------------------------------------------------------------------------------------------------
 
@@ -216,9 +250,17 @@ class Story:
             case m.DiskFilled(key=key):
                 self.say(at_ms, f"{worker} has no room on its disk for {self._named(key)}")
             case m.AttemptsVoided(epochs=epochs) | m.ReportAnswered(void=epochs) if epochs:
-                names = ", ".join(self._named(epoch) for epoch in epochs)
-                is_detail = self._told.issuperset(epochs)
-                self.say(at_ms, f"{worker} hears that these are not its own any more: {names}", is_detail=is_detail)
+                names = listed([self._named(epoch) for epoch in epochs])
+                is_detail = self._is_old("heard", worker, epochs)
+                are = "is" if len(epochs) == 1 else "are"
+                self._why.update(dict.fromkeys(epochs, ""))
+                self.say(at_ms, f"{worker} hears that {names} {are} not its own any more", is_detail=is_detail)
+            case m.SpawnPutOff(key=key) if key.epoch in self._called_off:
+                self.say(at_ms, f"{worker} does not start {self._named(key)}: that was called off")
+            case m.SpawnPutOff(key=key):
+                again = " once more" if key.epoch in self._put_off else ""
+                self._put_off.add(key.epoch)
+                self.say(at_ms, f"{worker} puts the start of {self._named(key)} off{again}")
             case m.ReportFailed():
                 self._unanswered(at_ms, worker)
             case m.StopAllRequested():
@@ -258,22 +300,61 @@ class Story:
         """An action of its agent."""
         match action:
             case m.Spawn(assignment=assignment):
-                what = f" on {', '.join(assignment.devices)}" if assignment.devices else ""
-                self.say(at_ms, f"{worker} starts {self._named(assignment.key)}{what}")
+                self.say(at_ms, f"{worker} is to start {self._named(assignment.key)} now", is_detail=True)
             case m.SignalTree(key=key):
-                self.say(at_ms, f"{worker} sends SIGTERM to {self._named(key)}")
+                self._signalled.add(key.epoch)
+                why = self._why.get(key.epoch)
+                self.say(at_ms, f"{worker} sends SIGTERM to {self._named(key)}{f': {why}' if why else ''}")
             case m.KillTree(key=key):
-                self.say(at_ms, f"{worker} kills {self._named(key)}")
+                is_late = key.epoch in self._signalled and self._why.get(key.epoch) != ""
+                self.say(at_ms, f"{worker} kills {self._named(key)}{': its grace time is over' if is_late else ''}")
             case m.Finish():
-                self.say(at_ms, f"the agent of {worker} has nothing left to do")
+                self.say(at_ms, f"the agent of {worker} has nothing left to do, and ends")
+            case m.Journal(key=key, progress=progress) if progress.stop is not None:
+                self._why.setdefault(key.epoch, progress.stop_evidence or progress.stop.replace("_", " "))
+            case m.CallOff(key=key):
+                self._called_off.add(key.epoch)
+                self.say(at_ms, f"{worker} calls the start of {self._named(key)} off", is_detail=True)
             case _:
                 self.say(at_ms, f"{worker}: {_words(action)}{self._key_of(action)}", is_detail=True)
 
+    def began(self, at_ms: int, worker: str, given: Assignment, *, is_lost: bool = False) -> None:
+        """Its program runs now: this is told once of each attempt, or a rule is broken. is_lost: it has run before, and
+        nobody can know: that was lost with a disk."""
+        what = f" on {listed(given.devices)}" if given.devices else ""
+        again = " anew: that it had started was lost with the disk, before anybody was told" if is_lost else ""
+        self.say(at_ms, f"{worker} starts {attempt_name(given)}{what}{again}")
+
     # Faults -------------------------------------------------------------------------------------------------------
 
-    def struck(self, at_ms: int, fault: Fault, host: str = "") -> None:
-        """Something goes wrong, as planned; with that host."""
-        self.say(at_ms, fault_text(fault, host))
+    def struck(self, at_ms: int, fault: Fault, host: str = "", *, vain: str = "") -> None:
+        """Something goes wrong, as planned; with that host. vain: why it does not. What only will go wrong is told when
+        it does."""
+        text = fault_text(fault, host)
+        self.say(at_ms, f"{text}: in vain, {vain}" if vain else text, is_detail=bool(vain) or fault.kind in ARMED)
+
+    def went_wrong(self, what: str, of: str) -> None:
+        """As was just told."""
+        self._wrong.add((what, of))
+
+    def over(self, at_ms: int, what: str, of: str, text: str) -> None:
+        """What went wrong is well again; told once."""
+        if (what, of) in self._wrong:
+            self._wrong.discard((what, of))
+            self.say(at_ms, text)
+
+    def peace(self, at_ms: int) -> None:
+        """Of all that is wrong no more is told."""
+        self._wrong.clear()
+        self.say(at_ms, "from now on nothing goes wrong any more; what is cut, full or stopped is well again")
+
+    def with_attempt_names(self, text: str) -> str:
+        """``attempt 12``, where that is an epoch, is what the story calls it."""
+        return _EPOCH.sub(lambda found: self._named(int(found[1])), text)
+
+    def noise(self, at_ms: int, text: str) -> None:
+        """What goes wrong with single messages."""
+        self.lines.append(Line(at_ms, text, is_noise=True))
 
     # Names --------------------------------------------------------------------------------------------------------
 
@@ -284,6 +365,13 @@ class Story:
             return f"the attempt of epoch {epoch}"
         return f"attempt {known[1]} of {job_name(known[0])}"
 
+    def _is_old(self, what: str, worker: str, void: tuple[int, ...]) -> bool:
+        """Nobody needs to be told (again) that these are void: it was, or they have ended."""
+        told = {(what, worker, epoch) for epoch in void if epoch not in self._told}
+        is_old = told <= self._void
+        self._void |= told
+        return is_old
+
     def _number(self, epoch: int) -> str:
         known = self._attempts.get(epoch)
         return f"epoch {epoch}" if known is None else f"attempt {known[1]}, epoch {epoch}"
@@ -291,90 +379,6 @@ class Story:
     def _key_of(self, thing: object) -> str:
         key = getattr(thing, "key", None) or getattr(getattr(thing, "assignment", None), "key", None)
         return f" {self._named(key)}" if isinstance(key, NodeKey) else ""
-
-
-def job_name(job_id: JobId) -> str:
-    """``job 3``: ids of simulated jobs are their numbers, in hexadecimal."""
-    try:
-        return f"job {int(job_id, 16)}"
-    except ValueError:
-        return f"job {job_id or '?'}"
-
-
-def with_job_names(text: str) -> str:
-    """``job 000000000000001f never finished`` is ``job 31 never finished``, as in the story."""
-    return _JOB_ID.sub(lambda found: job_name(JobId(found[1])), text)
-
-
-def lasting(ms: int) -> str:
-    """``41 s``, ``2.5 min``, ``1 h``: as people say it."""
-    if ms < 1_000:
-        return f"{ms} ms"
-    if ms < 2 * _MINUTE_MS:
-        return f"{round(ms / 1_000, 1):g} s"
-    if ms < 120 * _MINUTE_MS:
-        return f"{round(ms / _MINUTE_MS, 1):g} min"
-    return f"{round(ms / (60 * _MINUTE_MS), 1):g} h"
-
-
-def fault_text(fault: Fault, host: str = "") -> str:
-    """What goes wrong, in one sentence. host: the name of the one that it happens to, where that is not its first."""
-    host = host or f"w{fault.host}"
-    lasts = lasting(fault.lasts_ms)
-    text = _FAULTS[fault.kind].format(host=host, lasts=lasts, times=fault.amount)
-    if fault.kind in (Trouble.WALL_JUMPS, Trouble.PLANE_WALL_JUMPS):
-        text += f" by {lasting(abs(fault.amount))}, {'forwards' if fault.amount > 0 else 'backwards'}"
-    if fault.kind is Trouble.PROBE_LIES:
-        text += _LIES[fault.amount % len(_LIES)]
-    return text
-
-
-_LIES: Final = (
-    ": it sees fewer devices",
-    ": it sees other cores",
-    ": it sees something else each time",
-    ": it is slow",
-)
-_FAULTS: Final[dict[Trouble, str]] = {
-    Trouble.PLANE_DIES: "the control plane dies, and is back after {lasts}",
-    Trouble.PLANE_DIES_BEFORE_STEP: "the control plane will die before its next step, and be back after {lasts}",
-    Trouble.PLANE_DIES_STEPPED: "the control plane will die before it stores its next step, and be back after {lasts}",
-    Trouble.PLANE_DIES_IN_COMMIT: "the control plane will die in its next commit, and be back after {lasts}",
-    Trouble.PLANE_DIES_COMMITTED: "the control plane will die after its next commit, unanswered; back after {lasts}",
-    Trouble.PLANE_DIES_ANSWERED: "the control plane will die after its next answer, and be back after {lasts}",
-    Trouble.PLANE_LOSES_POWER: "the machine of the control plane loses power for {lasts}",
-    Trouble.PLANE_STOPS: "the control plane stands still for {lasts}",
-    Trouble.PLANE_DISK_FULL: "the disk of the control plane is full for {lasts}",
-    Trouble.PLANE_FSYNC_FAILS: "the disk of the control plane fails to sync",
-    Trouble.PLANE_WALL_JUMPS: "the wall clock of the control plane jumps",
-    Trouble.PLANE_RESTORED: "the control plane ends, and is restored from a backup after {lasts}",
-    Trouble.PLANE_SCORERS_CHANGE: "the control plane has other scorers for {lasts}",
-    Trouble.AGENT_DIES: "the agent of {host} dies, and is back after {lasts}",
-    Trouble.AGENT_STOPS: "the agent of {host} stands still for {lasts}",
-    Trouble.AGENT_LEAVES: "the agent of {host} is asked to end, and started again {lasts} after that",
-    Trouble.SPAWNER_DIES: "the spawner of {host} dies",
-    Trouble.SPAWNER_STOPS: "the spawner of {host} stands still for {lasts}",
-    Trouble.AGENT_AND_SPAWNER_STOP: "agent and spawner of {host} stand still for {lasts}",
-    Trouble.WATCHDOG_AND_SPAWNER_DIE: "watchdog and spawner of {host} die at once",
-    Trouble.ALL_STOP: "everything on {host} stands still for {lasts}, programs too",
-    Trouble.SLEEPS: "{host} sleeps for {lasts}",
-    Trouble.LOSES_POWER: "{host} loses power for {lasts}",
-    Trouble.LOSES_DISK: "{host} loses power for {lasts}, and what its disk held of jobs for ever",
-    Trouble.DISK_FULL: "the disk of {host} is full for {lasts}",
-    Trouble.WALL_JUMPS: "the wall clock of {host} jumps",
-    Trouble.PROBE_LIES: "the probe of {host} goes wrong for {lasts}",
-    Trouble.SPOT_LOST: "{host} is taken away for ever; another machine comes",
-    Trouble.COPIED: "a copy of the folder of {host} works on another machine; {host} itself is back {lasts} later",
-    Trouble.CUT: "the network of {host} is cut (both ways) for {lasts}",
-    Trouble.CUT_OUT: "the network of {host} is cut for {lasts}: what it sends is lost",
-    Trouble.CUT_IN: "the network of {host} is cut for {lasts}: what is sent to it is lost",
-    Trouble.HALF_OPEN: "the connections of {host} are dead, and it does not know",
-    Trouble.DRAINED: "{host} is drained for {lasts}",
-    Trouble.REMOVED: "{host} is removed, and joins again once it has heard of that",
-    Trouble.STRANGER: "somebody who can't be seen has the devices of {host} for {lasts}",
-    Trouble.PROVIDER_ERRS: "a provider makes a machine and answers with an error, {times} times",
-    Trouble.PROVIDER_HANGS: "a provider makes a machine and does not answer, {times} times",
-}
 
 
 def _wishes(entry: JobEntry) -> str:
@@ -389,11 +393,6 @@ def _outcome(outcome: Outcome) -> str:
     if outcome.exit_code is not None and outcome.ended_by == "program":
         return f"exit code {outcome.exit_code}"
     return f"{outcome.ended_by}{f' ({outcome.evidence})' if outcome.evidence else ''}"
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """``no jobs``, ``1 job``, ``2 jobs``."""
-    return f"{number or 'no'} {one if number == 1 else many or one + 's'}"
 
 
 def _words(thing: object) -> str:

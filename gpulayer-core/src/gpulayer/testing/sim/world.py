@@ -31,7 +31,9 @@ from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
 from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
 from gpulayer.testing.sim.scorers import SimScorers
 from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
-from gpulayer.testing.sim.story import Story, with_job_names
+from gpulayer.testing.sim.story import Story
+from gpulayer.testing.sim.troubles import standing
+from gpulayer.testing.sim.words import counted, with_job_names
 
 __all__ = ["Course", "Report", "Shape", "Stuck", "Violation", "play", "run"]
 
@@ -171,6 +173,8 @@ def _report(world: _World) -> Report:
 
 def _play(world: _World) -> None:
     clock, scenario = world.clock, world.scenario
+    for text in standing(scenario) if clock.story is not None else ():
+        clock.say(text)
     world.plane.start()
     for plan in scenario.hosts:
         world.present[plan.number] = _add_host(world, plan, WorkerId(f"w{plan.number}"))
@@ -265,7 +269,8 @@ def _strike(world: _World, fault: Fault) -> None:
     if fault.host is not None and (host is None or not host.is_enrolled or host.is_gone):
         return
     if world.clock.story is not None:
-        world.clock.story.struck(world.clock.now_ms, fault, host.id if host is not None else "")
+        vain = (host or world.plane).why_not(fault)
+        world.clock.story.struck(world.clock.now_ms, fault, host.id if host is not None else "", vain=vain)
     if host is None:
         _strike_plane(world, fault)
     else:
@@ -281,8 +286,9 @@ def _strike_plane(world: _World, fault: Fault) -> None:
             plane.stop(lasts_ms)
         case Trouble.PLANE_DISK_FULL:
             world.clock.fault(fault.kind, PLANE, lasts_ms=lasts_ms)
+            world.clock.went_wrong("disk", PLANE)
             plane.store.fail_writes()
-            world.clock.after(lasts_ms, plane.store.heal)
+            world.clock.after(lasts_ms, lambda: _make_room(world))
         case Trouble.PLANE_WALL_JUMPS:
             world.clock.fault(fault.kind, PLANE, after_ms=0)
             plane.piece.wall_ms += fault.amount
@@ -294,7 +300,8 @@ def _strike_plane(world: _World, fault: Fault) -> None:
         case Trouble.PLANE_SCORERS_CHANGE:
             world.clock.fault(fault.kind, PLANE, after_ms=0)
             plane.register(world.scenario.scorers[:-1] or ("cheap",))
-            world.clock.after(lasts_ms, lambda: plane.register(world.scenario.scorers))
+            world.clock.went_wrong("scorers", PLANE)
+            world.clock.after(lasts_ms, lambda: _register_again(world))
         case _:
             plane.armed[fault.kind] = lasts_ms
 
@@ -379,12 +386,22 @@ def _copy(world: _World, host: SimHost, fault: Fault) -> None:
     and what that was lent last may run twice."""
     assert fault.host is not None
     world.network.cut(host.line, (OUT, IN), PEACE_MS)
-    line = f"{host.id} {len(world.guard.hosts)}"
+    line = f"{host.id} (copy {len(world.guard.hosts)})"
     copy = world.present[fault.host] = _add_host(world, host.plan, host.id, line=line)
     copy.is_enrolled = True
     copy.copy_from(host)
     copy.copied = lambda: world.clock.after(fault.lasts_ms, lambda: world.network.mend(host.line))
     world.clock.after(COPIED_MS, copy.start)
+
+
+def _make_room(world: _World) -> None:
+    world.plane.store.heal()
+    world.clock.over("disk", PLANE, "the disk of the control plane has room again")
+
+
+def _register_again(world: _World) -> None:
+    world.clock.over("scorers", PLANE, "the control plane has its own scorers again")
+    world.plane.register(world.scenario.scorers)
 
 
 def _drain(world: _World, host: SimHost, lasts_ms: int) -> None:
@@ -423,7 +440,8 @@ def _count(world: _World, host: SimHost, fault: Fault) -> None:
 
 
 def _make_peace(world: _World) -> None:
-    world.clock.say("from now on nothing goes wrong any more")
+    if world.clock.story is not None:
+        world.clock.story.peace(world.clock.now_ms)
     world.network.heal()
     plane = world.plane
     plane.commit_failure = 0.0
@@ -473,7 +491,7 @@ def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[
     if last is None or image.stop is not None:
         return
     if last.ended_by is EndedBy.DRIFT:
-        raise Violation(f"job {job_id} was given up for a detour: nothing of it has run")
+        raise Violation(f"job {job_id} was given up for a detour: nothing of it has run", promise=4)
     if last.ended_by is EndedBy.WORKER_LOST:
         spent = sum(end.blame is not Blame.USER and end.ended_by not in _FREE for end in ends)
     elif last.ended_by is EndedBy.PROGRAM and not last.is_success and entry.retry_on is RetryOn.ANY:
@@ -481,7 +499,11 @@ def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[
     else:
         return
     if spent <= entry.retries:
-        raise Violation(f"job {job_id} was given up with {spent} failures of {entry.retries} retries")
+        raise Violation(
+            f"job {job_id} was given up too soon ({counted(spent, 'failure')}, and"
+            f" {counted(entry.retries, 'retry', 'retries')} allowed)",
+            promise=4,
+        )
 
 
 def _check_end(world: _World) -> None:
@@ -489,7 +511,7 @@ def _check_end(world: _World) -> None:
     disk, acknowledged, jobs = world.plane.disk, world.clients.acknowledged, world.scenario.jobs
     for key, job_id in acknowledged.items():
         if disk.keys.get(key) != job_id or job_id not in disk.jobs:
-            raise Violation(f"{job_id} was acknowledged under {key} and is lost")
+            raise Violation(f"{job_id} was acknowledged under {key} and is lost", promise=1)
     if len(acknowledged) < len(jobs):
         raise Stuck(f"only {len(acknowledged)} of {len(jobs)} submissions were ever answered")
     for job_id, image in disk.jobs.items():
@@ -502,15 +524,23 @@ def _check_end(world: _World) -> None:
         own = sum(outcome is not None and outcome.blame is Blame.USER for outcome in retried)
         allowed = entry.retries if entry.retry_on is RetryOn.ANY else 0
         if own > allowed or len(retried) - own > entry.retries:
-            raise Violation(f"job {job_id} had {len(tries)} attempts with {entry.retries} retries")
+            raise Violation(
+                f"job {job_id} ran too often ({counted(len(tries), 'attempt')}, and"
+                f" {counted(entry.retries, 'retry', 'retries')} allowed)",
+                promise=4,
+            )
         _check_given_up(job_id, image, entry, [attempt.outcome for attempt in tries if attempt.outcome is not None])
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
-            raise Violation(f"job {job_id} succeeded without a successful attempt")
+            raise Violation(f"job {job_id} succeeded without a successful attempt", promise=4)
     for epoch, attempt in disk.attempts.items():
         node = NodeKey(Epoch(epoch), 0)
         is_back = attempt.outcome is not None and not attempt.is_shown
         if is_back and node in world.guard.where and world.guard.is_known(node):
-            raise Violation(f"attempt {epoch} counts as given back, and was started on {world.guard.where[node].id}")
+            raise Violation(
+                f"attempt {attempt.number} of job {attempt.job_id} counts as given back unbegun, and was started on"
+                f" {world.guard.where[node].id}",
+                promise=4,
+            )
     world.plane.compare_with_disk()
     world.guard.check_empty()
     world.fleet.check()
