@@ -1,6 +1,7 @@
 """Logs as people see them, through the whole program: bytes, progress, size, readers of every kind."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -70,6 +71,16 @@ def test_every_byte_comes_through_each_way_to_read_it(shared):
     ended = shared.run("job", "logs", "--rank", "1", job)
     assert (ended.code, ended.out) == (2, b"")
     assert "ran on 1 node: there is no rank 1" in ended.err
+
+
+def test_a_job_that_removes_its_own_log_before_anybody_has_read_it_is_told_that_it_is_missing(shared):
+    said = shared.run("submit", "--quiet", "--no-outputs", "--", "sh", "-c", "rm ../log; echo gone")
+    assert (said.code, said.out) == (0, b"[gpulayer: the rest of the log is missing]\n")
+    record = json.loads(shared.run("job", "show", "--json", newest(shared)).out)
+    assert record["state"] == "succeeded"
+    (attempt,) = record["attempts"]
+    why = "5 bytes were gone from the worker's disk before they had been sent"
+    assert attempt["evidence"] == f"its log did not come home whole: {why}"
 
 
 COUNT = 1_000_000

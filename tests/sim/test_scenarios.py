@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.testing.sim import Fault, HostPlan, JobPlan, Noise, Scenario, Trouble, play
+from gpulayer.testing.sim import Fault, HostPlan, JobPlan, Noise, Scenario, Shape, Trouble, Violation, play
+from gpulayer.testing.sim.mutants import planted
 from gpulayer.testing.sim.scenario import HOST_TROUBLES, PLANE_TROUBLES
 
 QUIET = Noise(loss=0.0, doubling=0.0, stall=0.0, commit_failure=0.0)
@@ -44,8 +45,46 @@ def test_a_machine_that_a_provider_made_without_saying_so_works_and_is_given_bac
     assert (report.states, report.kinds) == ({"succeeded": 1}, {kind.value: 3})
 
 
+@pytest.mark.parametrize("lasts_ms", [20_000, 60_000])
+def test_a_worker_that_is_drained_while_the_control_plane_is_away_is_resumed_after_that(lasts_ms):
+    """A person asks for the one, and when that is done for the other."""
+    away = Fault(Trouble.PLANE_LOSES_POWER, 28_000, None, 33_000)
+    jobs = (JobPlan(1, at_ms=120_000),)
+    for seed in range(5):
+        faults = (away, Fault(Trouble.DRAINED, 29_000, 0, lasts_ms))
+        hosts = (HostPlan(0, joins_ms=100),)
+        scenario = Scenario(seed, hosts=hosts, jobs=jobs, faults=faults, noise=QUIET, trouble_ms=300_000)
+        assert play(scenario).states == {"succeeded": 1}
+
+
+def test_where_a_message_takes_seconds_no_rule_is_taken_for_broken():
+    drawn = [Scenario.of_seed(seed, Shape(workers=2, trouble_ms=200_000, trouble=2)) for seed in range(910018, 910024)]
+    assert sum(play(replace(scenario, noise=Noise(mean_ms=2_000.0))).judged for scenario in drawn)
+
+
 def test_a_job_without_retries_is_lost_with_its_host():
     assert story(Fault(Trouble.SPOT_LOST, 30_000, 0, 1_000), retries=0, keep_for_ms=40_000).states == {"lost": 1}
+
+
+def test_an_exclusive_job_whose_workers_folder_was_copied_waits_until_the_original_must_have_ended_it():
+    """In the simulated world a machine that is cut off works on, as its copy can't know."""
+    copied = Fault(Trouble.COPIED, 30_000, 0, 60_000)
+    report = story(copied, exclusive=True)
+    assert (report.states, report.attempts) == ({"succeeded": 1}, 2)
+    with planted("start_anew_believed"), pytest.raises(Violation, match=r"starts on w[01].* while it runs on w0"):
+        story(copied, exclusive=True)
+
+
+def test_an_agent_that_waited_for_its_spawner_lends_what_its_machine_has_by_then():
+    """It looked at its machine when it began to wait, and its probe was wrong."""
+    faults = (
+        Fault(Trouble.AGENT_AND_SPAWNER_STOP, 10_000, 0, 80_000),
+        Fault(Trouble.AGENT_DIES, 20_000, 0, 4_000),
+        Fault(Trouble.PROBE_LIES, 20_000, 0, 10_000, 1),
+    )
+    jobs = tuple(JobPlan(number, 120_000 + 7 * number, run_ms=400 + 37 * number) for number in range(12))
+    for seed in range(6):  # what it lies is drawn
+        play(Scenario(seed, hosts=(HostPlan(0),), jobs=jobs, faults=faults, noise=QUIET, trouble_ms=200_000))
 
 
 def test_every_kind_of_fault_is_drawn():

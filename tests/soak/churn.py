@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.processes import proportional_bytes
 from gpulayer.client import calls
 from gpulayer.client.async_transport import AsyncTransport
 from gpulayer.client.location import Location
@@ -134,7 +133,7 @@ class _Churn:
         return str(made["token"])
 
     def _look(self, began: float) -> None:
-        self._memory.append(((time.monotonic() - began) / 3600, proportional_bytes(self._served.pid)))
+        self._memory.append(((time.monotonic() - began) / 3600, _own_bytes(self._served.pid)))
 
     def _figures(self, number: int, rounds: int) -> str:
         memory, descriptors = self._memory[-1][1], self._served.descriptors()
@@ -156,6 +155,13 @@ class _Churn:
             self._say(f"memory grows by {slope:.2%} an hour after the warm-up")
             if slope > SLOPE:
                 self._tally.violations.append(f"memory grows by {slope:.2%} an hour; {SLOPE:.0%} is promised")
+
+
+def _own_bytes(pid: int) -> int:
+    """Memory that is its own: what it shares with other programs counts more for each as those come and go."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(kib) * 1024
 
 
 async def _follow(shell: AsyncTransport, job_id: str) -> None:

@@ -283,6 +283,7 @@ def test_without_systemd_or_launchd_it_is_refused_before_anything_else(cli, mach
     ("argv", "words"),
     [
         ((), "missing argument 'URL…'"),
+        (("--work-dir", "/tmp"), "a work folder holds who this worker is, and not where its control plane is"),
         (("http://127.0.0.1:9", "--once", "--install-service"), "--once does not go with"),
         (("http://127.0.0.1:9", "--uninstall-service"), "goes with --name alone"),
     ],

@@ -7,8 +7,8 @@ import pytest
 from gpulayer.engine import Policy, next_due_ms, rebuild
 from gpulayer.engine.events import HoldPassed, NodePhase, NodeReport, PlaneRestored, WorkerRemoved
 from gpulayer.engine.records import CounterImage
-from gpulayer.spec.job import Gang, JobState
-from gpulayer.spec.outcome import EndedBy, Outcome
+from gpulayer.spec.job import Gang, JobState, RetryOn
+from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
 LEASE_MS = 33_000
 
@@ -44,14 +44,44 @@ def begin_anew(plane) -> None:
     plane.report("w1", boot=2, recovered=plane.state.attempts, unstarted=tuple(plane.state.attempts))
 
 
-ENDS = pytest.mark.parametrize("end", [remove, restore, vanish, begin_anew])
+def take_over(plane, *items, **more) -> None:
+    """Another start of its agent, which says that it knows of everything."""
+    plane.report("w1", *items, boot=2, recovered=plane.state.attempts, **more)
+
+
+def ended(plane, ended_by, **more) -> NodeReport:
+    return NodeReport(plane.epoch(), 0, NodePhase.ENDED, Outcome(ended_by, blame=blame_for(ended_by), **more))
+
+
+def tell_at_once(plane) -> None:
+    take_over(plane, ended(plane, EndedBy.WORKER_LOST))
+
+
+def tell_later(plane) -> None:
+    take_over(plane)
+    plane.report("w1", ended(plane, EndedBy.WORKER_LOST), boot=2)
+
+
+def tell_after_a_restart(plane) -> None:
+    take_over(plane)
+    plane.state = _restarted(plane)
+    plane.report("w1", ended(plane, EndedBy.WORKER_STOPPED), boot=2)
+
+
+def leave(plane) -> None:
+    take_over(plane)
+    plane.report("w1", boot=2, stopping=True, leaving=True)
+
+
+TOLD = [tell_at_once, tell_later, tell_after_a_restart, leave]
+ENDS = pytest.mark.parametrize("end", [remove, restore, vanish, begin_anew, *TOLD])
 
 
 def again(plane, end) -> None:
     """Whoever is there after it reports, so that the task could be lent."""
     end(plane)
     for worker in plane.state.workers:
-        plane.report(worker)
+        plane.report(worker, boot=plane.state.workers[worker].boot)
 
 
 @ENDS
@@ -87,6 +117,60 @@ def test_a_removed_workers_time_counts_from_its_last_word(plane):
     plane.report("w2")
     plane.pass_time(1)
     assert plane.state.attempts
+
+
+@pytest.mark.parametrize("end", [vanish, begin_anew, tell_at_once, leave])
+def test_where_its_agent_started_anew_the_time_counts_from_the_last_word_of_the_start_before(plane, end):
+    """A machine that was restarted waits no longer for its job than one that stays away."""
+    lent(plane)
+    wait(plane, 20_000)
+    end(plane)
+    wait(plane, LEASE_MS - 20_000 - 1)
+    assert not plane.state.attempts
+    plane.report("w2")
+    plane.pass_time(1)
+    assert plane.state.attempts
+
+
+def test_what_a_new_start_of_an_agent_has_seen_end_leaves_no_hold(plane):
+    lent(plane, retry_on=RetryOn.ANY)
+    take_over(plane)
+    plane.report("w1", ended(plane, EndedBy.PROGRAM, exit_code=3, ran_ms=700), boot=2)
+    assert not plane.state.held
+    assert plane.state.attempts
+
+
+def test_what_an_agent_says_of_its_own_programs_leaves_no_hold(plane):
+    """Also some time after it has started anew, when its former start can't have been answered for so long."""
+    lent(plane)
+    plane.report("w1", ended(plane, EndedBy.WORKER_LOST))
+    assert not plane.state.held
+    for _ in range(4):
+        plane.report("w1", boot=2, recovered=plane.state.attempts)
+        plane.report("w2")
+        plane.pass_time(LEASE_MS // 3)
+    plane.run("w2")
+    plane.report("w2", boot=2, recovered=plane.state.attempts)
+    for _ in range(4):
+        plane.report("w2", boot=2)
+        plane.report("w1", boot=2)
+        plane.pass_time(LEASE_MS // 3)
+    plane.report("w2", ended(plane, EndedBy.WORKER_LOST), boot=2)
+    assert not plane.state.held
+
+
+def test_of_a_gang_one_node_that_was_seen_to_end_says_nothing_of_the_others(plane):
+    plane.join("w1", cpus=1)
+    plane.join("w2", cpus=1)
+    plane.submit(exclusive=True, shape=Gang(2), retry_on=RetryOn.ANY)
+    epoch = plane.run("w1", node=plane.state.workers["w1"].leases[plane.epoch()])
+    for worker in ("w1", "w2"):
+        plane.report(worker, boot=2, recovered=plane.state.attempts)
+    for worker, ran_ms in (("w1", None), ("w2", 500)):
+        node = plane.state.workers[worker].leases[epoch]
+        outcome = Outcome(EndedBy.WORKER_LOST, ran_ms=ran_ms, blame=blame_for(EndedBy.WORKER_LOST))
+        plane.report(worker, NodeReport(epoch, node, NodePhase.ENDED, outcome), boot=2)
+    assert plane.job().reason_code == "exclusive_held"
 
 
 def test_what_its_worker_ended_or_has_outlived_its_lease_leaves_no_hold(plane):

@@ -112,3 +112,26 @@ def _cpu_ticks(pid):
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
+
+
+def test_where_a_job_cuts_its_own_spool_short_a_line_stands_for_what_is_gone(spawner, agent):
+    """Readers by offset stay right, and see no zeros that nobody printed."""
+    program = f"""
+import os, sys, time
+def settled(size):
+    ends = time.monotonic() + 60
+    while os.stat({str(spawner.log("1.0"))!r}).st_size != size and time.monotonic() < ends:
+        time.sleep(0.005)
+os.write(1, b"x" * 1000)
+settled(1000)
+os.truncate({str(spawner.log("1.0"))!r}, 100)
+os.write(1, b"more\\n")
+settled(1005)
+os.truncate({str(spawner.log("1.0"))!r}, 1000)
+"""
+    record = _python(agent, "1.0", program)
+    content = spawner.log("1.0").read_bytes()
+    assert content[:100] == b"x" * 100
+    assert content[1000 - 49 : 1000] == b"\n[gpulayer: 900 bytes of the log are missing here]\n"[-49:]
+    assert len(content) == record.log_bytes == 1005
+    assert (record.cut_bytes, record.log_complete, record.exit_code) == (905, False, 0)

@@ -164,6 +164,7 @@ def test_what_ran_before_a_reboot_is_lost_and_no_process_of_today_is_touched(tmp
     assert end_leftovers([entry], spare=frozenset()) == set()
     ((_, record),) = record_what_became([entry], statuses={}, left=set(), wall_ms=lambda: 3)
     assert (record.reason, record.log_bytes, record.ended_at_wall_ms) == ("spawner_lost", 0, 3)
+    assert "its folder is a copy of another one's" in record.message
 
 
 def test_the_spawner_loads_nothing_but_the_standard_library_itself_and_two_modules_that_are_no_more():

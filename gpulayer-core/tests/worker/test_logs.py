@@ -1,6 +1,7 @@
 """One log's way, against a control plane that answers as it pleases."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -8,8 +9,9 @@ from gpulayer.errors import Conflict, StaleAttempt, TooLarge
 from gpulayer.ids import Epoch
 from gpulayer.plugins.contracts.launcher import LaunchSite
 from gpulayer.spec.assignment import NodeKey
-from gpulayer.spec.logs import LogStream, streams_not_whole
-from gpulayer.worker.logs import PIECE, AttemptLogs, LogUploader
+from gpulayer.spec.logs import LogStream, not_whole, streams_not_whole
+from gpulayer.worker.logs import PIECE, AttemptLogs, LogUploader, Written
+from gpulayer.worker.masking import Masks
 
 
 class Shelf:
@@ -163,10 +165,104 @@ def both(tmp_path, shelf):
         logs.grown("stderr")
         await asyncio.sleep(0)
         assert not task.done()
-        logs.drain((0, 7))
+        logs.drain(Written((3, 3), (0, 7)))
         return await asyncio.wait_for(task, 10)
 
     return asyncio.run(main())
+
+
+WHY = "bytes were gone from the worker's disk before they had been sent"
+
+
+def gone(path):
+    path.unlink()
+
+
+def replaced(path):
+    path.unlink()
+    path.write_bytes(b"another\n")
+
+
+def cut(path):
+    os.truncate(path, 3)
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("wreck", [gone, replaced, folder])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_spool_that_is_removed_while_it_is_read_comes_home_whole(tmp_path, wreck, is_masked):
+    async def main():
+        path, shelf = tmp_path / "log", Shelf()
+        uploader = LogUploader(shelf, NodeKey(Epoch(1), 0), path, is_resumed=False)
+        if is_masked:
+            uploader.mask(Masks(["secret"]))
+        with open(path, "ab", buffering=0) as file:
+            file.write(b"one\n")
+            task = asyncio.create_task(uploader.run())
+            await asyncio.wait_for(shelf.seen.wait(), 10)
+            wreck(path)
+            file.write(b"two\n")
+            uploader.drain(size=8)
+            await asyncio.wait_for(task, 10)
+        assert (bytes(shelf.held), uploader.missing) == (b"one\ntwo\n", 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("wreck", "sent", "expected"),
+    [
+        (gone, b"", b""),
+        (gone, b"one\n", b"one\n"),
+        (cut, b"", b"one"),
+        (cut, b"one\nt", b"one\nt"),
+        (gone, b"one\ntwo\n", b"one\ntwo\n"),
+        (cut, b"one\ntwo\n", b"one\ntwo\n"),
+    ],
+)
+def test_what_is_gone_from_the_spool_before_it_was_sent_is_told(tmp_path, wreck, sent, expected):
+    async def main():
+        path, shelf = tmp_path / "log", Shelf(sent)
+        path.write_bytes(b"one\ntwo\n")
+        wreck(path)
+        site = LaunchSite(tmp_path, tmp_path, path, tmp_path / "exit.json")
+        logs = AttemptLogs(shelf, NodeKey(Epoch(1), 0), site, is_resumed=bool(sent))
+        assert not logs.is_needless(Written((8, 0)))
+        logs.drain(Written((8, 0)))
+        told = await asyncio.wait_for(logs.run(), 10)
+        missing = 8 - len(expected)
+        assert bytes(shelf.held) == expected
+        assert told == ((not_whole(f"{missing} {WHY}"),) if missing else ())
+        assert any(is_final for _, _, is_final in shelf.calls) is not bool(missing)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_spool_that_can_not_be_read_is_told_when_its_program_has_ended_and_not_before(tmp_path, is_masked):
+    async def main():
+        async def masks():
+            return Masks(["secret"])
+
+        site = LaunchSite(tmp_path, tmp_path, tmp_path / "log", tmp_path / "exit.json")
+        site.log_path.mkdir()
+        key = NodeKey(Epoch(1), 0)
+        logs = AttemptLogs(Shelf(), key, site, is_resumed=False, masks=masks if is_masked else None)
+        task = asyncio.create_task(logs.run())
+        logs.grown()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not task.done()
+        logs.drain(Written((4, 0)))
+        (told,) = await asyncio.wait_for(task, 10)
+        assert "Is a directory" in told
+        assert streams_not_whole(told) == (LogStream.STDOUT,)
+
+    asyncio.run(main())
 
 
 def test_split_streams_go_their_own_ways_and_end_together(tmp_path):

@@ -37,6 +37,7 @@ PASSING = ("unreachable", "unauthenticated", "storage_unavailable", "disk_full",
 
 # What it says, makes and leaves behind is known; what it leaves behind (a daemon in a session of its own) must go.
 JOB = """#!/bin/sh
+[ -z "$WRECK" ] || { rm ../log && mkdir ../log; }
 echo "$GPULAYER_ATTEMPT" >> "$STARTS"
 setsid sleep 600 &
 i=0
@@ -44,7 +45,6 @@ while [ $i -lt $LINES ]; do i=$((i+1)); echo "line $i of $MARK"; sleep $PAUSE; d
 echo "changed by $MARK" > data/kept.txt
 yes "$MARK" | head -c 1500000 > big.bin
 mkdir made && printf '%s' "$MARK" > made/small.txt
-[ -z "$WRECK" ] || { rm ../log && mkdir ../log; }
 exit 7
 """
 

@@ -4,11 +4,14 @@ Nobody starts an agent again that was refused, as a service manager would not: i
 """
 
 import shutil
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from gpulayer.client import calls
+from tests.e2e.kills.scene import read
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,6 +42,15 @@ def copied(scene, worker):
     argv = [word.replace(str(worker.folder), str(folder)) for word in worker.argv[3:]]
     copy = left_alone(type(worker)("box", folder, argv=argv, environment=worker.environment))
     scene.workers.append(copy)
+    return copy
+
+
+def as_of_another_machine(copy):
+    """Nothing of what runs here is to be found by it: neither by the boot, nor by the control groups."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for path in (copy.folder / "contact.json", copy.folder / "spawner" / "table"):
+        path.write_text(path.read_text().replace(boot, "00000000-0000-4000-8000-000000000000"))
+    (copy.folder / "spawner" / "groups").write_text("[]")
     return copy
 
 
@@ -89,6 +101,26 @@ def test_a_copy_that_starts_while_a_job_runs_takes_the_place_and_the_job_ends_on
     scene.until(lambda: not scene.left_of(job), "nothing of the job runs any more")
     is_served(scene, copy)
     assert len(told(scene)) == 1
+
+
+def test_while_the_original_is_out_of_contact_a_copy_on_another_machine_does_not_get_its_exclusive_job(make_scene):
+    """The copy finds it in its spawner's table, of another boot, and says that it is lost: it does not know that."""
+    scene = make_scene(lease="6s")
+    scene.plane.start()
+    worker = first(scene)
+    job = scene.submit(lines=100_000, retries=1, exclusive=True)
+    scene.until(lambda: b"line 3 " in scene.log(job, 1), "the job runs")
+    worker.kill(signal.SIGSTOP)
+    as_of_another_machine(copied(scene, worker)).start()
+
+    scene.until(lambda: (scene.record(job.id)["reason"] or {}).get("code") == "exclusive_held", "the job is held")
+    assert job.starts.read_text().split() == ["1"]
+    scene.until(lambda: job.starts.read_text().split() == ["1", "2"], "it runs again")
+    assert not [pid for pid in scene.left_of(job) if b"GPULAYER_ATTEMPT=1\0" in read(pid, "environ")]
+    worker.kill(signal.SIGCONT)
+    is_refused(scene, worker)
+    scene.ask(lambda client: client.job(job.id).cancel())
+    scene.ended(job)
 
 
 def test_of_two_copies_of_a_stopped_folder_one_is_served_whatever_is_started_again(scene):

@@ -56,12 +56,15 @@ def join(
         bool, typer.Option("--uninstall-service", help="Take that back; of the service of --name, if it had one.")
     ] = False,
 ) -> int:
-    """Make this machine a worker. A token is needed once; later starts use the identity in the work folder."""
+    """Make this machine a worker. A token is needed once: later, the same URL and work folder are enough."""
     if uninstall_service:
         _uninstall(name, given=bool(urls or token or token_file or fingerprint or label or once or install_service))
         return 0
     if not urls:
-        raise UsageError("missing argument 'URL…'", hint="gpulayer join URL, as `gpulayer up` printed it")
+        hint = "gpulayer join URL, as `gpulayer up` printed it"
+        if work_dir:
+            hint += "; a work folder holds who this worker is, and not where its control plane is"
+        raise UsageError("missing argument 'URL…'", hint=hint)
     if token and token_file:
         raise UsageError("--token and --token-file are two ways to say one thing", hint="give one of them")
     if once and install_service:

@@ -1,9 +1,13 @@
 """Tasks of exclusive jobs that wait although they could run: an earlier attempt of theirs may still.
 
-An attempt that ends without its worker's word that its program is dead (that worker was removed, its agent started
-anew without knowing of it, the state is that of a backup) leaves a hold: nobody gets the task before that worker must
-have ended it by itself, one lease (and a tenth) after its last contact. The hold is stored with the task, in engine
-time, which does not go on while the control plane is down: that makes it longer, never shorter.
+An attempt that ends without the word of somebody who saw its program end (its worker was removed, the state is that of
+a backup, its agent started anew and says that it is lost) leaves a hold: nobody gets the task before that worker must
+have ended it by itself, one lease (and a tenth) after its last contact; where the agent started anew, after the last
+contact of its former start. What is on a disk proves nothing here: a folder that was copied to another machine reads
+like that of a machine which was restarted.
+
+The hold is stored with the task, in engine time, which does not go on while the control plane is down: that makes it
+longer, never shorter. Of a task with a live attempt it is what its end would leave.
 """
 
 from typing import Final
@@ -13,7 +17,7 @@ from gpulayer.engine.events import HoldPassed
 from gpulayer.engine.state import Attempt, Job, State, Task, Worker
 from gpulayer.engine.turn import Turn
 
-__all__ = ["HELD", "expires_ms", "fill", "hold", "hold_all", "keep_off", "passed"]
+__all__ = ["HELD", "expires_ms", "fill", "hold", "hold_all", "keep_off", "passed", "release"]
 
 HELD: Final = "exclusive_held"  # the reason for which such a job waits; the time is told from the state
 
@@ -33,6 +37,15 @@ def hold(turn: Turn, attempt: Attempt, until_ms: int) -> None:
     if job.entry.exclusive and until_ms > turn.at.ms:
         task = job.tasks[attempt.task_index]
         task.held_until_ms = max(task.held_until_ms, until_ms)
+        turn.tasks[job.entry.id, task.index] = task
+
+
+def release(turn: Turn, attempt: Attempt) -> None:
+    """Its program is known to have ended. Of a gang, that says nothing of the others."""
+    job = turn.state.jobs[attempt.job_id]
+    task = job.tasks[attempt.task_index]
+    if task.held_until_ms and len(attempt.nodes) == 1:
+        task.held_until_ms = 0
         turn.tasks[job.entry.id, task.index] = task
 
 

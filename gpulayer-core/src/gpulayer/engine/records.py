@@ -51,7 +51,7 @@ class TaskImage:
 
     Attempts that used up a retry: ``failures`` through no fault of the program, ``program_failures`` of its own.
     ``avoid``: workers where it failed through no fault of its own. ``held_until_ms``: engine time before which it is
-    lent to nobody, because what it was lent before may still run; 0: nothing may.
+    lent to nobody, because what it was lent before may still run; 0: nothing may. With a live attempt: once that ends.
     """
 
     job_id: JobId

@@ -166,6 +166,8 @@ def restored(turn: Turn, event: PlaneRestored) -> None:
 
 def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
     is_new_boot = event.boot > worker.boot
+    if is_new_boot:
+        _doubt(turn, worker)  # while it is known when its former start was heard of
     worker.is_stopping = event.stopping or (worker.is_stopping and not is_new_boot)
     worker.boot, worker.seq = event.boot, event.seq
     worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
@@ -204,10 +206,21 @@ def _take(turn: Turn, worker: Worker, items: tuple[NodeReport, ...]) -> None:
             continue
         if item.phase is NodePhase.ENDED and not attempt.nodes[item.node].is_revoked:
             ended.append(attempt.lent_ms)
+        if item.phase is NodePhase.ENDED and item.outcome is not None and item.outcome.ran_ms is not None:
+            holds.release(turn, attempt)  # somebody was there when its program ended
         attempts.node_reported(turn, attempt, item.node, item)
     ahead.learn(state, worker, ended)
     for attempt in ahead.push_back(state, worker) if items else ():
         attempts.refresh(turn, attempt)
+
+
+def _doubt(turn: Turn, worker: Worker) -> None:
+    """The agent starts anew, or another one does in a copy of its folder, which looks the same from here and, after a
+    restart of the machine, from there: what is told of the former start's programs by anybody who did not see them end
+    is a belief. That one may have been answered until now."""
+    for epoch in worker.leases:
+        attempt = turn.state.attempts[epoch]
+        holds.hold(turn, attempt, holds.expires_ms(turn.state, worker, attempt))
 
 
 def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> None:
@@ -216,7 +229,6 @@ def _end_vanished(turn: Turn, worker: Worker, recovered: tuple[Epoch, ...]) -> N
         attempt = turn.state.attempts.get(epoch)
         if attempt is None or epoch in recovered or attempt.nodes[index].phase is NodePhase.ASSIGNED:
             continue
-        _hold_of_before(turn, worker, attempt)
         _lose(turn, worker, attempt, f"worker {worker.name} started again and no longer knows this attempt")
 
 
@@ -226,13 +238,7 @@ def _end_begun(turn: Turn, worker: Worker, unstarted: tuple[Epoch, ...]) -> None
     for epoch in unstarted:
         attempt = _lent_to(turn.state, worker, epoch)
         if attempt is not None and attempt.nodes[worker.leases[epoch]].phase in (NodePhase.RUNNING, NodePhase.ENDING):
-            _hold_of_before(turn, worker, attempt)
             _lose(turn, worker, attempt, f"worker {worker.name} started again without knowing that this attempt ran")
-
-
-def _hold_of_before(turn: Turn, worker: Worker, attempt: Attempt) -> None:
-    """The agent of before, where this one runs in a copy of its folder, may have been answered until now."""
-    holds.hold(turn, attempt, holds.expires_ms(turn.state, worker, attempt))
 
 
 def _stops(turn: Turn, worker: Worker) -> None:

@@ -465,7 +465,7 @@ class Jobs:
             ended_at_wall_ms=self._wall_ms(),
             log_bytes=drained.log_bytes,
             # No end, but no survivor: a process outside the tree was handed the pipe. What the tree wrote is there.
-            log_complete=not drained.left_out_bytes and (drained.is_ended or not job.survivors),
+            log_complete=not (drained.left_out_bytes or drained.cut_bytes) and (drained.is_ended or not job.survivors),
             tree_clean=not job.survivors,
             survivors=job.survivors,
             cpu_s=job.cpu_s,
@@ -476,6 +476,7 @@ class Jobs:
             err_bytes=drained.err_bytes,
             left_out_bytes=drained.left_out_bytes,
             unwritten_bytes=drained.unwritten_bytes,
+            cut_bytes=drained.cut_bytes,
         )
         job.phase = _Phase.ENDED
         here("spawner.before_record")

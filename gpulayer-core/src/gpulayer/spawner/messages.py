@@ -66,10 +66,11 @@ class ExitRecord:
     not extend its time, so the spawner ended it), ``stopped`` (the spawner was told to end, and ended it) or
     ``spawner_lost`` (the spawner or the host died under it: neither code nor signal is the program's).
     tree_clean: nothing of the job's tree is left. survivors: the processes that could not be ended.
-    log_bytes: size of the spool file. log_complete: all that was written is in it.
+    log_bytes: size of the spool file, as far as its writer knows. log_complete: all that was written is in it.
     err_bytes: size of the second spool file, where stderr has one. left_out_bytes: output that the limit of the log
     did not let in, or a disk that stayed full. unwritten_bytes: of them, for each stream, those that no line in its
-    spool tells of. oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
+    spool tells of. cut_bytes: of what was in the spools somebody else has cut so much off.
+    oom_kills: how many processes of the tree the kernel killed for want of memory; None: not known.
     memory_peak_bytes: the most that the tree used; None: not known. ran_ms: from its start to the end of the main
     process; None: not known.
     cpu_s, max_rss_bytes: of the main process and the children it waited for; the latter is never less than what the
@@ -91,6 +92,7 @@ class ExitRecord:
     err_bytes: int = 0
     left_out_bytes: int = 0
     unwritten_bytes: tuple[int, ...] = ()
+    cut_bytes: int = 0
     oom_kills: int | None = None
     memory_peak_bytes: int | None = None
     ran_ms: int | None = None

@@ -70,6 +70,7 @@ class OutputPipe:
 
     def pump(self) -> Pumped:
         """Move up to a megabyte. Raises ``OSError`` when the spool can't be written; no byte is lost by it."""
+        self.spool.mend()
         if self.spool.is_full and not self._pending:
             # Only a byte that is really there makes the log one that was cut.
             if not _poll(self.read_fd):

@@ -23,6 +23,7 @@ __all__ = ["end_leftovers", "record_what_became", "recover"]
 _PATIENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.004
 _DIED: Final = "the spawner or the host died while it ran"
+_NOT_HERE: Final = "it is not known how it ended: this machine was restarted, or its folder is a copy of another one's"
 
 
 def recover(state: StateDir, *, spare: frozenset[int], wall_ms: Callable[[], int]) -> list[tuple[JobEntry, ExitRecord]]:
@@ -75,12 +76,13 @@ def record_what_became(
     that is known. complete: keys of those whose log is whole. A record that can't be written is still returned, and
     will be made again by the next start.
     """
-    result = []
+    result, booted = [], tree.boot_id()
     for entry in entries:
         record = read_exit_record(entry.exit_path)
         if record is None:
             is_complete = entry.key in complete and not left
-            record = _record(entry, statuses.get(entry.pid), left, wall_ms(), why or _DIED, is_complete=is_complete)
+            told = _NOT_HERE if entry.boot_id != booted else why or _DIED
+            record = _record(entry, statuses.get(entry.pid), left, wall_ms(), told, is_complete=is_complete)
             try:
                 write_exit_record(entry.exit_path, record)
             except OSError as error:

@@ -29,7 +29,8 @@ def tail_bytes(limit_bytes: int) -> int:
 class Spool:
     """One stream's files, for one writer. limit_bytes: 0 for none; less than 64 KiB counts as 64 KiB.
 
-    size: bytes in the spool file itself. left_out_bytes: known after ``join``. path, limit_bytes: as given.
+    size: bytes in the spool file itself. left_out_bytes: known after ``join``. cut_bytes: of what was written, somebody
+    else has cut so much off. path, limit_bytes: as given.
     """
 
     def __init__(self, path: str, *, limit_bytes: int = 0) -> None:
@@ -41,7 +42,7 @@ class Spool:
         # Not O_APPEND: splice refuses such a file. This process is the spool's only writer.
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.size = os.lseek(self._fd, 0, os.SEEK_END)
-        self.left_out_bytes = 0
+        self.left_out_bytes = self.cut_bytes = 0
         self._line = b""  # what is still to be written of the line about the limit
         self._number = -1
         self._tail_fd = -1
@@ -96,6 +97,19 @@ class Spool:
     def beside_bytes(self) -> int:
         """What came after the limit and is not behind the spool (yet)."""
         return self._number * self._tail_limit + self._tail_size if self._number >= 0 else 0
+
+    def mend(self) -> None:
+        """Before more is written: where somebody has cut the file short, what comes next would lie behind a hole, and
+        look as if the program had printed it. Raises ``OSError``; may be repeated."""
+        start = os.fstat(self._fd).st_size
+        missing = self.size - start
+        if missing <= 0:
+            return
+        # Whoever reads by offset stays right. What lies before the line is left a hole: it may be large.
+        line = _line(self._fd, start, f"{missing} bytes of the log are missing here")
+        line = line if len(line) <= missing else b"\n" * missing
+        _write_at(self._fd, line, self.size - len(line))
+        self.cut_bytes += missing
 
     def took(self, count: int) -> None:
         """So many bytes were written to the descriptor that ``target`` gave."""

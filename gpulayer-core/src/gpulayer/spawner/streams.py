@@ -30,12 +30,14 @@ class Drained:
     """Sizes of the spools, and what is not in them. ``is_ended``: no writer is left, not even outside the tree.
 
     unwritten_bytes: for each stream, what had found no room when patience ended, with no word of it in the spool.
+    cut_bytes: see ``Spool``.
     """
 
     log_bytes: int
     err_bytes: int
     left_out_bytes: int
     unwritten_bytes: tuple[int, ...]
+    cut_bytes: int
     is_ended: bool
 
 
@@ -194,6 +196,7 @@ class JobOutput:
                 err_bytes=self.err_bytes,
                 left_out_bytes=sum(stream.pipe.spool.left_out_bytes for stream in self._streams) + sum(unwritten),
                 unwritten_bytes=unwritten,
+                cut_bytes=sum(stream.pipe.spool.cut_bytes for stream in self._streams),
                 is_ended=all(stream.is_ended for stream in self._streams),
             )
         )

@@ -324,14 +324,14 @@ class Agent:
             case KillTree(key):
                 self._start_for(key, self._work.kill_tree(key))
             case DrainLog(key):
-                unwritten = self._work.unwritten.get(key, ())
-                if not any(unwritten) and key in self._logs and self._logs[key].is_needless():
+                written = self._work.written(key)
+                if key in self._logs and self._logs[key].is_needless(written):
                     self._feed(LogDrained(key))
                 else:
                     self._write_put_off()
                     self._follow_log(self._state.held[key].assignment, is_resumed=True)
                     self._send_logs(key)
-                    self._logs[key].drain(unwritten)
+                    self._logs[key].drain(written)
             case CollectOutputs(key):
                 if self._folders.made_nothing(key):
                     self._feed(OutputsCollected(key, None))

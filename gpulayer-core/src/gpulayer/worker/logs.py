@@ -2,14 +2,17 @@
 
 A stream has one request on its way, of at most ``PIECE`` bytes, woken by the spawner's word that there is more. The
 control plane says how much it holds; after a restart, a gap or an overlap the log goes on from there, so no byte is
-lost or sent for good twice. Memory is bounded by one piece a stream, however fast the program writes. What found no
-room on this disk is told by a last line of the log, which the control plane gets and no spool has. What is secret
-leaves this machine masked, byte for byte (``masking``).
+lost or sent for good twice. Memory is bounded by one piece a stream, however fast the program writes. A spool is kept
+open from its first byte on, so that it is read to its end though somebody removes it; what is gone all the same is told
+by evidence, and the control plane says so behind the log. What found no room on this disk is told by a last line of the
+log, which the control plane gets and no spool has. What is secret leaves this machine masked, byte for byte
+(``masking``).
 """
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +26,23 @@ from gpulayer.worker.masked_spool import MaskedSpool
 from gpulayer.worker.masking import Masks
 from gpulayer.worker.session import Plane
 
-__all__ = ["AttemptLogs", "LogUploader"]
+__all__ = ["AttemptLogs", "LogUploader", "Written"]
 
 PIECE: Final = 1 << 20  # what the control plane takes at most; a request costs it more than the bytes in it
 
 _PIECE_S: Final = 10.0  # counted from when it last moved, so a slow line has its time and a dead one has not
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What whoever wrote the spools says of them at the end; for each stream: size: bytes that are in it. unwritten:
+    bytes that found no room in it."""
+
+    size: tuple[int, ...] = ()
+    unwritten: tuple[int, ...] = ()
+
+
+NOT_KNOWN: Final = Written()
 
 
 class AttemptLogs:
@@ -60,10 +75,12 @@ class AttemptLogs:
         }
         self.is_started = False
 
-    def is_needless(self) -> bool:
+    def is_needless(self, written: Written) -> bool:
         """It does not run, and there is nothing to send: most tiny jobs print nothing. Asked when the spools are
         complete."""
-        return not self.is_started and all(uploader.is_empty() for uploader in self._streams.values())
+        if self.is_started or any(written.size) or any(written.unwritten):
+            return False
+        return all(uploader.is_empty() for uploader in self._streams.values())
 
     def grown(self, stream: str = "") -> None:
         """The spool of this stream, or any of them, has more bytes; harmless when it has not."""
@@ -71,12 +88,11 @@ class AttemptLogs:
             if stream in ("", name):
                 uploader.grown()
 
-    def drain(self, unwritten: Sequence[int] = ()) -> None:
-        """The spools are complete: ``run`` ends when the control plane holds them. unwritten: for each stream, how many
-        bytes found no room in its spool."""
-        counts = [*unwritten, 0, 0]
-        for uploader, count in zip(self._streams.values(), counts, strict=False):
-            uploader.drain(unwritten=count)
+    def drain(self, written: Written = NOT_KNOWN) -> None:
+        """The spools are complete: ``run`` ends when the control plane holds them."""
+        counts = zip((*written.size, 0, 0), (*written.unwritten, 0, 0), strict=False)
+        for uploader, (size, unwritten) in zip(self._streams.values(), counts, strict=False):
+            uploader.drain(size=size, unwritten=unwritten)
         self._is_drained.set()
 
     def remove_spools(self) -> None:
@@ -85,8 +101,8 @@ class AttemptLogs:
             path.unlink(missing_ok=True)
 
     async def run(self) -> tuple[str, ...]:
-        """Returns, once they are drained, a line of evidence for each stream that was refused for good; the other one
-        comes home all the same. Raises StaleAttempt."""
+        """Returns, once they are drained, a line of evidence for each stream that was refused for good, can't be read,
+        or has lost something here; the other one comes home all the same. Raises StaleAttempt."""
         failed: list[str] = []
         if self._masks is not None:
             try:
@@ -109,6 +125,12 @@ class AttemptLogs:
                 raise
             except GpulayerError as error:
                 failed.append(not_whole(error.message, stream=uploader.stream))
+            except OSError as error:  # the spool can't be read, or is no file any more
+                failed.append(not_whole(str(error), stream=uploader.stream))
+            else:
+                if uploader.missing:
+                    why = f"{uploader.missing} bytes were gone from the worker's disk before they had been sent"
+                    failed.append(not_whole(why, stream=uploader.stream))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -121,7 +143,8 @@ class AttemptLogs:
 
 
 class LogUploader:
-    """One stream. ``run`` it once; ``grown`` and ``drain`` may be called at any time."""
+    """One stream. ``run`` it once; ``grown`` and ``drain`` may be called at any time. ``missing``: so many bytes of it
+    were written, and were not there to be sent; known when ``run`` has ended."""
 
     def __init__(
         self,
@@ -141,7 +164,8 @@ class LogUploader:
         self._offset: int | None = None if is_resumed else 0
         self._woken = asyncio.Event()
         self._is_draining = False
-        self._unwritten = 0
+        self._size = self._unwritten = self.missing = 0
+        self._descriptor: int | None = None
         self._limit_bytes = limit_bytes
         self._gives_up = gives_up
         self._masked: MaskedSpool | None = None
@@ -161,49 +185,65 @@ class LogUploader:
         """The spool has more bytes; harmless when it has not."""
         self._woken.set()
 
-    def drain(self, *, unwritten: int = 0) -> None:
+    def drain(self, *, size: int = 0, unwritten: int = 0) -> None:
         """The spool is complete: ``run`` ends when the control plane holds it all, and a line that tells of bytes that
-        did not get into it."""
+        did not get into it; or all of it that is still there. size: as it was written."""
         self._is_draining = True
-        self._unwritten = unwritten
+        self._size, self._unwritten = size, unwritten
         self._woken.set()
 
     async def run(self) -> None:
         """Raises StaleAttempt, and any other error that is an answer for good."""
-        if self._offset is None:
-            await self._put(b"", 0, is_final=False)  # asks what is there: the answer is the offset to go on from
-        while True:
-            self._woken.clear()
-            is_draining = self._is_draining
-            if await self._send_all(is_draining=is_draining) and is_draining:
-                return
-            if not self._is_draining:
-                await self._woken.wait()
+        try:
+            if self._offset is None:
+                await self._put(b"", 0, is_final=False)  # asks what is there: the answer is the offset to go on from
+            while True:
+                self._woken.clear()
+                is_draining = self._is_draining
+                if await self._send_all(is_draining=is_draining) and is_draining:
+                    return
+                if not self._is_draining:
+                    await self._woken.wait()
+        finally:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
 
     async def _send_all(self, *, is_draining: bool) -> bool:
-        """Send what is in the spool now; True when it was whole and acknowledged."""
-        try:
-            way = os.O_RDONLY if self._masked is None else os.O_RDWR
-            descriptor = os.open(self._path, way | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True  # the program never started, or wrote nothing yet
-        try:
-            while True:
-                offset, spooled = self._offset or 0, os.fstat(descriptor).st_size
-                last_words = self._last_words(descriptor, spooled) if is_draining else b""
-                size = spooled + len(last_words)
+        """Send what is in the spool now; True when it was whole and acknowledged, or can't become whole any more."""
+        while True:
+            descriptor = self._opened()
+            offset = self._offset or 0
+            spooled = end = 0 if descriptor is None else os.fstat(descriptor).st_size
+            words = b""
+            if is_draining:
+                self.missing = max(0, self._size - max(spooled, offset))
+            if is_draining and not self.missing:
+                end = max(spooled, self._size)
+                words = self._last_words(descriptor, end)
+            size = end + len(words)
+            piece = b""
+            if descriptor is not None:
                 piece = await self._read(descriptor, offset, spooled, is_draining=is_draining)
-                piece = piece or last_words[max(0, offset - spooled) :]
-                is_final = is_draining and offset + len(piece) >= size
-                # An empty log needs no word: there is nothing in it that could get lost.
-                if piece or (is_final and size):
-                    await self._put(piece, offset, is_final=is_final)
-                if is_final and (self._offset or 0) >= size:
-                    return True
-                if not piece and not is_final:
-                    return False
-        finally:
-            os.close(descriptor)
+            piece = piece or words[max(0, offset - end) :]
+            is_final = is_draining and not self.missing and offset + len(piece) >= size
+            # An empty log needs no word: there is nothing in it that could get lost.
+            if piece or (is_final and size):
+                await self._put(piece, offset, is_final=is_final)
+            if is_final and (self._offset or 0) >= size:
+                return True
+            if not piece and not is_final:
+                return self.missing > 0
+
+    def _opened(self) -> int | None:
+        """The spool; None where it is not there: its program never started, wrote nothing yet, or removed it before it
+        was opened here."""
+        if self._descriptor is None:
+            way = os.O_RDONLY if self._masked is None else os.O_RDWR
+            try:
+                self._descriptor = os.open(self._path, way | os.O_CLOEXEC)
+            except FileNotFoundError:
+                pass
+        return self._descriptor
 
     async def _read(self, descriptor: int, offset: int, spooled: int, *, is_draining: bool) -> bytes:
         if self._masked is None:
@@ -213,12 +253,12 @@ class LogUploader:
             self._masked.read, descriptor, offset, PIECE, size=spooled, is_whole=is_draining, is_cut=is_cut
         )
 
-    def _last_words(self, descriptor: int, spooled: int) -> bytes:
+    def _last_words(self, descriptor: int | None, end: int) -> bytes:
         if not self._unwritten:
             return b""
         line = f"[gpulayer: {self._unwritten} bytes left out: the disk of the worker was full]\n".encode()
-        is_new_line = not spooled or os.pread(descriptor, 1, spooled - 1) == b"\n"
-        return line if is_new_line else b"\n" + line
+        last = os.pread(descriptor, 1, end - 1) if descriptor is not None and end else b""
+        return line if last == b"\n" or not end else b"\n" + line
 
     async def _put(self, piece: bytes, offset: int, *, is_final: bool) -> None:
         path = f"{self._plane.worker_path}/attempts/{self._key.epoch}/logs?node={self._key.node}&offset={offset}"

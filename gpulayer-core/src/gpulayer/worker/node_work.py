@@ -1,7 +1,7 @@
 """What a node needs done that takes its time: staging, starting, sending home, signals; each answers the machine once.
 
 A failure of a node's own work is that node's end, not the worker's; what ends it is told by the answer. Nothing is
-decided here, and nothing is remembered but what found no room on a full disk.
+decided here, and nothing is remembered but what became of the spools of what has ended.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
 from gpulayer.worker.launching import launch, launcher_of, plan_launch
-from gpulayer.worker.logs import AttemptLogs
+from gpulayer.worker.logs import AttemptLogs, Written
 from gpulayer.worker.masking import Masks, masked_input
 from gpulayer.worker.outputs import deliver_outputs
 from gpulayer.worker.patience import Patience
@@ -81,10 +81,7 @@ _Answer = TypeVar("_Answer", bound=Input)
 
 
 class NodeWork:
-    """Of one start of a worker. ``feed`` takes the answers, in the event loop.
-
-    unwritten: by node, the bytes of each of its streams that found no room when its program had ended.
-    """
+    """Of one start of a worker. ``feed`` takes the answers, in the event loop."""
 
     def __init__(
         self,
@@ -113,7 +110,7 @@ class NodeWork:
         self._environments = environments
         self._inputs = inputs
         self._vault = Vault(plane)
-        self.unwritten: dict[NodeKey, tuple[int, ...]] = {}
+        self._spools: dict[NodeKey, ExitRecord] = {}
         self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
         self._starters: dict[NodeKey, SpawnerStarter] = {}
 
@@ -123,9 +120,14 @@ class NodeWork:
 
     def end_of(self, assignment: Assignment, record: ExitRecord) -> ProcessExited | ProcessLost | SpawnFailed:
         """What the machine is told of the end that the spawner recorded."""
-        self.unwritten[assignment.key] = record.unwritten_bytes
+        self._spools[assignment.key] = record
         end = end_of(assignment.key, record, limits=assignment.limits, enforces=self._known.facts.enforces)
         return self._masked(assignment.key, self._keeper.explained(end))
+
+    def written(self, key: NodeKey) -> Written:
+        """What its spools hold, as far as that is known: nothing is before its program has ended."""
+        record = self._spools.get(key)
+        return Written() if record is None else Written((record.log_bytes, record.err_bytes), record.unwritten_bytes)
 
     async def stage(self, assignment: Assignment) -> None:
         """Answered by Staged or StagingFailed."""
@@ -289,7 +291,7 @@ class NodeWork:
 
     def forget(self, key: NodeKey) -> None:
         """All that is remembered of it."""
-        self.unwritten.pop(key, None)
+        self._spools.pop(key, None)
         self._put_off.pop(key, None)
         self._starters.pop(key, None)
         self._vault.forget(key)
@@ -303,9 +305,11 @@ class NodeWork:
             warnings = list(await logs.run())
             if gives_up.is_over:
                 await asyncio.to_thread(logs.remove_spools)
-            lost = sum(self.unwritten.get(key, ()))
+            lost = sum(self.written(key).unwritten)
             if lost:
                 warnings.append(f"{lost} bytes of its log found no room on the worker's disk")
+            if key in self._spools and (cut := self._spools[key].cut_bytes):
+                warnings.append(f"{cut} bytes were cut off its log while it ran: those not sent by then are missing")
             return LogDrained(key, "\n".join(warnings))
 
         await self._guarded(key, upload, lambda error: LogDrained(key, warning=not_whole(_told(error))))

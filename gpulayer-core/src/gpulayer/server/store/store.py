@@ -380,7 +380,8 @@ def _engine(path: str, vfs: str) -> Engine:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(name, uri=True, check_same_thread=False)
 
-    engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=8)
+    # Last in, first out: each connection keeps pages of its own in memory, and few are enough mostly.
+    engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=8, pool_use_lifo=True)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection

@@ -37,6 +37,7 @@ WRITE_AGAIN_MS: Final = 500  # the journal, on a full disk (``worker.keeping``)
 LEAVE_AGAIN_MS: Final = 200
 SLOW_MS: Final = 60_000  # the most that a launcher takes
 REMOVED: Final = "removed"  # the answer to a report of an unknown worker
+SUPERSEDED: Final = "superseded"  # … of one that has lost its place to a copy
 
 
 @dataclass(slots=True)
@@ -64,6 +65,9 @@ class SimAgent:
     _given_up: set[NodeKey] = field(default_factory=set)  # of what was stopped for want of contact
 
     def __post_init__(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
         facts = self.host.facts
         self.state = protocol.AgentState(
             cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources, has_new_facts=True
@@ -77,6 +81,7 @@ class SimAgent:
     def begin(self, boot: int) -> None:
         """The spawner answers: it reads its folders and the spawner's table."""
         host = self.host
+        self._look()  # again: the spawner may have kept it waiting
         self.is_begun = True
         self.incarnation = host.plane.incarnation
         if host.disk.contact_ms is None:
@@ -125,10 +130,10 @@ class SimAgent:
             return
         clock = self.host.clock
         if clock.story is not None:
-            clock.story.heard(clock.now_ms, self.host.id, event)
+            clock.story.heard(clock.now_ms, self.host.line, event)
         for action in protocol.step(self.state, event, now_ms=self.host.piece.now_ms):
             if clock.story is not None:
-                clock.story.acted(clock.now_ms, self.host.id, action)
+                clock.story.acted(clock.now_ms, self.host.line, action)
             self._act(action)
         self._refuse(event)
         self._wake()
@@ -399,7 +404,7 @@ class SimAgent:
                 return
             is_answered = True
             if found is None and is_late:
-                host.network.renew(host.id)
+                host.network.renew(host.line)
             elif host.plane.incarnation != self.incarnation:
                 self.incarnation = host.plane.incarnation
                 self.feed(m.SessionOpened(HEARTBEAT_MS, LEASE_MS))
@@ -411,11 +416,12 @@ class SimAgent:
             answer(None)
 
         def arrive() -> None:
-            host.plane.arrive(
-                lambda: send(lambda found: host.network.deliver(host.id, IN, lambda: host.hear(lambda: answer(found))))
-            )
+            def reply(found: object) -> None:
+                host.network.deliver(host.line, IN, lambda: host.hear(lambda: answer(found)))
 
-        host.network.deliver(host.id, OUT, arrive)
+            host.plane.arrive(lambda: send(reply))
+
+        host.network.deliver(host.line, OUT, arrive)
         host.piece.after(limit_ms, expire)
 
     def _send(self, plan: m.ReportPlan) -> None:
@@ -428,7 +434,8 @@ class SimAgent:
                 self.feed(m.ReportFailed(plan.seq, backoff_ms(self._tries, random=host.numbers.random())))
                 return
             self._tries = 0
-            if effects is REMOVED:
+            if effects is REMOVED or effects is SUPERSEDED:
+                host.is_superseded = host.is_superseded or effects is SUPERSEDED
                 self._leave(plan.seq)
                 return
             assert isinstance(effects, tuple)
@@ -438,6 +445,9 @@ class SimAgent:
             host.guard.answered(host, void, has_work=bool(self.state.held))
 
         def send(reply: Callable[[object], None]) -> None:
+            if not host.arrived():
+                reply(SUPERSEDED)
+                return
             if not host.plane.knows(host.id):
                 reply(REMOVED)
                 return
@@ -492,7 +502,13 @@ class SimAgent:
             else:
                 self.feed(m.AttemptsVoided((key.epoch,)))
 
-        self._request(WRITE_LIMIT_MS, lambda reply: host.plane.write(kind, host.id, key.epoch, reply), heard)
+        def send(reply: Callable[[object], None]) -> None:
+            if host.arrived():
+                host.plane.write(kind, host.id, key.epoch, reply)
+            else:
+                reply(False)
+
+        self._request(WRITE_LIMIT_MS, send, heard)
 
     def _write_on(self, kind: str, key: NodeKey, then: Callable[[], None], tries: int) -> None:
         if self.host.agent is self and key in self.state.held:
@@ -523,8 +539,13 @@ class SimAgent:
             else:
                 self._rest(1)
 
-        cursor = self._cursor
-        self._request(HOLD_LIMIT_MS, lambda reply: self.host.plane.poll(self.host.id, cursor, reply), heard)
+        cursor, host = self._cursor, self.host
+
+        def send(reply: Callable[[object], None]) -> None:
+            if host.arrived():
+                host.plane.poll(host.id, cursor, lambda found: reply(found) if host.has_seat else None)
+
+        self._request(HOLD_LIMIT_MS, send, heard)
 
     def _rest(self, tries: int) -> None:
         def again() -> None:

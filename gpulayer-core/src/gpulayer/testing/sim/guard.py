@@ -23,15 +23,18 @@ LATER: Final = 16  # the part of its keep time after which the spawner ends a jo
 WATCHED_MS: Final = 5_000  # a watchdog's patience, and then some
 AWAKE_MS: Final = 4_000  # what went on a moment ago is ended within that
 CANCEL_MS: Final = 5_000
+WAYS: Final = 30  # so many messages may take their mean time until a cancelled job has ended; most of a few long ones
 SAVED_MS: Final = 5_000  # how far the contact that an agent saves may lie behind
 VOID_MS: Final = 10_000  # so long after its worker was told what is void is dead
 
 
 @dataclass(slots=True)
 class Guard:
-    """``hosts``: all that ever were. judged: how often the end of a cancelled job was asked for, and not excused."""
+    """message_ms: what one takes on average. ``hosts``: all that ever were. judged: how often the end of a cancelled
+    job was asked for, and not excused."""
 
     clock: Clockwork
+    message_ms: float = 0.0
     plane: SimPlane | None = None
     hosts: list[SimHost] = field(default_factory=list)
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class Guard:
 
     def given_up(self, worker: WorkerId, epoch: Epoch) -> None:
         """The control plane says that its worker must have ended it by now: where an agent sees to that, it has."""
-        host = next(host for host in self.hosts if host.id == worker)
+        host = next(host for host in self.hosts if host.id == worker and host.has_seat)
         if not host.is_whole or any(self.clock.now_ms < ms + AWAKE_MS for ms in host.went_on_ms.values()):
             return
         for process in host.spawner.alive:
@@ -159,7 +162,7 @@ class Guard:
             raise Violation(f"job {job_id} was cancelled while it waited, and waits on", promise=8)
         worker = plane.state.attempts[epoch].nodes[0].allocation.worker
         at_ms = self.clock.now_ms
-        limit_ms = int((job.stop_grace_ms + CANCEL_MS) * 1.06)
+        limit_ms = int((job.stop_grace_ms + CANCEL_MS) * 1.06 + WAYS * self.message_ms)
 
         def look() -> None:
             if max(self.clock.troubled_ms.get(name, 0) for name in (worker, PLANE)) > at_ms:

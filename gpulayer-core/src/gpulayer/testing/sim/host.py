@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["HostDisk", "SimHost", "facts_of"]
 
 STUCK_MS: Final = 40_000  # so long a spawner may give no sign of life (``worker.spawner_pulse``)
+COPY_BOOTS: Final = 1_000  # above all that the original may have come to meanwhile (``Identities.follow``)
 START_AGAIN_MS: Final = 5_000
 FOR_EVER_MS: Final = 10**9
 LEAVING_MS: Final = 30_000  # what an agent takes to end, and then some
@@ -95,6 +96,11 @@ class HostDisk:
         """As a new agent reads them."""
         return {key: (assignment, lines[-1][1]) for key, (assignment, lines) in self.folders.items()}
 
+    def copied(self) -> "HostDisk":
+        """As another machine reads it, whose boot is another."""
+        folders = {key: (assignment, list(lines)) for key, (assignment, lines) in self.folders.items()}
+        return HostDisk(self.clock, folders=folders, _is_old=True)
+
     def lose_power(self, rng: Random) -> set[NodeKey]:
         """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new, and what
         was written of the last contact may be torn. Which folders are gone."""
@@ -121,7 +127,10 @@ class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
     boot's clock. most_cpus: the most that it has claimed to have since it last had nothing to do. went_on_ms: true
     time at which each part last did. is_dark: without power. is_gone: for ever. forgotten: what it had started, and
-    nothing on its disk tells of any more; kept_ms: what it must know of its last contact when its agent starts anew."""
+    nothing on its disk tells of any more; kept_ms: what it must know of its last contact when its agent starts anew.
+
+    line: its name in the network; of a copy of another one's folder its id is the first word of that. copied: of a copy
+    that has not been heard of; called when it is. is_superseded: it has heard that it has lost its place to one."""
 
     id: WorkerId
     plan: HostPlan
@@ -148,6 +157,9 @@ class SimHost:
     launch_failure: float = 0.0
     enrol: Callable[[], None] = lambda: None
     is_enrolled: bool = False
+    line: str = ""
+    copied: Callable[[], None] | None = None
+    is_superseded: bool = False
     is_gone: bool = False
     is_dark: bool = False
     _stops: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
@@ -158,6 +170,7 @@ class SimHost:
     _strangers: int = 0
 
     def __post_init__(self) -> None:
+        self.line = self.line or self.id
         self.piece = Timepiece(self.clock, self.plan.rate, self.plan.wall_ms)
         self.disk, self.spawner = HostDisk(self.clock), SimSpawner(self)
         self.numbers = self.clock.numbers("host's", self.id)
@@ -220,6 +233,28 @@ class SimHost:
         if not self.is_dark and not self.is_gone:
             what()
 
+    def copy_from(self, other: "SimHost") -> None:
+        """It has that one's folder, and nothing of its processes."""
+        self.disk = other.disk.copied()
+        self.boots = other.boots + COPY_BOOTS
+        for key, process in other.spawner.processes.items():
+            lost = m.ProcessLost(key, "it is not known how it ended")
+            self.spawner.processes[key] = replace(process, is_alive=False, is_orphan=False, end=process.end or lost)
+
+    def arrived(self) -> bool:
+        """A request of it has, at the control plane: whether it is answered. A copy takes the place of all before it,
+        as ``server.starts`` has it, where whoever starts last does."""
+        if self.copied is not None:
+            self.plane.seats[self.id] = self.line
+            copied, self.copied = self.copied, None
+            copied()
+        return self.has_seat
+
+    @property
+    def has_seat(self) -> bool:
+        """No copy of its folder has its place."""
+        return self.plane.seats.get(self.id, self.id) == self.line
+
     @property
     def is_whole(self) -> bool:
         """Agent, spawner and watchdog are there and at work."""
@@ -277,7 +312,9 @@ class SimHost:
     def left(self, *, is_removed: bool) -> None:
         """Its agent has ended in good order. Who was removed joins again."""
         self._lose_agent()
-        if is_removed:
+        if self.is_superseded:
+            self.is_gone = True
+        elif is_removed:
             self.is_enrolled = False
             self.enrol()
         else:

@@ -4,7 +4,7 @@ contact."""
 from typing import Any, Final
 
 from gpulayer import engine
-from gpulayer.engine import holds
+from gpulayer.engine import holds, workers
 from gpulayer.protocol import leases
 from gpulayer.testing.sim.mutant import Mutant
 
@@ -26,6 +26,11 @@ def _gives_up_soon(keep_for: Any) -> Any:
     return broken
 
 
+def _start_anew_believed(_: Any) -> Any:
+    """What an agent that started anew says of programs that it has not seen end is believed at once."""
+    return lambda turn, worker: None
+
+
 def _no_hold(_: Any) -> Any:
     """An exclusive job that is lost without its worker's word is lent again at once."""
 
@@ -38,6 +43,7 @@ def _no_hold(_: Any) -> Any:
 
 AWAY: Final[dict[str, Mutant]] = {
     "deaf_once_away": Mutant(11, engine, "hear_anew", _deaf_once_away),
+    "start_anew_believed": Mutant(3, workers, "_doubt", _start_anew_believed),
     "no_hold": Mutant(3, holds, "keep_off", _no_hold),
     "gives_up_soon": Mutant(6, leases, "keep_for", _gives_up_soon),
 }

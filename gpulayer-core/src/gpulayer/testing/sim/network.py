@@ -39,20 +39,20 @@ class Network:
         if line.is_dead or line.cuts[way]:
             return
         dice, noise, copies = self.clock.dice(f"{way} {host}"), self.noise, 1
-        kind = dice.random()
+        kind, whose = dice.random(), host.partition(" ")[0]  # of a worker's copy: it is troubled
         if kind < noise.loss:
-            self.clock.fault("message_lost", host, after_ms=DEAF_MS)
+            self.clock.fault("message_lost", whose, after_ms=DEAF_MS)
             self._tell(host, way, "is lost")
             return
         if kind < noise.loss + noise.doubling:
-            self.clock.fault("message_doubled", host, after_ms=0)
+            self.clock.fault("message_doubled", whose, after_ms=0)
             self._tell(host, way, "comes twice")
             copies = 2
         for _ in range(copies):
             delay_ms = dice.spread_ms(noise.mean_ms)
             if dice.random() < noise.stall:
                 stalled_ms = int(dice.random() * LONGEST_STALL_MS)
-                self.clock.fault("message_stalled", host, lasts_ms=stalled_ms, after_ms=0)
+                self.clock.fault("message_stalled", whose, lasts_ms=stalled_ms, after_ms=0)
                 self._tell(host, way, f"takes {lasting(stalled_ms)}")
                 delay_ms += stalled_ms
             self.clock.after(delay_ms, lambda: None if line.is_dead or line.cuts[way] else what())
@@ -63,6 +63,11 @@ class Network:
         for way in ways:
             line.cuts[way] += 1
         self.clock.after(lasts_ms, lambda: self._mend(host, ways))
+
+    def mend(self, host: str) -> None:
+        """Everything gets through there again."""
+        self._line(host).cuts[OUT] = self._line(host).cuts[IN] = 0
+        self.clock.say(f"the network of {host} is whole again")
 
     def half_open(self, host: str) -> None:
         """All its connections are dead, which shows only by an answer that does not come (``renew``)."""

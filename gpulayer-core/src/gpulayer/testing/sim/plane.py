@@ -86,6 +86,7 @@ class SimPlane:
     state: engine.State | None = None
     incarnation: int = 0
     mailboxes: Mailboxes = field(default_factory=lambda: Mailboxes("0"))
+    seats: dict[WorkerId, str] = field(default_factory=dict)  # who has it, of those with one folder; durable
     polls: dict[WorkerId, list[Callable[[], None]]] = field(default_factory=dict)
     _queue: list[_Waiting] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)  # of submissions under way

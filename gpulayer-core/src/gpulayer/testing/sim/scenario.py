@@ -54,6 +54,7 @@ class Trouble(StrEnum):
     WALL_JUMPS = "wall_jumps"  # by ``amount`` ms
     PROBE_LIES = "probe_lies"  # ``amount``: 0 fewer devices, 1 other cores, 2 it flaps, 3 it is slow
     SPOT_LOST = "spot_lost"
+    COPIED = "copied"  # its folder is, to another machine that works with it; it is out of contact until after that
     CUT = "cut"
     CUT_OUT = "cut_out"  # what the host sends is lost
     CUT_IN = "cut_in"  # what it is sent is lost
@@ -278,6 +279,7 @@ _RATES: Final[dict[Trouble, float]] = {
     Trouble.WALL_JUMPS: 0.7,
     Trouble.PROBE_LIES: 0.5,
     Trouble.SPOT_LOST: 0.15,
+    Trouble.COPIED: 0.3,
     Trouble.CUT: 0.8,
     Trouble.CUT_OUT: 0.5,
     Trouble.CUT_IN: 0.5,

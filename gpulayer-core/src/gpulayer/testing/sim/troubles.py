@@ -98,6 +98,7 @@ _FAULTS: Final[dict[Trouble, str]] = {
     Trouble.WALL_JUMPS: "the wall clock of {host} jumps",
     Trouble.PROBE_LIES: "the probe of {host} goes wrong for {lasts}",
     Trouble.SPOT_LOST: "{host} is taken away for ever; another machine comes",
+    Trouble.COPIED: "a copy of the folder of {host} works on another machine; {host} itself is back {lasts} after that",
     Trouble.CUT: "the network of {host} is cut (both ways) for {lasts}",
     Trouble.CUT_OUT: "the network of {host} is cut for {lasts}: what it sends is lost",
     Trouble.CUT_IN: "the network of {host} is cut for {lasts}: what is sent to it is lost",

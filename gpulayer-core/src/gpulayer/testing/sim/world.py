@@ -41,6 +41,7 @@ SETTLED_MS: Final = 120_000  # so long after the faults every worker has been to
 PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish within this much virtual time
 SWEEP_MS: Final = 5_000
 ASKED_AGAIN_MS: Final = 5_000
+COPIED_MS: Final = 1_000  # what it takes to copy a folder
 CANCELLED: Final = 0.5  # of what is not over then
 
 
@@ -114,7 +115,7 @@ def play(
         story = Story()
     clock = Clockwork(scenario.seed, story=story)
     network = Network(clock, scenario.noise)
-    guard = Guard(clock)
+    guard = Guard(clock, scenario.noise.mean_ms)
     plane = SimPlane(
         clock,
         Timepiece(clock, scenario.rate),
@@ -192,7 +193,7 @@ def _play(world: _World) -> None:
     _check_end(world)
 
 
-def _add_host(world: _World, plan: HostPlan, worker: WorkerId) -> SimHost:
+def _add_host(world: _World, plan: HostPlan, worker: WorkerId, *, line: str = "") -> SimHost:
     clock, plane = world.clock, world.plane
     host = SimHost(
         worker,
@@ -203,6 +204,7 @@ def _add_host(world: _World, plan: HostPlan, worker: WorkerId) -> SimHost:
         programs=lambda assignment: _program(world.plans[assignment.job_id]),
         guard=world.guard,
         has_source=lambda job_id: world.plans[job_id].has_source,
+        line=line,
     )
     world.guard.hosts.append(host)
 
@@ -324,7 +326,7 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
         case Trouble.ALL_STOP | Trouble.SLEEPS:
             host.stop(fault.kind, EVERYTHING, lasts_ms)
             if fault.kind is Trouble.SLEEPS:
-                world.network.half_open(host.id)  # its peers have given up, or what they sent is lost
+                world.network.half_open(host.line)  # its peers have given up, or what they sent is lost
         case Trouble.LOSES_POWER | Trouble.LOSES_DISK:
             host.lose_power(fault.kind, lasts_ms)
         case Trouble.SPOT_LOST:
@@ -333,6 +335,9 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             number = len(world.guard.hosts)
             plan = replace(host.plan, joins_ms=lasts_ms)
             world.present[fault.host] = _add_host(world, plan, WorkerId(f"w{fault.host}x{number}"))
+        case Trouble.COPIED:
+            _count(world, host, fault)
+            _copy(world, host, fault)
         case Trouble.DISK_FULL:
             host.fill_disk(lasts_ms)
         case Trouble.WALL_JUMPS:
@@ -342,14 +347,13 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
         case Trouble.CUT | Trouble.CUT_OUT | Trouble.CUT_IN:
             ways = {Trouble.CUT: (OUT, IN), Trouble.CUT_OUT: (OUT,), Trouble.CUT_IN: (IN,)}[fault.kind]
             _count(world, host, fault)
-            world.network.cut(host.id, ways, lasts_ms)
+            world.network.cut(host.line, ways, lasts_ms)
         case Trouble.HALF_OPEN:
             _count(world, host, fault)
-            world.network.half_open(host.id)
+            world.network.half_open(host.line)
         case Trouble.DRAINED:
             _count(world, host, fault)
-            _drain(world, host, is_drained=True)
-            world.clock.after(lasts_ms, lambda: _drain(world, host, is_drained=False))
+            _drain(world, host, lasts_ms)
         case Trouble.REMOVED:
             _count(world, host, fault)
             _until_done(world, lambda at: WorkerRemoved(at, host.id))
@@ -377,6 +381,19 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             assert_never(fault.kind)
 
 
+def _copy(world: _World, host: SimHost, fault: Fault) -> None:
+    """A copy that is older than what its original was last told is another story: nobody can tell it from the original,
+    and what that was lent last may run twice."""
+    assert fault.host is not None
+    world.network.cut(host.line, (OUT, IN), PEACE_MS)
+    line = f"{host.id} (copy {len(world.guard.hosts)})"
+    copy = world.present[fault.host] = _add_host(world, host.plan, host.id, line=line)
+    copy.is_enrolled = True
+    copy.copy_from(host)
+    copy.copied = lambda: world.clock.after(fault.lasts_ms, lambda: world.network.mend(host.line))
+    world.clock.after(COPIED_MS, copy.start)
+
+
 def _make_room(world: _World) -> None:
     world.plane.store.heal()
     world.clock.over("disk", PLANE, "the disk of the control plane has room again")
@@ -387,12 +404,20 @@ def _register_again(world: _World) -> None:
     world.plane.register(world.scenario.scorers)
 
 
-def _drain(world: _World, host: SimHost, *, is_drained: bool) -> None:
-    kind = DrainRequested if is_drained else WorkerResumed
-    _until_done(world, lambda at: kind(at, host.id))
+def _drain(world: _World, host: SimHost, lasts_ms: int) -> None:
+    """For so long, or until it has been: nobody asks for the end of what has not begun."""
+    ends_ms = world.clock.now_ms + lasts_ms
+
+    def resume() -> None:
+        _until_done(world, lambda at: WorkerResumed(at, host.id))
+
+    def drained() -> None:
+        world.clock.after(ends_ms - world.clock.now_ms, resume)
+
+    _until_done(world, lambda at: DrainRequested(at, host.id), drained)
 
 
-def _until_done(world: _World, make: Callable[[Instant], Event]) -> None:
+def _until_done(world: _World, make: Callable[[Instant], Event], then: Callable[[], None] = lambda: None) -> None:
     """A person asks until it is done."""
 
     def ask() -> None:
@@ -400,7 +425,9 @@ def _until_done(world: _World, make: Callable[[Instant], Event]) -> None:
 
         def answered(effects: object) -> None:
             nonlocal is_done
-            is_done = effects is not None
+            was_done, is_done = is_done, is_done or effects is not None
+            if is_done and not was_done:
+                then()
 
         world.plane.arrive(lambda: world.plane.handle(make, answered))
         world.clock.after(ASKED_AGAIN_MS, lambda: None if is_done else ask())
