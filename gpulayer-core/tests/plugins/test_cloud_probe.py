@@ -352,6 +352,13 @@ ODD = {
     "not found": sends(answer("no", FLAVOR, status="404 Not Found")),
     "forbidden": sends(answer("no", FLAVOR, status="403 Forbidden")),
     "too many requests": sends(answer("no", FLAVOR, status="429 Too Many Requests")),
+    "welcome": sends(answer("welcome", FLAVOR)),
+    "an answer cut short": sends(f"HTTP/1.1 200 OK\r\n{FLAVOR}\r\nContent-Length: 99\r\n\r\nus-west-2".encode()),
+    "a negative length": sends(f"HTTP/1.1 200 OK\r\n{FLAVOR}\r\nContent-Length: -5\r\n\r\nus-west-2".encode()),
+    "a length that nobody has": sends(
+        f"HTTP/1.1 200 OK\r\n{FLAVOR}\r\nContent-Length: 99999999999999\r\n\r\nus-west-2a".encode()
+    ),
+    "no length at all": sends(f"HTTP/1.1 200 OK\r\n{FLAVOR}\r\n\r\nus-west-2a".encode()),
     "no text": sends(b"HTTP/1.1 200 OK\r\n" + FLAVOR.encode() + b"\r\nContent-Length: 2\r\n\r\n\xff\xfe"),
 }
 

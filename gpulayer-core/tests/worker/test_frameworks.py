@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.placement.eligibility import why_ineligible
 from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.plugins.contracts.framework import CheckScript
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
-from gpulayer.spec.request import Accelerator
+from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
 from gpulayer.worker.frameworks import Answer, FrameworkChecks, jobs_python, read_answer, seen_devices
 
 CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
@@ -395,11 +397,90 @@ def test_which_frameworks_are_missing_is_found_out_by_one_program_for_all(life, 
     assert (told, count) == (BOTH, 2)
 
 
-def test_a_python_that_says_nothing_of_itself_is_asked_by_the_checks(life, site):
+def test_a_python_that_says_nothing_of_itself_is_not_asked_by_every_check(life, site):
     site.python.write_text(f"#!/bin/sh\necho >> {site.starts}\necho What?\n")
     told, count = life()
     assert "its last line is no JSON: 'What?'" in told[0].reason
-    assert count == 2
+    assert not told[0].usable
+    assert count == 1
+
+
+def test_what_a_python_prints_at_its_end_costs_no_framework(life, site):
+    site.python.write_text(site.python.read_text().replace("exec ", "") + "echo bye\n")
+    assert life() == (BOTH, 2)
+
+
+@pytest.fixture
+def hanging(host_of, tmp_path, site):
+    """Checks with a Python that hangs before it reads any program; its process is in ``pid``."""
+    site.python.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Found(COMPUTES), Check(COMPUTES, "plain")])
+    return lambda **more: FrameworkChecks(host, tmp_path, environment={}, python=str(site.python), **more)
+
+
+def test_a_python_that_hangs_is_the_reason_of_all_that_asks_it_and_is_asked_again(hanging):
+    checks = hanging(deadline_s=0.5)
+    asyncio.run(checks.run(FACTS))
+    assert {one.name for one in checks.found} == {"torch", "plain"}
+    assert all("did not end within 0.5 s" in one.reason for one in checks.found)
+    assert not checks.is_fresh
+
+
+def test_what_no_time_is_left_for_says_so(hanging):
+    checks = hanging(deadline_s=0.3)
+    asyncio.run(checks.run(FACTS, within_s=0.1))
+    (reason,) = {one.reason for one in checks.found if one.name == "plain"}
+    assert "took all the time" in reason
+
+
+def test_what_is_not_known_yet_is_not_told_to_be_missing(hanging, tmp_path):
+    """An earlier life had another Python, and knew of no framework."""
+    (tmp_path / "frameworks.json").write_text('{"found": [], "believed": {}}')
+    checks = hanging()
+    told = []
+
+    async def main():
+        known = asyncio.Event()
+
+        def tell():
+            told.extend(checks.found)
+            known.set()
+
+        running = asyncio.create_task(checks.run(FACTS, tell=tell))
+        async with asyncio.timeout(30):
+            await known.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert checks.is_known
+    asyncio.run(main())
+    assert {(one.name, one.usable, one.reason) for one in told} == {
+        ("torch", False, "not checked yet"),
+        ("plain", False, "not checked yet"),
+    }
+    request = Request(devices=0, frameworks=(FrameworkNeed("torch"),))
+    (reason,) = why_ineligible(request, replace(FACTS, frameworks=tuple(told)))
+    assert reason.message == "torch: not checked yet"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="by the kernel's own means")
+def test_a_python_that_hangs_before_it_reads_the_program_ends_with_its_worker(tmp_path, site):
+    site.python.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/pid\nexec sleep 600\n")
+    source = f"""
+import asyncio, pathlib
+from gpulayer.worker.check_script import run_script
+asyncio.run(run_script("", pathlib.Path({str(tmp_path / "run")!r}), python={str(site.python)!r}, variables={{}}))
+"""
+    with subprocess.Popen([sys.executable, "-c", source]) as worker:
+        ends = time.monotonic() + 30
+        while not (tmp_path / "pid").exists():
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        pid = (tmp_path / "pid").read_text().strip()
+        worker.kill()
+    while is_alive(pid):
+        assert time.monotonic() < ends, f"{pid} still runs"
+        time.sleep(0.01)
 
 
 def test_devices_that_changed_have_checks_run_again_also_where_all_is_as_it_was(host_of, tmp_path, site):

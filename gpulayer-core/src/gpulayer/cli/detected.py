@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
+from gpulayer.cli.offers import said_of, shown_model
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
 from gpulayer.spec.topology import drawn
 from gpulayer.spec.units import format_bytes
@@ -60,23 +61,33 @@ def _driver(device: Device) -> str:
 
 
 def _devices(facts: WorkerFacts) -> list[str]:
-    """One row a device, and the reason of what can't be used below its row."""
+    """One row a device; the reason of what can't be used stands below its row, or once below several."""
     lines: list[str] = []
     if facts.devices:
         heads = ["", "device", "memory", "capability", "used", "state"]
         rows = [heads, *(_device(device, facts.memory_bytes) for device in facts.devices)]
-        for device, line in zip([None, *facts.devices], columns(_without_empty(rows)), strict=True):
+        following: list[Device | None] = [*facts.devices[1:], None]
+        head, *shown = columns(_without_empty(rows))
+        lines.append(head)
+        alike: list[Device] = []
+        for device, after, line in zip(facts.devices, following, shown, strict=True):
             lines.append(line)
-            if device is not None and device.reason:
-                lines.append(f"{_INDENT * 2}{device.reason}")
+            alike.append(device)
+            if after is not None and (after.kind, after.reason) == (device.kind, device.reason):
+                continue
+            if device.reason:
+                which = f"{said_of([one.index for one in alike])}: " if len(alike) > 1 else ""
+                lines.append(f"{_INDENT * 2}{which}{device.reason}")
+            alike = []
     else:
         lines.append("no device that jobs could compute on")
-    lines += [f"{_INDENT}no {kind}: {reason}" for kind, reason in facts.missing]
+    told = {(device.kind, device.reason) for device in facts.devices}
+    lines += [f"{_INDENT}no {kind}: {reason}" for kind, reason in facts.missing if (kind, reason) not in told]
     return lines
 
 
 def _device(device: Device, ram_bytes: int) -> list[str]:
-    kind = f"{device.kind} {device.model}".strip() + (" (slice)" if device.parent else "")
+    kind = f"{device.kind} {shown_model(device.model)}".strip() + (" (slice)" if device.parent else "")
     use = [
         "" if device.use_percent is None else f"{device.use_percent} %",
         "" if device.temperature_c is None else f"{device.temperature_c} °C",
@@ -109,18 +120,22 @@ def _links(devices: Sequence[Device]) -> list[str]:
 
 
 def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python: str) -> list[str]:
-    """A row a framework and accelerator: what computed first."""
-    rows = [
-        [
-            f"{_INDENT}{one.name}",
-            one.version,
-            str(one.accelerator),
-            "computes" if one.usable else (one.reason or "does not compute"),
-        ]
-        for one in sorted(frameworks, key=lambda one: (one.name, not one.usable))
-    ]
+    """A row a framework and what is said of it, with the accelerators: what computed first."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    unknown: dict[str, list[str]] = {}  # of what could not even say its version, by the reason
+    for one in frameworks:
+        if not (one.version or one.usable) and one.name not in unknown.setdefault(one.reason, []):
+            unknown[one.reason].append(one.name)
+    several = {reason: names for reason, names in unknown.items() if len(names) > 1}
+    for one in sorted(frameworks, key=lambda one: (one.name, not one.usable)):
+        if one.name in several.get(one.reason, ()):
+            continue
+        words = "computes" if one.usable else (one.reason or "does not compute")
+        alike.setdefault((one.name, one.version, words), []).append(str(one.accelerator))
+    rows = [[f"{_INDENT}{name}", version, ", ".join(on), words] for (name, version, words), on in alike.items()]
     absent = sorted(set(checked) - {one.name for one in frameworks})
     lines = columns(_without_repeats(rows)) if rows else []
+    lines += [f"{_INDENT}{', '.join(sorted(names))}: {reason}" for reason, names in several.items()]
     if absent:
         lines.append(f"{_INDENT}not installed: {', '.join(absent)}")
     return [f"frameworks of {python}", *lines] if lines else []

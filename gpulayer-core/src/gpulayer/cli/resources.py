@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
+from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.offers import link_lines, unusable_lines
+from gpulayer.cli.offers import device_text, link_lines, unusable_lines
 from gpulayer.cli.records import resources_text
 from gpulayer.errors import UsageError
 from gpulayer.spec.units import format_bytes
@@ -34,7 +35,7 @@ def resources(
 
 @app.command("list")
 def list_resources(*, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """A line a worker and kind of device."""
+    """A line a device, with its number; then how devices are linked, and what can't be used."""
     _show(target, as_json=json)
 
 
@@ -42,8 +43,9 @@ def list_resources(*, target: TargetOption = "", json: JsonFlag = False) -> None
 def detect(
     *,
     python: Annotated[
-        str, typer.Option("--python", metavar="PATH", help="Check the frameworks of this Python; default: a job's.")
-    ] = "",
+        str | None,
+        typer.Option("--python", metavar="PATH", help="Check the frameworks of this Python; default: a job's."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """What this machine would offer as a worker, what it can't use, and why. Starts nothing."""
@@ -52,15 +54,14 @@ def detect(
     from gpulayer.wire.facts import facts_to_wire  # noqa: PLC0415
     from gpulayer.worker.detecting import detect as look  # noqa: PLC0415
 
-    path = shutil.which(os.path.expanduser(python)) if python else ""
-    if path is None:
-        raise UsageError(f"--python {python}: no program is there", hint="name a Python: --python .venv/bin/python")
+    path = "" if python is None else _python(python)
     tell = say if sys.stderr.isatty() else lambda _: None
-    with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no part of the answer
+    # What plugins print is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr), told_to_end():
         found = look(
             environment=dict(os.environ),
             plugins=PluginSettings.of(os.environ),
-            python=os.path.abspath(path) if path else "",
+            python=path,
             now=tell,
         )
     if json:
@@ -69,6 +70,23 @@ def detect(
         return
     for line in detected_lines(found):
         print_line(line)
+
+
+def _python(named: str) -> str:
+    """Its path. Raises UsageError where no Python is there that could be asked."""
+    from gpulayer.worker.detecting import NoPythonError, ensure_python  # noqa: PLC0415
+
+    path = shutil.which(os.path.expanduser(named)) if named else None
+    if path is None:
+        what = "it can't be run" if named and os.path.exists(os.path.expanduser(named)) else "no program is there"
+    else:
+        try:
+            ensure_python(path, environment=os.environ)
+        except NoPythonError as error:
+            what = str(error)
+        else:
+            return os.path.abspath(path)
+    raise UsageError(f"--python {named or repr(named)}: {what}", hint="name a Python: --python .venv/bin/python")
 
 
 def _show(target: str, *, as_json: bool) -> None:
@@ -94,7 +112,7 @@ def _show(target: str, *, as_json: bool) -> None:
                     cpus if is_first else "",
                     format_bytes(worker["memory_bytes"]) if is_first else "",
                     *([resources_text(worker) if is_first else ""] if is_counted else []),
-                    f"{device['kind']} {device['model']}".strip() if device else "no device",
+                    device_text(device["index"], device["kind"], device["model"]) if device else "no device",
                     _memory(device) if device else "",
                     device["state"] if device else "",
                     frameworks if is_first else "",

@@ -23,6 +23,7 @@ _STRENGTHS: Final[Mapping[str, int]] = MappingProxyType(
 _LEGEND: Final[Mapping[str, str]] = MappingProxyType(
     {
         "NV#": "# NVLinks",
+        "NV0": "no NVLink",
         "PIX": "PCIe, at most one bridge",
         "PXB": "PCIe, several bridges",
         "PHB": "PCIe, over a host bridge (mostly the processor)",

@@ -1,12 +1,16 @@
 """A script in another Python: run in a session of its own, watched, and killed with all that stayed in its session.
 
 What hangs in a driver may not even die: it is left alone then, and named by its process.
+
+On Linux it dies with the worker, however that ended: the kernel sees to it. A small start of it in the worker's own
+Python asks for that: the other one may hang long before it reads a script, in its ``sitecustomize``.
 """
 
 import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +26,31 @@ _LOOK_S: Final = 0.1  # how often its output is measured
 _DYING_S: Final = 5.0
 _SAID_LIMIT: Final = 1_000
 _LATE: Final = "did not end within"
+# Run by the worker's Python. LC_CTYPE is that one's own idea (PEP 538).
+_START: Final = """
+import ctypes, os, signal, sys
+parent, failed, locale, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(parent):
+    os._exit(1)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.environ.pop("LC_CTYPE", None)
+if locale:
+    os.environ["LC_CTYPE"] = locale[1:]
+try:
+    os.execve(command[0], command, os.environ)
+except OSError as error:
+    with open(failed, "w") as file:
+        file.write(str(error.errno))
+    os._exit(127)
+"""
+# Run by the other one, which may be a wrapper that had to fork.
 _PRELUDE: Final = """
 import sys
 try:
     import ctypes
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: a check that hangs does not outlive its worker
+    ctypes.CDLL(None).prctl(1, 9)
 except Exception:
     pass  # not Linux
 with open(sys.argv[1], encoding="utf-8") as file:
@@ -52,11 +76,13 @@ async def run_script(
 ) -> Ran:
     """Run it in an empty folder below ``folder``, which goes with it. Its outputs are files: it can read there what its
     own libraries wrote. Never raises but when it is cancelled."""
-    failure, stuck = "", 0
+    failure, stuck, failed = "", 0, folder / "failed"
     try:
         # Files, not pipes: whoever keeps a pipe open would be waited for, also when all of the session is dead.
-        with await asyncio.to_thread(_prepared, folder, source) as out, open(folder / "err", "w+b") as err:  # noqa: ASYNC230
+        await asyncio.to_thread(_prepare, folder, source)
+        with open(folder / "out", "w+b") as out, open(folder / "err", "w+b") as err:  # noqa: ASYNC230
             process = await asyncio.create_subprocess_exec(
+                *_started(failed, variables),
                 python,
                 "-c",
                 _PRELUDE,
@@ -81,6 +107,9 @@ async def run_script(
                 ran.cancel()
                 stuck = process.pid
                 failure += f", and can't be ended: process {stuck} hangs"
+            if code and failed.exists():
+                number = int(failed.read_text(encoding="ascii"))
+                raise OSError(number, os.strerror(number))
             ended = Ran(_tail(out), _tail(err), failure, is_late=is_late, stuck=stuck)
     except OSError as error:
         return Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
@@ -91,6 +120,14 @@ async def run_script(
         said = _said_at_the_end(ended.err) or "it said nothing"
         return replace(ended, failure=f"its check failed ({ending}): {said}")
     return ended
+
+
+def _started(failed: Path, variables: Mapping[str, str]) -> list[str]:
+    """What comes before the command. failed: where the number of the error is written that kept it from being run."""
+    if sys.platform != "linux" or not sys.executable:
+        return []
+    locale = f"={variables['LC_CTYPE']}" if "LC_CTYPE" in variables else ""
+    return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), str(failed), locale]
 
 
 async def _watch(ran: "asyncio.Future[int]", files: Sequence[IO[bytes]], deadline_s: float) -> str:
@@ -111,12 +148,10 @@ def _tail(file: IO[bytes]) -> bytes:
     return os.pread(file.fileno(), _KEPT_BYTES, max(0, size - _KEPT_BYTES))
 
 
-def _prepared(folder: Path, source: str) -> IO[bytes]:
-    """The file for what it prints."""
+def _prepare(folder: Path, source: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "run").mkdir(mode=0o700, parents=True)
     (folder / "run" / "check.py").write_text(source, encoding="utf-8")
-    return open(folder / "out", "w+b")
 
 
 def _kill_session(pid: int) -> None:

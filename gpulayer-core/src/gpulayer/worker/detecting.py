@@ -1,9 +1,10 @@
 """What this machine would offer as a worker, found once: the same probes and framework checks, and nothing is started.
 
-Blocks for as long as the slowest of them; no control plane is asked, and nothing is left on the disk.
+Blocks for as long as the slowest of them, 75 s at most; no control plane is asked, and nothing is left on the disk.
 """
 
 import asyncio
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,14 +23,25 @@ from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.plugins.starting import Abandoned, load_beside
 from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.plain import plain_line
 from gpulayer.worker.facts import KnownFacts, Probing
 from gpulayer.worker.frameworks import FrameworkChecks, jobs_python
 from gpulayer.worker.occupancy import Occupancy, is_whole_host
 from gpulayer.worker.settings import LOCK_FOLDERS
 
-__all__ = ["Detected", "detect"]
+__all__ = ["Detected", "NoPythonError", "detect", "ensure_python"]
 
 _CHECK: Final = "check "
+_CHECKS_S: Final = 60.0  # all together
+_LOOK_S: Final = 10.0  # what a probe has
+_OLDEST: Final = (3, 8)
+_ASKED_S: Final = 10.0
+_SAID_LIMIT: Final = 200
+_VERSION: Final = "import sys; sys.stdout.write('python %d %d' % sys.version_info[:2])"
+
+
+class NoPythonError(Exception):
+    """What it is instead, or what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,29 @@ def detect(
         return asyncio.run(_detect(Path(folder), environment, plugins, asked, now))
 
 
+def ensure_python(program: str, *, environment: Mapping[str, str]) -> None:
+    """Raises NoPythonError where it is no Python 3.8 or newer. Runs nothing that is installed there; 10 s at most."""
+    try:
+        done = subprocess.run(
+            [program, "-E", "-S", "-c", _VERSION],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASKED_S,
+            check=False,
+        )
+    except OSError as error:
+        raise NoPythonError(f"it can't be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise NoPythonError(f"it did not tell its version within {_ASKED_S:g} s") from None
+    words = done.stdout.decode(errors="replace").split()
+    if len(words) != 3 or words[0] != "python" or not all(word.isdecimal() for word in words[1:]):
+        said = plain_line((done.stderr or done.stdout).decode(errors="replace"), _SAID_LIMIT)
+        raise NoPythonError(f"it is no Python; asked for its version it said: {said}" if said else "it is no Python")
+    if (int(words[1]), int(words[2])) < _OLDEST:
+        raise NoPythonError(f"it is Python {words[1]}.{words[2]}; 3.8 is the oldest whose frameworks can be checked")
+
+
 async def _detect(
     folder: Path, environment: Mapping[str, str], plugins: PluginSettings, python: str, now: Callable[[str], None]
 ) -> Detected:
@@ -71,7 +106,7 @@ async def _detect(
             begun=abandoned.then,
         )
 
-    now("looking at the machine …")
+    now(f"looking at the machine, {_LOOK_S:g} s at most …")
     host = await load_beside(load)
     try:
         site = ProbeSite(folder, MappingProxyType(dict(environment)))
@@ -81,8 +116,8 @@ async def _detect(
             facts = await probing.start()
             checks = FrameworkChecks(host, folder, environment=environment, python=python)
             if host.registry.framework_checks:
-                now("computing with each framework …")
-                await checks.run(facts)
+                now(f"computing with the frameworks of {python}, {_CHECKS_S:g} s at most …")
+                await checks.run(facts, within_s=_CHECKS_S)
             known = KnownFacts(await probing.catch_up() or facts, probing, checks.found)
         return Detected(known.facts, python, _checked(host), _faults(host))
     finally:

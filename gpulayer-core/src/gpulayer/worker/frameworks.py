@@ -12,6 +12,7 @@ failed is tried at each start: what was missing may be there now, and not every 
 import asyncio
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -40,13 +41,14 @@ from gpulayer.worker.check_script import Ran, is_there, run_script
 from gpulayer.worker.devices import device_variables
 from gpulayer.worker.findings import MAX_ARCHITECTURES, checked_text
 from gpulayer.worker.plans import checked_variables
-from gpulayer.worker.survey import Survey, read_survey, survey_source
+from gpulayer.worker.survey import Survey, last_answer, read_survey, survey_source
 from gpulayer.worker.unready import OWN_DEADLINE_S
 
 __all__ = ["Answer", "FrameworkChecks", "jobs_python", "read_answer", "seen_devices"]
 
 _log: Final = logging.getLogger(__name__)
 _SCRIPT_DEADLINE_S: Final = 5.0
+_SURVEY_DEADLINE_S: Final = 20.0  # it imports nothing, but Python itself may stand on a slow disk
 _SIDE_BY_SIDE: Final = 4
 _SCRIPT_LIMIT: Final = 1 << 20
 _REASON_LIMIT: Final = 2_000
@@ -55,6 +57,9 @@ _WORD_LIMIT: Final = 64
 _MODULES_LIMIT: Final = 16
 _AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
 _TOLD_BYTES: Final = 2_000
+_SAID_LIMIT: Final = 200
+_NOT_YET: Final = "not checked yet"
+_NO_TIME: Final = "not checked: the other checks took all the time that there was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class FrameworkChecks:
         self.is_fresh = not host.registry.framework_checks
         self._is_stale = asyncio.Event()
         self._by_check: dict[int, tuple[Framework, ...]] = {}
+        self._asked: dict[int, _Check] = {}  # that are to run, or have
         self._kept = _read(work_dir / "frameworks.json") if host.registry.framework_checks else None
         self._keys: dict[int, str] = {}  # of what a later start may believe
         self._due: set[int] = set()  # what could not be asked, or will have passed
@@ -120,12 +126,17 @@ class FrameworkChecks:
 
     @property
     def found(self) -> tuple[Framework, ...]:
-        """The first check that knows a framework on an accelerator is believed."""
+        """The first check that knows a framework on an accelerator is believed. What nobody knows yet is told of, as
+        not checked: it is not known to be missing."""
         known: dict[tuple[str, Accelerator], Framework] = {}
         checks = range(len(self._host.registry.framework_checks))
         fresh = [framework for number in checks for framework in self._by_check.get(number, ())]
         older = () if len(self._by_check) == len(checks) or self._kept is None else self._kept.found
         for framework in (*fresh, *older):
+            known.setdefault((framework.name, framework.accelerator), framework)
+        names = {name for name, _ in known}
+        pending = [check for number, check in self._asked.items() if number not in self._by_check]
+        for framework in (one for check in pending if check.name not in names for one in _unusable(check, _NOT_YET)):
             known.setdefault((framework.name, framework.accelerator), framework)
         return tuple(known.values())
 
@@ -150,8 +161,12 @@ class FrameworkChecks:
             self._due.clear()
             self.is_fresh = False
 
-    async def run(self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None) -> None:
-        """What is due, else all of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""
+    async def run(
+        self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None, within_s: float = math.inf
+    ) -> None:
+        """What is due, else all of them, a few side by side. ``tell`` is called whenever ``found`` may have changed.
+        within_s: all of them together; those that come too late are unusable for that reason."""
+        ends_s = asyncio.get_running_loop().time() + within_s
         try:
             variables = await self._variables(facts)
         except PluginFault as fault:
@@ -162,20 +177,30 @@ class FrameworkChecks:
         numbers = self._due or set(range(len(self._host.registry.framework_checks)))
         checks = await self._checks(numbers)
         self._due = numbers - checks.keys()
-        survey = await self._survey(checks.values(), python, variables)
+        self._asked.update(checks)
+        tell()
+        survey, is_late, why = await self._survey(checks.values(), python, variables)
         # On a device for one process at a time two checks would be in each other's way.
         is_exclusive = any(device.compute_mode.startswith("exclusive") for device in facts.devices)
         slots = asyncio.Semaphore(1 if is_exclusive else _SIDE_BY_SIDE)
 
         async def run(number: int, check: _Check) -> None:
             async with slots:
-                answer = await self._run_one(number, check, python, variables)
+                left_s = ends_s - asyncio.get_running_loop().time()
+                if left_s > 0:
+                    answer = await self._run_one(number, check, python, variables, min(left_s, self._deadline_s))
+                else:
+                    answer = Answer(_unusable(check, _NO_TIME), frozenset(check.accelerators), is_whole=False)
             self._learn(number, check, answer, facts)
             tell()
 
         async with asyncio.TaskGroup() as group:
             for number, check in checks.items():
                 self._keys.pop(number, None)
+                if why and check.modules:  # a Python that says nothing of itself says nothing of them
+                    again = frozenset(check.accelerators if is_late else ())
+                    self._learn(number, check, Answer(_unusable(check, why), again, is_whole=False), facts)
+                    continue
                 key = _key(check, survey, facts)
                 known = self._kept.by_key.get(key) if key and self._kept is not None and self._is_start else None
                 if survey is not None and check.modules and not survey.has(check.modules):
@@ -225,18 +250,26 @@ class FrameworkChecks:
         await asyncio.gather(*map(ask, numbers))
         return dict(sorted(checks.items()))
 
-    async def _survey(self, checks: Collection[_Check], python: str, variables: Mapping[str, str]) -> Survey | None:
-        """None where that can't be found out; then the checks themselves will say why."""
+    async def _survey(
+        self, checks: Collection[_Check], python: str, variables: Mapping[str, str]
+    ) -> tuple[Survey | None, bool, str]:
+        """None where that can't be found out; whether that took too long, and the reason."""
         modules = {module for check in checks for module in check.modules}
         if not modules:
-            return None
+            return None, False, ""
         folder = self._work_dir / "checks" / "survey"
-        source = survey_source(modules)
-        ran = await run_script(source, folder, python=python, variables=variables, deadline_s=self._deadline_s)
+        deadline_s = min(_SURVEY_DEADLINE_S, self._deadline_s)
+        ran = await run_script(
+            survey_source(modules), folder, python=python, variables=variables, deadline_s=deadline_s
+        )
         try:
-            return None if ran.failure else read_survey(ran.out)
-        except ValueError:
-            return None
+            survey = read_survey(ran.out)
+        except ValueError as error:
+            said = ran.failure.removeprefix("its check ") or f"is not understood: {error}"
+            why = f"{python} can't be asked what is installed: a program that only looks {_cut(said, _SAID_LIMIT)}"
+            _log.warning("frameworks are not checked: %s", why)
+            return None, ran.is_late, why
+        return survey, False, ""
 
     async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
         """Those of a job in the environment that all have who ask for none."""
@@ -249,14 +282,16 @@ class FrameworkChecks:
         builder = self._host.registry.environments[DEFAULT_ENVIRONMENT]
         return await self._host.acall(builder, "EnvironmentBuilder.build", ask, deadline_s=OWN_DEADLINE_S)
 
-    async def _run_one(self, number: int, check: _Check, python: str, variables: Mapping[str, str]) -> Answer:
+    async def _run_one(
+        self, number: int, check: _Check, python: str, variables: Mapping[str, str], deadline_s: float
+    ) -> Answer:
         stuck = self._stuck.get(number)
         if stuck is not None and is_there(stuck):
             why = f"its check hangs and can't be ended (process {stuck})"
             return Answer(_unusable(check, why), frozenset(check.accelerators), is_whole=False)
         self._stuck.pop(number, None)
         folder = self._work_dir / "checks" / str(number)
-        ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=self._deadline_s)
+        ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=deadline_s)
         if ran.stuck:
             self._stuck[number] = ran.stuck
         _tell(check.name, ran)
@@ -311,16 +346,9 @@ def jobs_python(variables: Mapping[str, str], *, otherwise: str) -> str:
 
 
 def read_answer(name: str, accelerators: Sequence[Accelerator], out: bytes) -> Answer:
-    """What a script printed on its last line, as ``CheckScript`` says. Raises ValueError for anything else. Pure."""
-    lines = [line for line in out.splitlines() if line.strip()]
-    if not lines:
-        raise ValueError("it printed nothing")
-    try:
-        answer = json.loads(lines[-1])
-    except (ValueError, RecursionError):
-        raise ValueError(f"its last line is no JSON: {_cut(lines[-1].decode(errors='replace'), 100)!r}") from None
-    if not isinstance(answer, dict) or "version" not in answer:
-        raise ValueError("its last line is no object with a version")
+    """What a script printed on its last line, as ``CheckScript`` says; what libraries print after it, as they end, is
+    passed over. Raises ValueError for anything else. Pure."""
+    answer = last_answer(out, having="version")
     version, devices = answer["version"], answer.get("devices", {})
     is_whole = not answer.get("so_far", False)
     if version is None:

@@ -9,12 +9,14 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from gpulayer.plugins.results import instance_of
+from gpulayer.spec.plain import plain_line
 
-__all__ = ["Survey", "read_survey", "survey_source"]
+__all__ = ["Survey", "last_answer", "read_survey", "survey_source"]
 
+_SHOWN: Final = 100  # characters of a line that is none
 _SCRIPT: Final = """
 import hashlib
 import importlib.util
@@ -86,9 +88,28 @@ def survey_source(modules: Collection[str]) -> str:
 
 def read_survey(out: bytes) -> Survey:
     """Raises ValueError where it did not print a survey."""
+    answer = last_answer(out, having="places")
     try:
-        answer = instance_of(dict, json.loads(out.splitlines()[-1]))
         places = {instance_of(str, name): place or "" for name, place in instance_of(dict, answer["places"]).items()}
         return Survey(instance_of(str, answer["python"]), MappingProxyType(places))
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ValueError("no survey") from None
+
+
+def last_answer(out: bytes, *, having: str) -> Mapping[str, Any]:
+    """The last line that is a JSON object with this key: whatever else runs at the end of a Python may print as well.
+    Raises ValueError that says what the last line is instead."""
+    lines = [line for line in out.splitlines() if line.strip()]
+    why = "it printed nothing"
+    for number, line in enumerate(reversed(lines)):
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            found = f"no JSON: {plain_line(line.decode(errors='replace'), _SHOWN)!r}"
+        else:
+            if isinstance(answer, dict) and having in answer:
+                return answer
+            found = f"no object with a {having}"
+        if number == 0:
+            why = f"its last line is {found}"
+    raise ValueError(why)
