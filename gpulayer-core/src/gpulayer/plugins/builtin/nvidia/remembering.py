@@ -7,10 +7,13 @@ its address or its number. Pure, with a memory.
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpulayer.plugins.builtin.nvidia.cards import Card
 
 __all__ = ["Remembered"]
+
+_MOST_KEPT: Final = 1024
 
 
 class Remembered:
@@ -48,7 +51,10 @@ class Remembered:
                 taken.add(index)
             numbered.append(replace(card, index=index))
             if card.uuid:
+                self._cards.pop(card.uuid, None)
                 self._cards[card.uuid] = numbered[-1]
+        while len(self._cards) > _MOST_KEPT:  # those that are gone for longest
+            del self._cards[next(iter(self._cards))]
         return tuple(sorted(numbered, key=lambda card: card.index))
 
     def _before(self, card: Card, there: Collection[str], *, are_all_here: bool) -> Card | None:
