@@ -62,6 +62,18 @@ def test_a_card_that_is_cut_into_slices_or_made_whole_again_has_not_vanished():
     assert [device.uuid for device in known.settle([whole], {})] == [whole.uuid]
 
 
+def test_slices_of_a_card_that_vanishes_vanish_with_it_and_say_so():
+    known = KnownDevices()
+    slices = tuple(gpu(0, f"MIG-{number}", parent="GPU-a", pci_address="0000:01:00.0") for number in range(2))
+    other = gpu(1, "GPU-b", pci_address="0000:02:00.0")
+    known.settle([*slices, other], {})
+    settled = {device.uuid: device for device in known.settle([other], {})}
+    assert settled["GPU-b"].state is DeviceState.USABLE
+    assert [settled[one.uuid].reason for one in slices] == ["it is not found any more"] * 2
+    card = gpu(0, "GPU-a", pci_address="0000:01:00.0", state=DeviceState.UNHEALTHY, reason="no MIG device was made")
+    assert {device.uuid for device in known.settle([card, other], {})} == {"GPU-a", "GPU-b"}, "unmade, on a card"
+
+
 def test_what_can_be_read_at_last_and_what_replaces_another_take_its_place():
     known = KnownDevices()
     known.settle([gpu(0, "CUDA-0000:02:00.0", pci_address="0000:02:00.0", state=DeviceState.UNHEALTHY)], {})

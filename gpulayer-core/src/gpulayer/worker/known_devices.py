@@ -26,10 +26,11 @@ class KnownDevices:
 
     def settle(self, found: Sequence[Device], missing: Mapping[str, str]) -> tuple[Device, ...]:
         """Those found, each with the number that it had first, and those that were there before, unhealthy. missing: by
-        kind, why none can be used. Slices come and go as people wish, and what is at the address of another one now has
+        kind, why none can be used. Slices come and go as people wish while their card is
+        there, and what is at the address of another one now has
         taken its place: it was cut into slices, made whole again, can be read at last, or is a new card."""
         here = {device.uuid for device in found}
-        filled = {name for device in found for name in (device.pci_address, device.parent) if name}
+        filled = {name for device in found for name in (device.uuid, device.pci_address, device.parent) if name}
         gone = {
             uuid: replace(
                 device.without_flowing_figures(),
@@ -38,9 +39,7 @@ class KnownDevices:
                 mask_index=None,
             )
             for uuid, device in self._met.items()
-            if uuid not in here
-            and filled.isdisjoint((uuid, device.pci_address))
-            and (not device.parent or device.kind in missing)
+            if uuid not in here and filled.isdisjoint((uuid, device.pci_address, device.parent))
         }
         numbers = _Numbers(device for uuid, device in self._met.items() if uuid in here or uuid in gone)
         settled = [numbers.given(device) for device in found]
