@@ -91,10 +91,20 @@ def shown(shape: Shape) -> str:
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         folder = Path(name)
         fake = FakeSmi(folder / "bin", **shape.told)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAYER_", "CUDA_"))}
+        # Of the machine that looks nothing shall be seen: this stands before its own NVML, and can't be loaded.
+        (folder / "lib").mkdir()
+        (folder / "lib/libnvidia-ml.so.1").touch()
+        hidden = ("GPULAYER_", "CUDA_", "NVIDIA_", "LD_LIBRARY_PATH")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         done = subprocess.run(
             [sys.executable, "-P", "-m", "gpulayer.cli", "resources", "detect"],
-            env={**kept, "PATH": str(fake.folder), "HOME": name, **dict(shape.environment)},
+            env={
+                **kept,
+                "PATH": str(fake.folder),
+                "HOME": name,
+                "LD_LIBRARY_PATH": str(folder / "lib"),
+                **dict(shape.environment),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
