@@ -63,8 +63,12 @@ def _devices(facts: WorkerFacts) -> list[str]:
     """One row a device, and the reason of what can't be used below its row."""
     lines: list[str] = []
     if facts.devices:
-        heads = ["", "device", "memory", "capability", "used", "state"]
-        rows = [heads, *(_device(device, facts.memory_bytes) for device in facts.devices)]
+        heads = ["", "device", "memory", "capability", "used", "state", "uuid"]
+        # Slices share the number of their card: only their uuids tell one from another.
+        has_slices = any(device.parent for device in facts.devices)
+        uuids = [device.uuid if has_slices else "" for device in facts.devices]
+        found = [_device(device, facts.memory_bytes) for device in facts.devices]
+        rows = [heads, *([*row, uuid] for row, uuid in zip(found, uuids, strict=True))]
         for device, line in zip([None, *facts.devices], columns(_without_empty(rows)), strict=True):
             lines.append(line)
             if device is not None and device.reason:
