@@ -119,7 +119,7 @@ async def _detect(
                 now(f"computing with the frameworks of {python}, {_CHECKS_S:g} s at most …")
                 await checks.run(facts, within_s=_CHECKS_S)
             known = KnownFacts(await probing.catch_up() or facts, probing, checks.found)
-        return Detected(known.facts, python, _checked(host), _faults(host))
+        return Detected(known.seen, python, _checked(host), _faults(host))
     finally:
         host.close()
 

@@ -20,7 +20,6 @@ _AZURE_ASSET_TAG: Final = "7783-7084-3265-9085-8269-3286-77"
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of every name of a zone, a region and a type
 _SECRET: Final = re.compile(r"[\x21-\x7e]{1,1024}")
 _GCP_NAME: Final = re.compile(r"\Aprojects/[^/]+/(?:zones|machineTypes)/")  # projects/123/zones/us-central1-a
-_GCP_ZONE: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
 _AWS_REGION: Final = re.compile(r"[a-z]+(?:-[a-z]+)+-\d+")  # with which every zone begins: us-west-2-lax-1a
 
 _GCP: Final = "/computeMetadata/v1/instance/"
@@ -84,10 +83,10 @@ def _gcp(asked: AskedFor) -> Place:
         return asked(_GCP + name, headers=dict([flavor]), echo=flavor)
 
     zone = _word(_GCP_NAME.sub("", told("zone")))
-    if zone and not _GCP_ZONE.fullmatch(zone):
-        return Place()  # somebody else answers there
     instance_type = _word(_GCP_NAME.sub("", told("machine-type")))
     spot = told("scheduling/preemptible")  # TRUE of spot machines as well
+    if "-" not in zone:
+        zone = ""  # somebody else's words
     return Place(zone, zone.rpartition("-")[0], instance_type, {"TRUE": True, "FALSE": False}.get(spot))
 
 
@@ -99,8 +98,8 @@ def _aws(asked: AskedFor) -> Place:
     headers = {"X-aws-ec2-metadata-token": token}
     zone = _word(asked(f"{_AWS}placement/availability-zone", headers=headers))
     begins = _AWS_REGION.match(zone)
-    if zone and not begins:
-        return Place()  # somebody else answers there
+    if begins is None or begins[0] == zone:
+        zone = ""  # a region's alone, cut short, or somebody else's words
     life_cycle = asked(f"{_AWS}instance-life-cycle", headers=headers)
     return Place(
         zone,
