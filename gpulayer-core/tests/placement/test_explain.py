@@ -110,7 +110,44 @@ def test_an_unhealthy_device_is_named_with_its_reason():
     facts = machine(gpu(0), gpu(1, state=DeviceState.UNHEALTHY, reason="Xid 79: fell off the bus"))
     (reason,) = why_ineligible(Request(accelerators=CUDA, devices=2), facts)
     assert reason.code is ReasonCode.DEVICE_UNHEALTHY
-    assert "Xid 79" in reason.message
+    assert reason.message == "device 1 (NVIDIA RTX 4090) is unhealthy: Xid 79: fell off the bus; 1 of 2 can be used"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Request(accelerators=CUDA, devices=1, device_models=("A100",)),
+        Request(accelerators=CUDA, devices=1, device_memory_bytes=40 * GB),
+        Request(accelerators=CUDA, devices=1, compute_capability=">=8.0"),
+        Request(accelerators=CUDA, devices=2, device_memory_bytes=10 * GB),
+    ],
+)
+def test_an_unhealthy_device_that_would_do_is_named_though_others_are_enough_in_number(wanted):
+    lost = gpu(0, 80 * GB, "NVIDIA A100", "8.0", state=DeviceState.UNHEALTHY, reason="GPU is lost")
+    facts = machine(lost, gpu(1, 16 * GB, "Tesla T4", "7.5"), gpu(2, 8 * GB, "Tesla P4", "6.1"))
+    first, *more = why_ineligible(wanted, facts)
+    assert first.code is ReasonCode.DEVICE_UNHEALTHY
+    assert first.message.startswith("device 0 (NVIDIA A100) is unhealthy: GPU is lost")
+    assert more, "and what the others lack is said"
+    assert smallest_change(wanted, facts, name="box"), "they could do"
+
+
+def test_an_unhealthy_device_that_would_not_do_either_is_not_in_the_way_of_the_reason():
+    lost = gpu(0, 16 * GB, "Tesla T4", state=DeviceState.UNHEALTHY, reason="GPU is lost")
+    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=1, device_models=("A100",)), machine(lost, gpu(1)))
+    assert reason.code is ReasonCode.DEVICE_MODEL
+    unread = gpu(0, None, "", "", state=DeviceState.UNHEALTHY, reason="it can't be read")
+    reasons = why_ineligible(Request(accelerators=CUDA, devices=1, device_models=("A100",)), machine(unread, gpu(1)))
+    assert reasons[0].message == "device 0 is unhealthy: it can't be read", "it may be one"
+
+
+def test_one_reason_of_several_unhealthy_devices_is_said_once():
+    facts = machine(
+        *(gpu(index, state=DeviceState.UNHEALTHY, reason="the driver hangs", model="") for index in range(4))
+    )
+    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=1), facts)
+    assert reason.message == "devices 0, 1, 2, 3 are unhealthy: the driver hangs"
+    assert not smallest_change(Request(accelerators=CUDA, devices=1), facts, name="box")
 
 
 ANN = "python (pid 4711, user ann) computes on it"

@@ -142,6 +142,7 @@ def probe_at(sys_root):
         if hypervisor:
             (sys_root / "hypervisor" / "uuid").write_text(f"{hypervisor}\n")
         address = ("192.0.2.1", 9) if service is None else service.address
+        options = {"first_s": deadline_s} | options
         return CloudProbe(sys_root=sys_root, address=address, deadline_s=deadline_s, **options)
 
     return make
@@ -414,18 +415,68 @@ def test_what_was_told_once_is_not_asked_again(probe_at, look, dmi, texts):
     assert look(probe) == first
 
 
-def test_what_was_not_answered_is_asked_again_at_the_next_look(probe_at, look):
+def test_what_was_not_answered_is_asked_again_and_what_was_stands(probe_at, look):
+    clock = ManualClock()
+
     def half(head, connection):
         (hangs_up if "machine-type" in head else tells(GCP, FLAVOR))(head, connection)
 
     with served(hangs_up) as service:
-        probe = probe_at(ON_GCP, service)
+        probe = probe_at(ON_GCP, service, clock=clock)
         assert look(probe) == Findings()
         service.says = half
+        clock.advance(60_000)
         found = look(probe)
         assert (found.locality.zone, found.labels) == ("us-central1-a", ((SPOT, "true"),))
+        service.says = hangs_up
+        clock.advance(600_000)
+        assert look(probe) == found, "what was told once stands"
         service.says = tells(GCP, FLAVOR)
+        clock.advance(3_600_000)
         assert look(probe).labels == ((TYPE, "g2-standard-8"), (SPOT, "true"))
+
+
+def test_one_that_does_not_answer_is_asked_ever_more_rarely(probe_at, look):
+    clock = ManualClock()
+    with served(hangs_up) as service:
+        probe = probe_at(ON_AWS, service, clock=clock)
+        at_minutes = []
+        for minute in range(150):
+            before = len(service.heads)
+            assert look(probe) == Findings()
+            at_minutes += [minute] if len(service.heads) > before else []
+            clock.advance(60_000)
+    assert at_minutes == [0, 1, 11, 71, 131]
+
+
+def test_a_start_waits_for_less_than_later_looks_do(probe_at, look):
+    clock = ManualClock()
+
+    def slow(head, connection):
+        clock.advance(600)
+        tells(GCP, FLAVOR)(head, connection)
+
+    with served(slow) as service:
+        probe = probe_at(ON_GCP, service, clock=clock, first_s=0.3, deadline_s=1.0)
+        look(probe)
+        assert len(service.heads) == 1, "the second had no time left"
+        clock.advance(60_000)
+        assert look(probe).locality == Locality(zone="us-central1-a", region="us-central1")
+        assert len(service.heads) == 3
+
+
+@pytest.mark.parametrize("length", ["99999999999999", "11", "-5"])
+def test_an_answer_that_is_cut_short_is_none(probe_at, look, length):
+    cut = f"HTTP/1.1 200 OK\r\n{FLAVOR}\r\nContent-Length: {length}\r\n\r\nus-west-2".encode()
+    with served(sends(cut)) as service:
+        assert look(probe_at(ON_GCP, service)) == Findings()
+
+
+def test_words_that_are_no_zone_are_none(probe_at, look):
+    for dmi, welcome in ((ON_GCP, "welcome"), (ON_AWS, "welcome"), (ON_AWS, "us-west-2")):
+        with served(sends(answer(welcome, FLAVOR))) as service:
+            locality = look(probe_at(dmi, service)).locality or Locality()
+        assert locality.zone == ""
 
 
 def test_what_is_not_there_is_an_answer_too(probe_at, look):

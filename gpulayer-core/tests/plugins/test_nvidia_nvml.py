@@ -240,7 +240,8 @@ def test_a_driver_that_hangs_ends_at_the_limit(look, tmp_path, lines):
     found = look(lines, budget_s=1.0, PATH=smi.environment["PATH"])
     assert found.devices == (), "of a probe that never knew of any"
     [(kind, why)] = found.missing
-    assert (kind, why) == ("cuda", "the driver does not answer: NVML did not answer within 1 s")
+    assert kind == "cuda"
+    assert why.startswith("the driver does not answer: NVML did not answer within 1 s (")
     assert not (tmp_path / "note").exists(), "who else is asked hangs as well"
     assert look(TWO, budget_s=1.0) == before
 

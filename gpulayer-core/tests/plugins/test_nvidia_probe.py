@@ -7,6 +7,7 @@ import pytest
 from gpulayer.plugins.builtin.child import Child
 from gpulayer.plugins.builtin.nvidia import NvidiaProbe
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
+from gpulayer.plugins.builtin.nvidia.smi import FIELDS
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite, ProcessOnDevice
 from gpulayer.spec.machine import DeviceState
 from gpulayer.testing import ProbeContract
@@ -72,12 +73,16 @@ def test_cards_are_found_with_all_that_is_told_of_them(probe, smi):
     assert found.missing == ()
 
 
+UNKNOWN = ["gpu_recovery_action", "compute_cap", "addressing_mode", *(f for f in FIELDS if f.count(".") == 2)]
+UNKNOWN += ["utilization.gpu", "temperature.gpu", "remapped_rows.failure", "retired_pages.pending", "compute_mode"]
+
+
 def test_fields_that_an_old_driver_refuses_are_not_known_and_the_rest_is(probe, smi, tmp_path):
     note = tmp_path / "note"
-    smi.tell(rows=ROWS, unknown=["gpu_recovery_action", "compute_cap", "addressing_mode"], note=str(note))
+    smi.tell(rows=ROWS, unknown=UNKNOWN, note=str(note))
     found = look(probe, smi.environment)
     assert look(probe, smi.environment) == found
-    assert sum("--query-gpu" in line for line in note.read_text().splitlines()) == 5, "it refuses each of them once"
+    assert sum("--query-gpu" in line for line in note.read_text().splitlines()) == len(UNKNOWN) + 2, "once each"
     assert [device.compute_capability for device in found.devices] == ["", ""]
     assert [device.memory_bytes for device in found.devices] == [12288 * MIB, 24564 * MIB]
 
@@ -136,11 +141,90 @@ def test_slices_are_devices_by_their_names_and_the_card_is_none(probe, smi):
     assert [device.memory_bytes for device in found.devices] == [mib * MIB for mib in (40448, 20096, 9984, 9984)]
 
 
-def test_a_card_in_mig_mode_without_slices_is_no_device_and_why_is_told(probe, smi):
-    smi.tell(rows=[row(0, "GPU-p", "NVIDIA H100", bus="09", mig__mode__current="Enabled")])
+def test_a_card_in_mig_mode_without_slices_is_there_and_why_it_can_not_be_used_is_told(probe, smi):
+    """Also beside one that can."""
+    sliced = row(0, "GPU-p", "NVIDIA H100", bus="09", mig__mode__current="Enabled")
+    smi.tell(rows=[sliced, row(1, "GPU-q", "NVIDIA H100", bus="0a")])
     found = look(probe, smi.environment)
-    assert found.devices == ()
-    assert found.missing == (("cuda", "GPU 0 (NVIDIA H100): in MIG mode, and no MIG device was made"),)
+    assert [(device.uuid, device.state, device.reason) for device in found.devices] == [
+        ("GPU-p", DeviceState.UNHEALTHY, "it is in MIG mode, and no MIG device was made"),
+        ("GPU-q", DeviceState.USABLE, ""),
+    ]
+
+
+def test_a_card_that_can_not_be_opened_is_offered_by_its_number_too(probe, smi):
+    """E3: as without the variable."""
+    lost = (DATA / "odd_device_handle_then_table.out").read_text().splitlines()[:1]
+    smi.tell(rows=[row(0, "GPU-q", "NVIDIA H100", bus="0a")], before=lost)
+    devices = look(probe, smi.environment).devices
+    assert [device.state for device in devices] == [DeviceState.USABLE, DeviceState.UNHEALTHY]
+    for text, kept in (("0,1", devices), ("0", devices[:1]), ("1", devices[1:])):
+        assert look(probe, smi.environment | {"CUDA_VISIBLE_DEVICES": text}).devices == kept
+
+
+@pytest.mark.parametrize(
+    ("cells", "field", "value"),
+    [
+        ({"temperature__gpu": "5000"}, "temperature_c", None),
+        ({"memory__total": "99999999999999"}, "memory_bytes", None),
+        ({"memory__free": "999999"}, "memory_free_bytes", None),
+        ({"utilization__gpu": "101"}, "use_percent", None),
+        ({"compute_cap": "banana"}, "compute_capability", ""),
+        ({"compute_cap": "9.9.9.9"}, "compute_capability", ""),
+        ({"name": "H\x00100\x1b[31m"}, "model", "H 100"),
+        ({"name": "NVIDIA H100, the second, of two"}, "model", "NVIDIA H100, the second, of two"),
+        ({"index": "[Unknown Error]"}, "index", 0),
+        ({"index": "-1"}, "index", 0),
+        ({"index": "999999999"}, "index", 0),
+        ({"driver_version": "5" * 70}, "driver", "5" * 63 + "…"),
+    ],
+)
+def test_what_can_not_be_is_unknown_of_that_card_alone(probe, smi, cells, field, value):
+    other = row(1, "GPU-q", "NVIDIA H100", bus="0a", gpu_recovery_action="GPU reset")
+    smi.tell(
+        rows=[row(0, "GPU-p", "NVIDIA H100", bus="09") | {k.replace("__", "."): v for k, v in cells.items()}, other]
+    )
+    found = checked_findings(look(probe, smi.environment))
+    first, second = found.devices
+    assert getattr(first, field) == value
+    assert (first.uuid, first.state, second.state) == ("GPU-p", DeviceState.USABLE, DeviceState.UNHEALTHY)
+    assert (second.temperature_c, second.memory_bytes, second.compute_capability) == (40, 24564 * MIB, "8.9")
+
+
+@pytest.mark.parametrize("said", ["NVRM: Xid 79, GPU has fallen off the bus\0\0", "x" * 10_000, "\x1b]0;owned\x07 no"])
+def test_whatever_it_says_is_a_reason_that_can_be_told(probe, smi, said):
+    smi.tell(said=said, code=15)
+    [(kind, why)] = checked_findings(look(probe, smi.environment)).missing
+    assert kind == "cuda"
+    assert why.startswith("nvidia-smi says: ")
+    assert why.isprintable()
+
+
+def test_more_cards_and_processes_than_can_be_told_are_cut(probe, smi):
+    rows = [row(number, f"GPU-{number}", "NVIDIA H100", bus="01") for number in range(1030)]
+    smi.tell(rows=rows, apps="".join(f"GPU-0, {pid}, 1\n" for pid in range(1, 5000)))
+    found = checked_findings(look(probe, smi.environment))
+    assert len(found.devices) == 1024
+    assert found.processes is not None
+    assert len(found.processes) == 4096
+
+
+def test_a_tool_that_is_ended_by_a_signal_says_so(tmp_path, probe):
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("#!/bin/sh\nkill -11 $$\n")
+    program.chmod(0o755)
+    [(_, why)] = look(probe, {"PATH": f"{program.parent}:/usr/bin:/bin"}).missing
+    assert why == "nvidia-smi said nothing and was ended by signal 11"
+
+
+def test_where_the_driver_takes_too_long_what_may_help_is_said(tmp_path, smi):
+    smi.tell(rows=ROWS, hang="")
+    probe = NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=0.2)
+    assert "start it" in look(probe, smi.environment).missing[0][1]
+    (tmp_path / "root/run/nvidia-persistenced").mkdir(parents=True)
+    (tmp_path / "root/run/nvidia-persistenced/socket").touch()
+    assert "persistenced" not in look(probe, smi.environment).missing[0][1]
 
 
 def test_a_driver_that_hangs_ends_at_the_limit_and_leaves_nothing(tmp_path, smi):

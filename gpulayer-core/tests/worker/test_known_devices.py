@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
+from gpulayer.worker.devices import device_variables
 from gpulayer.worker.findings import MAX_DEVICES
 from gpulayer.worker.known_devices import KnownDevices
 
@@ -60,6 +62,18 @@ def test_a_card_that_is_cut_into_slices_or_made_whole_again_has_not_vanished():
     assert [device.uuid for device in known.settle([whole], {})] == [whole.uuid]
 
 
+def test_slices_of_a_card_that_vanishes_vanish_with_it_and_say_so():
+    known = KnownDevices()
+    slices = tuple(gpu(0, f"MIG-{number}", parent="GPU-a", pci_address="0000:01:00.0") for number in range(2))
+    other = gpu(1, "GPU-b", pci_address="0000:02:00.0")
+    known.settle([*slices, other], {})
+    settled = {device.uuid: device for device in known.settle([other], {})}
+    assert settled["GPU-b"].state is DeviceState.USABLE
+    assert [settled[one.uuid].reason for one in slices] == ["it is not found any more"] * 2
+    card = gpu(0, "GPU-a", pci_address="0000:01:00.0", state=DeviceState.UNHEALTHY, reason="no MIG device was made")
+    assert {device.uuid for device in known.settle([card, other], {})} == {"GPU-a", "GPU-b"}, "unmade, on a card"
+
+
 def test_what_can_be_read_at_last_and_what_replaces_another_take_its_place():
     known = KnownDevices()
     known.settle([gpu(0, "CUDA-0000:02:00.0", pci_address="0000:02:00.0", state=DeviceState.UNHEALTHY)], {})
@@ -67,11 +81,17 @@ def test_what_can_be_read_at_last_and_what_replaces_another_take_its_place():
     assert known.settle([readable], {}) == (readable,)
 
 
-def test_devices_whose_masks_take_their_numbers_of_now_have_those():
+@pytest.mark.parametrize(
+    ("kind", "variable"), [(Accelerator.XPU, "ZE_AFFINITY_MASK"), (Accelerator.ROCM, "ROCR_VISIBLE_DEVICES")]
+)
+def test_devices_that_are_masked_by_number_are_shown_with_their_first_one_and_masked_by_that_of_now(kind, variable):
     known = KnownDevices()
-    found = tuple(gpu(index, kind=Accelerator.XPU) for index in range(2))
-    known.settle(found, {})
-    assert [device.index for device in known.settle([replace(found[1], index=0)], {}) if device.uuid == "GPU-1"] == [0]
+    found = tuple(gpu(index, f"{kind.upper()}-0000:0{index}:00.0", kind=kind) for index in range(3))
+    assert known.settle(found, {}) == found
+    left = known.settle([replace(found[1], index=0), replace(found[2], index=1)], {})
+    assert [device.index for device in left] == [0, 1, 2], "no two share one"
+    assert [device_variables([device])[variable] for device in left[1:]] == ["0", "1"]
+    assert known.settle(found, {}) == found
 
 
 def test_a_probe_that_finds_others_each_time_fills_nothing():

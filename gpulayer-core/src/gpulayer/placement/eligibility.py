@@ -86,11 +86,7 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
         return [_no_device(request, facts)]
     usable = [device for device in of_kind if device.state is not DeviceState.UNHEALTHY]
     if _largest_group(usable) < request.devices <= _largest_group(of_kind):
-        broken = [device for device in of_kind if device.state is DeviceState.UNHEALTHY]
-        said = "; ".join(
-            f"device {device.index} is {device.state}: {device.reason or 'no reason'}" for device in broken
-        )
-        return [Reason(ReasonCode.DEVICE_UNHEALTHY, said, wanted, str(len(usable)))]
+        return [_unhealthy(request, of_kind, usable)]
     reasons: list[Reason] = []
     if _largest_group(usable) < request.devices:
         count = _largest_group(usable)
@@ -123,7 +119,45 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
         together = max((len(group) for group in matching_devices(_without_frameworks(request), facts)), default=0)
         message = f"{together} of {len(usable)} devices have all of it"
         reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(together)))
+    if reasons and len(usable) < len(of_kind):
+        # What the usable ones lack may be what a broken one has.
+        meant = [device for device in of_kind if _could_match(request, device, facts)]
+        fitting = [device for device in meant if device.state is not DeviceState.UNHEALTHY]
+        if _largest_group(fitting) < request.devices <= _largest_group(meant):
+            reasons.insert(0, _unhealthy(request, meant, fitting))
     return reasons
+
+
+def _unhealthy(request: Request, meant: list[Device], usable: list[Device]) -> Reason:
+    """The broken ones by what is wrong with them, each said once. usable: of those meant."""
+    by_reason: dict[str, list[Device]] = {}
+    for device in meant:
+        if device.state is DeviceState.UNHEALTHY:
+            by_reason.setdefault(device.reason or "no reason", []).append(device)
+    said = []
+    for reason, devices in by_reason.items():
+        named = ", ".join(
+            f"{device.index} ({device.model})" if device.model else str(device.index) for device in devices
+        )
+        said.append(
+            f"device {named} is unhealthy: {reason}"
+            if len(devices) == 1
+            else f"devices {named} are unhealthy: {reason}"
+        )
+    if usable:
+        said.append(f"{len(usable)} of {len(meant)} can be used")
+    return Reason(ReasonCode.DEVICE_UNHEALTHY, "; ".join(said), str(request.devices), str(len(usable)))
+
+
+def _could_match(request: Request, device: Device, facts: WorkerFacts) -> bool:
+    """As ``_device_matches``; of a broken one, what could not be read may be what is wanted."""
+    if device.state is not DeviceState.UNHEALTHY:
+        return _device_matches(request, device, facts)
+    return (
+        (not device.model or _model_matches(request, device))
+        and _memory_matches(request, device, facts)
+        and (not device.compute_capability or _capability_matches(request, device))
+    )
 
 
 def _no_device(request: Request, facts: WorkerFacts) -> Reason:

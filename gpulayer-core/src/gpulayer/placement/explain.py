@@ -69,6 +69,8 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
     changes: list[FieldChange] = []
     for reason in reasons:
         match reason.code:
+            case ReasonCode.DEVICE_UNHEALTHY:
+                continue  # what stands beside it may fit
             case ReasonCode.CPUS:
                 changed, change = replace(changed, cpus=facts.cpus), FieldChange("cpus", str(facts.cpus))
             case ReasonCode.MEMORY:
@@ -235,9 +237,10 @@ def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[
 
 
 def _memory_level(request: Request, facts: WorkerFacts) -> int:
-    """The largest memory that enough devices have; what is not known is taken to be enough."""
+    """The largest memory that enough usable devices have; what is not known is taken to be enough."""
     kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
-    there = [memory_for_jobs(device, facts) for device in facts.devices if device.kind in kinds]
+    usable = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
+    there = [memory_for_jobs(device, facts) for device in usable if device.kind in kinds]
     sizes = sorted((request.device_memory_bytes if one is None else one for one in there), reverse=True)
     return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
 

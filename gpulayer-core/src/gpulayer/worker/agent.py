@@ -462,7 +462,7 @@ class Agent:
             assignment = self._state.held[key].assignment
             self._feed(self._work.end_of(assignment, record))
             if record.survivors and assignment.devices:
-                self._start(self._work.why_busy(assignment.devices), "looking at devices")
+                self._start(self._work.why_unusable(assignment.devices), "looking at devices")
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 

@@ -1,7 +1,8 @@
 """The devices that this worker has met since its start, whatever the last look found.
 
 A device that is not found any more has not become nobody's: jobs may run on it, people ask where it is, and the others
-keep their numbers, though a vendor's tool counts anew without it. It comes back by itself when it is found again.
+keep their numbers, though a vendor's tool counts anew without it: what it counts now is their ``mask_index``. It comes
+back by itself when it is found again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,6 @@ from gpulayer.worker.findings import MAX_DEVICES
 __all__ = ["KnownDevices"]
 
 _GONE: Final = "it is not found any more"
-# Their masks take the numbers that the vendor's tool has for them now.
-_NUMBERED_ANEW: Final = frozenset({Accelerator.XPU})
 
 
 class KnownDevices:
@@ -27,20 +26,20 @@ class KnownDevices:
 
     def settle(self, found: Sequence[Device], missing: Mapping[str, str]) -> tuple[Device, ...]:
         """Those found, each with the number that it had first, and those that were there before, unhealthy. missing: by
-        kind, why none can be used. Slices come and go as people wish, and what is at the address of another one now has
+        kind, why none can be used. Slices come and go as people wish while their card is
+        there, and what is at the address of another one now has
         taken its place: it was cut into slices, made whole again, can be read at last, or is a new card."""
         here = {device.uuid for device in found}
-        filled = {name for device in found for name in (device.pci_address, device.parent) if name}
+        filled = {name for device in found for name in (device.uuid, device.pci_address, device.parent) if name}
         gone = {
             uuid: replace(
                 device.without_flowing_figures(),
                 state=DeviceState.UNHEALTHY,
                 reason=missing.get(device.kind) or _GONE,
+                mask_index=None,
             )
             for uuid, device in self._met.items()
-            if uuid not in here
-            and filled.isdisjoint((uuid, device.pci_address))
-            and (not device.parent or device.kind in missing)
+            if uuid not in here and filled.isdisjoint((uuid, device.pci_address, device.parent))
         }
         numbers = _Numbers(device for uuid, device in self._met.items() if uuid in here or uuid in gone)
         settled = [numbers.given(device) for device in found]
@@ -55,19 +54,15 @@ class _Numbers:
         self._of: dict[str, int] = {}
         self._taken: set[tuple[Accelerator, int]] = set()
         for device in known:
-            if not _is_numbered_elsewhere(device):
+            if not device.parent:
                 self._of[device.uuid] = device.index
                 self._taken.add((device.kind, device.index))
 
     def given(self, device: Device) -> Device:
         index = self._of.get(device.uuid)
-        if index is None and not _is_numbered_elsewhere(device):
+        if index is None and not device.parent:
             index = device.index
             while (device.kind, index) in self._taken:
                 index += 1
             self._taken.add((device.kind, index))
-        return device if index is None else replace(device, index=index)
-
-
-def _is_numbered_elsewhere(device: Device) -> bool:
-    return bool(device.parent) or device.kind in _NUMBERED_ANEW
+        return device if index in (None, device.index) else replace(device, index=index, mask_index=device.index)

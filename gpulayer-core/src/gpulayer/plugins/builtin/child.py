@@ -2,6 +2,9 @@
 
 What hangs in a driver may not even die (D state). Such a child is left alone and remembered: until it has gone the same
 program is not started a second time, so that a machine whose driver hangs for a week has one stuck process.
+
+On Linux a child dies with the process that asked, however that ended: the kernel sees to it. A small start of it in
+this Python asks for that, as nothing of ours may run between fork and exec of a process with threads: 10 ms a question.
 """
 
 import os
@@ -9,6 +12,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +24,26 @@ __all__ = ["CHILD_DEADLINE_S", "Child", "Said", "Unanswered", "Unstarted", "foun
 CHILD_DEADLINE_S: Final = 6.0  # of the ten that a probe has
 _DYING_S: Final = 1.0
 _MAX_BYTES: Final = 4 * 2**20  # a rack of devices in detail is a twentieth of it
+_LOOK_S: Final = 0.1  # how often one is looked at whose pipes stay open
+# The thread that asks waits for the child: PR_SET_PDEATHSIG is about that thread. LC_CTYPE is Python's own idea.
+_PRELUDE: Final = """
+import ctypes, fcntl, os, signal, sys
+parent, pipe, locale, *command = sys.argv[1:]
+fcntl.fcntl(int(pipe), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(parent):
+    os._exit(1)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.environ.pop("LC_CTYPE", None)
+if locale:
+    os.environ["LC_CTYPE"] = locale[1:]
+try:
+    os.execvpe(command[0], command, os.environ)
+except OSError as error:
+    os.write(int(pipe), str(error.errno).encode())
+    os._exit(127)
+"""
 
 
 class Unanswered(Exception):
@@ -63,23 +87,20 @@ class Child:
             raise Unanswered(f"{self._name} hangs since an earlier time and can't be ended (process {self._stuck.pid})")
         self._stuck = None
         name = called or os.path.basename(command[0])
+        failing, failed = os.pipe()
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
-                cwd="/",
-                start_new_session=True,
-                bufsize=0,
-            )
+            process = _started(command, environment, failed)
         except OSError as error:
+            os.close(failing)
             raise Unstarted(f"{command[0]} can't be run: {error.strerror}") from error
+        finally:
+            os.close(failed)
         ends_s = time.monotonic() + deadline_s
         try:
             out, err = _heard(process, ends_s)
             process.wait(max(0.0, ends_s - time.monotonic()))
+            if number := os.read(failing, 16):  # closed by now: by exec, or by its end
+                raise Unstarted(f"{command[0]} can't be run: {os.strerror(int(number))}")
         except (TimeoutError, subprocess.TimeoutExpired):
             self._end(process, name)
             raise Unanswered(f"{name} did not answer within {deadline_s:.2g} s") from None
@@ -90,6 +111,7 @@ class Child:
             self._end(process, name)
             raise
         finally:
+            os.close(failing)
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
@@ -104,16 +126,40 @@ class Child:
             self._stuck, self._name = process, name
 
 
+def _started(command: Sequence[str], environment: Mapping[str, str], failed: int) -> subprocess.Popen[bytes]:
+    """failed: where the number of the error is written that kept it from being run. Raises OSError."""
+    more: list[str] = []
+    if sys.platform == "linux" and sys.executable:
+        locale = f"={environment['LC_CTYPE']}" if "LC_CTYPE" in environment else ""
+        more = [sys.executable, "-I", "-S", "-c", _PRELUDE, str(os.getpid()), str(failed), locale]
+    return subprocess.Popen(
+        [*more, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+        cwd="/",
+        start_new_session=True,
+        bufsize=0,
+        pass_fds=[failed] if more else (),
+    )
+
+
 def _heard(process: subprocess.Popen[bytes], ends_s: float) -> tuple[bytes, bytes]:
-    """All that it prints. Raises TimeoutError, and OverflowError for what nobody wants to keep."""
+    """All that it prints until it ends; what it leaves behind may keep its pipes open, and is not waited for. Raises
+    TimeoutError, and OverflowError for what nobody wants to keep."""
     heard = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
         for pipe, words in zip((process.stdout, process.stderr), heard, strict=True):
             if pipe is not None:
                 selector.register(pipe, selectors.EVENT_READ, words)
         while selector.get_map():
-            ready = selector.select(max(0.0, ends_s - time.monotonic()))
-            if not ready:
+            has_ended = process.poll() is not None
+            left_s = ends_s - time.monotonic()
+            ready = selector.select(0.0 if has_ended else max(0.0, min(_LOOK_S, left_s)))
+            if not ready and has_ended:
+                break
+            if left_s <= 0:
                 raise TimeoutError
             for key, _ in ready:
                 part = os.read(key.fd, 65_536)

@@ -11,6 +11,7 @@ from typing import Final
 __all__ = ["ACCELERATOR", "PciDevice", "gpus_on_bus", "read_number", "read_text"]
 
 ACCELERATOR: Final = 0x12  # a base class of PCI: processing accelerators; AMD's newest, but also Intel's NPUs
+_MOST_READ: Final = 65_536  # characters
 _DISPLAY: Final = 0x03  # a base class of PCI: VGA, 3D and other display controllers
 
 
@@ -75,9 +76,10 @@ def gpus_on_bus(sys_root: Path, *, vendor: int, also: int | None = None) -> tupl
 
 
 def read_text(path: Path) -> str:
-    """Stripped; empty where it can't be read."""
+    """Of a small file, stripped; empty where it can't be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_READ).strip()
     except OSError:
         return ""
 

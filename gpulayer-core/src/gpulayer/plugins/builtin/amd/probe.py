@@ -19,6 +19,7 @@ from typing import Final
 from gpulayer.plugins.builtin.amd.answers import Row, parsed_amd_smi, parsed_library, parsed_rocm_smi
 from gpulayer.plugins.builtin.amd.topology import KfdGpu, kfd_gpus, kfd_processes
 from gpulayer.plugins.builtin.amd.visible import visible_positions
+from gpulayer.plugins.builtin.believable import believable, percent, words
 from gpulayer.plugins.builtin.child import Child, Said, Unanswered, found_program
 from gpulayer.plugins.builtin.pci import ACCELERATOR, PciDevice, gpus_on_bus, read_number, read_text
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite, ProcessOnDevice
@@ -98,7 +99,7 @@ class AmdProbe:
             gpu = every[number]
             row = _row_of(gpu, rows) or Row(number)
             device = self._device(gpu, on_bus.get(gpu.address), row, runtime=self._runtime(site))
-            reason = row.fault or stuck or self._why_closed(gpu)
+            reason = words(row.fault) or stuck or self._why_closed(gpu)
             devices.append(
                 replace(
                     device,
@@ -112,7 +113,7 @@ class AmdProbe:
         processes = self._processes([every[number] for number in wanted], [uuids[number] for number in wanted], rows)
         unusable = all(device.state is not DeviceState.USABLE for device in devices)
         reason = stuck or why
-        missing = ((str(Accelerator.ROCM), reason),) if unusable and reason else ()
+        missing = ((str(Accelerator.ROCM), words(reason)),) if unusable and reason else ()
         return Findings(devices=tuple(devices), processes=processes, missing=missing)
 
     def _given(self, listed: Sequence[KfdGpu]) -> Sequence[KfdGpu]:
@@ -182,8 +183,8 @@ class AmdProbe:
     def _say(self, name: str, command: Sequence[str], site: ProbeSite, deadline_s: float) -> Said:
         said = self._children[name].ask(command, environment=site.environment, deadline_s=deadline_s)
         if not said.out.strip():
-            words = said.err.strip().splitlines()
-            raise ValueError(words[-1] if words else f"it ended with {said.code} and said nothing")
+            lines = said.err.strip().splitlines()
+            raise ValueError(lines[-1] if lines else f"it ended with {said.code} and said nothing")
         return said
 
     def _device(self, gpu: KfdGpu, pci: PciDevice | None, row: Row, *, runtime: str) -> Device:
@@ -194,24 +195,26 @@ class AmdProbe:
         heat, busy = row.temperature_c, row.use_percent
         if pci is not None:
             heat = pci.temperature_c if heat is None else heat
-            busy = _percent(read_number(pci.folder / "gpu_busy_percent")) if busy is None else busy
-        return Device(
-            uuid="",
-            index=row.index,
-            kind=Accelerator.ROCM,
-            model=row.model or (pci and read_text(pci.folder / "product_name")) or f"AMD GPU [{gpu.device:#06x}]",
-            memory_bytes=total,
-            memory_free_bytes=None if total is None or used is None else max(0, total - used),
-            compute_capability=gpu.gfx or row.gfx,
-            pci_address=gpu.address,
-            driver=driver[:_MAX_WORD],
-            runtime=runtime,
-            is_memory_shared=is_shared,
-            ecc=row.ecc,
-            numa_node=None if pci is None else pci.numa_node,
-            cores="" if pci is None else pci.cores,
-            temperature_c=heat,
-            use_percent=busy,
+            busy = percent(read_number(pci.folder / "gpu_busy_percent")) if busy is None else busy
+        return believable(
+            Device(
+                uuid="",
+                index=row.index,
+                kind=Accelerator.ROCM,
+                model=row.model or (pci and read_text(pci.folder / "product_name")) or f"AMD GPU [{gpu.device:#06x}]",
+                memory_bytes=total,
+                memory_free_bytes=None if total is None or used is None else max(0, total - used),
+                compute_capability=gpu.gfx or row.gfx,
+                pci_address=gpu.address,
+                driver=driver[:_MAX_WORD],
+                runtime=runtime,
+                is_memory_shared=is_shared,
+                ecc=row.ecc,
+                numa_node=None if pci is None else pci.numa_node,
+                cores="" if pci is None else pci.cores,
+                temperature_c=heat,
+                use_percent=busy,
+            )
         )
 
     def _processes(
@@ -291,12 +294,8 @@ def _memory(gpu: KfdGpu, pci: PciDevice | None, row: Row, *, is_shared: bool) ->
     return total, used
 
 
-def _percent(number: int | None) -> int | None:
-    return number if number is not None and 0 <= number <= 100 else None
-
-
 def _missing(why: str) -> Findings:
-    return Findings(missing=((str(Accelerator.ROCM), why),))
+    return Findings(missing=((str(Accelerator.ROCM), words(why)),))
 
 
 def _is_installed(name: str) -> bool:

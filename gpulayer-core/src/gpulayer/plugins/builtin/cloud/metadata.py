@@ -61,6 +61,9 @@ class Metadata:
                 if echo is not None and response.headers.get(echo[0]) != echo[1]:
                     raise ValueError(f"its answer has no {echo[0]}: {echo[1]}")
                 body = response.read(_MOST + 1)
+                is_whole = response.length in (None, 0) or len(body) > _MOST
+                if not is_whole or response.headers.get("Content-Length", "").startswith("-"):
+                    raise ValueError("its answer is cut short")
         if len(body) > _MOST:
             raise ValueError(f"its answer has more than {_MOST} bytes")
         return body.decode("utf-8").strip()

@@ -85,6 +85,8 @@ def _gcp(asked: AskedFor) -> Place:
     zone = _word(_GCP_NAME.sub("", told("zone")))
     instance_type = _word(_GCP_NAME.sub("", told("machine-type")))
     spot = told("scheduling/preemptible")  # TRUE of spot machines as well
+    if "-" not in zone:
+        zone = ""  # somebody else's words
     return Place(zone, zone.rpartition("-")[0], instance_type, {"TRUE": True, "FALSE": False}.get(spot))
 
 
@@ -96,6 +98,8 @@ def _aws(asked: AskedFor) -> Place:
     headers = {"X-aws-ec2-metadata-token": token}
     zone = _word(asked(f"{_AWS}placement/availability-zone", headers=headers))
     begins = _AWS_REGION.match(zone)
+    if begins is None or begins[0] == zone:
+        zone = ""  # a region's alone, cut short, or somebody else's words
     life_cycle = asked(f"{_AWS}instance-life-cycle", headers=headers)
     return Place(
         zone,

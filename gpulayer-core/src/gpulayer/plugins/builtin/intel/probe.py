@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from gpulayer.plugins.builtin.believable import believable, words
 from gpulayer.plugins.builtin.child import Child, Unanswered, found_program
 from gpulayer.plugins.builtin.intel.answers import DETAILS, Listed, Mask, affinity_mask, parsed_list, with_details
 from gpulayer.plugins.builtin.pci import PciDevice, gpus_on_bus
@@ -57,7 +58,7 @@ class IntelProbe:
             devices.append(self._device(pci, told or Listed(index, pci.address), stuck))
         if any(device.state is DeviceState.USABLE for device in devices):
             return Findings(devices=tuple(devices))
-        reason = why or "; ".join(dict.fromkeys(word for word in hidden if word))
+        reason = words(why or "; ".join(dict.fromkeys(word for word in hidden if word)))
         return Findings(devices=tuple(devices), missing=((str(Accelerator.XPU), reason),) if reason else ())
 
     def _listed(self, site: ProbeSite) -> tuple[dict[str, Listed], str, str]:
@@ -83,21 +84,23 @@ class IntelProbe:
 
     def _device(self, pci: PciDevice, told: Listed, stuck: str) -> Device:
         reason = stuck or self._why_closed(pci)
-        return Device(
-            uuid=f"XPU-{pci.address}",
-            index=told.index,
-            kind=Accelerator.XPU,
-            model=told.model or f"Intel Graphics [{pci.device:#06x}]",
-            memory_bytes=told.memory_bytes,
-            memory_free_bytes=told.memory_free_bytes,
-            state=DeviceState.UNHEALTHY if reason else DeviceState.USABLE,
-            reason=reason,
-            pci_address=pci.address,
-            driver=told.driver[:64],
-            ecc=told.ecc,
-            numa_node=pci.numa_node,
-            cores=pci.cores,
-            temperature_c=pci.temperature_c,
+        return believable(
+            Device(
+                uuid=f"XPU-{pci.address}",
+                index=told.index,
+                kind=Accelerator.XPU,
+                model=told.model or f"Intel Graphics [{pci.device:#06x}]",
+                memory_bytes=told.memory_bytes,
+                memory_free_bytes=told.memory_free_bytes,
+                state=DeviceState.UNHEALTHY if reason else DeviceState.USABLE,
+                reason=reason,
+                pci_address=pci.address,
+                driver=told.driver[:64],
+                ecc=told.ecc,
+                numa_node=pci.numa_node,
+                cores=pci.cores,
+                temperature_c=pci.temperature_c,
+            )
         )
 
     def _why_closed(self, pci: PciDevice) -> str:

@@ -5,9 +5,10 @@ may be used. A figure that nobody could read is None or empty, for that card alo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.plugins.builtin.believable import believable
 from gpulayer.plugins.contracts.probe import ProcessKind, ProcessOnDevice
 from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
@@ -27,6 +28,9 @@ __all__ = [
 
 _SHARED: Final = ("GB10", "GH200", "GB200", "GB300", "Thor", "Orin", "Xavier", "Tegra")
 _MAX_PID: Final = 2**31
+_MAX_BYTES: Final = 2**50
+_MAX_DEVICES: Final = 1024  # of a report
+_MAX_PROCESSES: Final = 4096
 _WORDS: Final = {
     "1": "GPU reset",
     "2": "node reboot",
@@ -85,6 +89,11 @@ class Card:
     trouble: str = ""
     processes: tuple[OnCard, ...] | None = None
 
+    @property
+    def device_uuid(self) -> str:
+        """Of the device that it is: its own, or one that is made of where it stands."""
+        return self.uuid or f"CUDA-{self.pci_address or self.index}"
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -97,11 +106,13 @@ class Reading:
 
 
 def devices_of(reading: Reading) -> tuple[Device, ...]:
-    """Every card, or its slices where it is in MIG mode: then the card as a whole is no device."""
+    """Every card, or its slices where it is in MIG mode: then the card as a whole is no device, but for one that has no
+    slices, which is there and can't be used. Of several with one uuid the first is it."""
     devices: dict[str, Device] = {}
     for card in reading.cards:
         for device in _devices(card, reading):
-            devices.setdefault(device.uuid, device)
+            if len(devices) < _MAX_DEVICES:
+                devices.setdefault(device.uuid, believable(device))
     return tuple(devices.values())
 
 
@@ -109,8 +120,10 @@ def _devices(card: Card, reading: Reading) -> list[Device]:
     trouble = card.trouble
     if not trouble and card.compute_mode == "prohibited":
         trouble = "its compute mode is prohibited: no program may compute on it"
+    if not trouble and card.is_sliced and not card.slices:
+        trouble = "it is in MIG mode, and no MIG device was made"
     whole = Device(
-        uuid=card.uuid or f"CUDA-{card.pci_address or card.index}",
+        uuid=card.device_uuid,
         index=card.index,
         kind=Accelerator.CUDA,
         model=card.model,
@@ -128,7 +141,7 @@ def _devices(card: Card, reading: Reading) -> list[Device]:
         temperature_c=card.temperature_c,
         use_percent=card.use_percent,
     )
-    if not card.is_sliced:
+    if not card.slices:
         return [whole]
     return [_slice(slice_, whole) for slice_ in card.slices]
 
@@ -174,7 +187,7 @@ def processes_of(reading: Reading) -> tuple[ProcessOnDevice, ...] | None:
                 )
                 for process in merged(processes)
             ]
-    return tuple(found) if is_known else None
+    return tuple(found[:_MAX_PROCESSES]) if is_known else None
 
 
 def merged(processes: Iterable[OnCard]) -> tuple[OnCard, ...]:
@@ -183,6 +196,8 @@ def merged(processes: Iterable[OnCard]) -> tuple[OnCard, ...]:
     for process in processes:
         if not 1 <= process.pid <= _MAX_PID:
             continue
+        if process.memory_bytes is not None and not 0 <= process.memory_bytes <= _MAX_BYTES:
+            process = replace(process, memory_bytes=None)  # noqa: PLW2901
         known = by_pid.get(process.pid)
         if known is None:
             by_pid[process.pid] = process

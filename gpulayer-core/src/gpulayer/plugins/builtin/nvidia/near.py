@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpulayer.plugins.builtin.pci import read_text
 from gpulayer.spec.cores import cores_of, cores_text
 from gpulayer.spec.machine import Device
 
@@ -27,18 +28,11 @@ def with_near(
 
 def _near(device: Device, allowed: Collection[int] | None, sys_root: Path) -> Device:
     folder = sys_root / "bus/pci/devices" / device.pci_address
-    node = _text(folder / "numa_node")  # -1: the machine has no nodes, or nobody knows
-    cores = cores_of(_text(folder / "local_cpulist"))
+    node = read_text(folder / "numa_node")  # -1: the machine has no nodes, or nobody knows
+    cores = cores_of(read_text(folder / "local_cpulist"))
     here = cores if allowed is None else cores & frozenset(allowed)
     return replace(
         device,
         numa_node=int(node) if device.numa_node is None and node.isdigit() and len(node) < 6 else device.numa_node,
         cores=device.cores or cores_text(here),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

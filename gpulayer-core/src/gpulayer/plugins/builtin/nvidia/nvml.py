@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpulayer.plugins.builtin.believable import percent
 from gpulayer.plugins.builtin.nvidia.cards import (
     Card,
     OnCard,
@@ -87,7 +88,7 @@ def _card(card: "_Map", kernel: "_Map") -> Card:
         compute_mode=_COMPUTE_MODES[mode] if mode is not None and 0 <= mode < len(_COMPUTE_MODES) else "",
         ecc=_is_set(read.number("ecc")),
         temperature_c=read.number("temperature"),
-        use_percent=_percent(read.number("use")),
+        use_percent=percent(read.number("use")),
         is_memory_shared=is_shared or is_shared_by_name(model),
         is_sliced=bool(read.number("mig")),
         slices=tuple(_slice(one) for one in card.maps("slices") if one.map("read").text("uuid")),
@@ -139,10 +140,6 @@ def _processes(read: "_Map") -> tuple[OnCard, ...] | None:
 
 def _is_set(value: int | None) -> bool | None:
     return None if value is None else bool(value)
-
-
-def _percent(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value <= 100 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from gpulayer.plugins.builtin.believable import words
 from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
 from gpulayer.plugins.builtin.nvidia import nvml, smi
-from gpulayer.plugins.builtin.nvidia.cards import Card, Reading, devices_of, processes_of
+from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
 from gpulayer.plugins.builtin.nvidia.near import with_near
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
 from gpulayer.plugins.builtin.nvidia.remembering import Remembered
@@ -23,10 +24,8 @@ from gpulayer.spec.machine import Device
 __all__ = ["NvidiaProbe"]
 
 _BUDGET_S: Final = 8.0  # of the ten that a probe has; a child that dies hard takes one more
-_FIRST_S: Final = 6.0
 _LEAST_S: Final = 0.1
-_MAX_REFUSALS: Final = 8
-_MAX_WHY: Final = 1000
+_LEAST_FOR_LINKS_S: Final = 1.0
 _KIND: Final = "cuda"
 _PROGRAM: Final = Path(__file__).with_name("nvml_child.py")
 
@@ -67,7 +66,7 @@ class NvidiaProbe:
         except Unstarted as error:
             return _none(str(error))
         except Unanswered as error:
-            return _none(f"the driver does not answer: {error}")
+            return _none(f"the driver does not answer: {error}{self._what_helps()}")
         if not reading.cards:
             return _none(_why_none(reading, signs))
         cards = self._remembered.recognised(reading.cards)
@@ -80,11 +79,11 @@ class NvidiaProbe:
         devices = self._joined(devices, counted, signs, site.environment, ends_s)
         processes = processes_of(reading)
         uuids = {device.uuid for device in devices}
-        missing = "" if devices else offer.why or _why_no_device(cards)
+        missing = "" if devices else offer.why
         return Findings(
             devices=devices,
             processes=None if processes is None else tuple(one for one in processes if one.device in uuids),
-            missing=((_KIND, missing[:_MAX_WHY]),) if missing else (),
+            missing=((_KIND, words(missing)),) if missing else (),
         )
 
     def _joined(
@@ -104,17 +103,23 @@ class NvidiaProbe:
                 self._child, environment=environment, nvml=nvml_links, tool=signs.tool, deadline_s=left_s
             )
 
-        if len(counted) > 1:
+        # With less time than that they stay unknown until the next look.
+        if len(counted) > 1 and ends_s - time.monotonic() > min(_LEAST_FOR_LINKS_S, self._budget_s / 4):
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         return with_near(devices, allowed=allowed, sys_root=self._root / "sys")
+
+    def _what_helps(self) -> str:
+        if (self._root / "run/nvidia-persistenced/socket").exists():
+            return ""
+        return " (without nvidia-persistenced each question starts all cards anew, which may take long: start it)"
 
     def _read(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """Raises Unanswered."""
         without = ""
         if self._with_nvml and sys.executable:
             try:
-                return self._read_nvml(signs, environment)
+                return self._read_nvml(signs, environment, ends_s)
             except (nvml.NoNvml, Unstarted) as error:
                 without = str(error)
         if signs.tool:
@@ -122,9 +127,10 @@ class NvidiaProbe:
         nobody = "something of NVIDIA's driver is here, but neither NVML nor nvidia-smi can be asked"
         return Reading(said=f"{nobody}: {without}" if without else nobody)
 
-    def _read_nvml(self, signs: Signs, environment: Mapping[str, str]) -> Reading:
+    def _read_nvml(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
+        """It has all the time: where it hangs, so does all that could be asked instead."""
         command = _reader(_PROGRAM, signs, str(self._root))
-        deadline_s = min(_FIRST_S, self._budget_s)
+        deadline_s = max(_LEAST_S, ends_s - time.monotonic())
         said = self._child.ask(command, environment=environment, deadline_s=deadline_s, called="NVML")
         if said.code < 0:
             raise nvml.NoNvml(f"reading NVML was ended by signal {-said.code}")
@@ -140,7 +146,7 @@ class NvidiaProbe:
 
         fields = self._fields
         code, queried = ask(*smi.query(fields))
-        for _ in range(_MAX_REFUSALS):
+        for _ in range(len(fields)):
             refused = smi.refused_field(queried)
             if refused not in fields:
                 break
@@ -148,7 +154,8 @@ class NvidiaProbe:
             code, queried = ask(*smi.query(fields))
         reading = smi.reading_of(queried, fields)
         if not reading.cards:
-            said = reading.said or f"nvidia-smi said nothing and ended with exit code {code}"
+            ending = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+            said = reading.said or f"nvidia-smi said nothing and {ending}"
             return Reading(driver=reading.driver, said=said)
         _, table = ask()
         listed = ask("-L")[1] if any(card.is_sliced for card in reading.cards) else ""
@@ -157,7 +164,7 @@ class NvidiaProbe:
 
 
 def _none(why: str) -> Findings:
-    return Findings(missing=((_KIND, why[:_MAX_WHY]),))
+    return Findings(missing=((_KIND, words(why)),))
 
 
 def _reader(program: Path, signs: Signs, *more: str) -> list[str]:
@@ -178,10 +185,3 @@ def _why_none(reading: Reading, signs: Signs) -> str:
         told = f": {reading.said}" if reading.said else ""
         return f"this is a {signs.board}, and its driver tells nothing of its GPU{told}"
     return reading.said
-
-
-def _why_no_device(cards: tuple[Card, ...]) -> str:
-    """There are cards, and nothing of them to compute on."""
-    named = ", ".join(f"GPU {card.index} ({card.model or 'model not known'})" for card in cards[:2])
-    more = f" and {len(cards) - 2} more" if len(cards) > 2 else ""
-    return f"{named}{more}: in MIG mode, and no MIG device was made"

@@ -5,12 +5,15 @@ variables would mean others. A card keeps the number that it had first; one that
 its address or its number. Pure, with a memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpulayer.plugins.builtin.nvidia.cards import Card
 
 __all__ = ["Remembered"]
+
+_MOST_KEPT: Final = 1024
 
 
 class Remembered:
@@ -22,9 +25,10 @@ class Remembered:
     def recognised(self, cards: Sequence[Card]) -> tuple[Card, ...]:
         """The same cards by their first numbers, and with the uuids that they had where none can be read."""
         there = {card.uuid for card in cards if card.uuid}
+        are_all_here = len(cards) >= len(self._cards)
         known: list[Card] = []
         for card in cards:
-            if not card.uuid and (before := self._before(card, there)):
+            if not card.uuid and (before := self._before(card, there, are_all_here=are_all_here)):
                 there.add(before.uuid)
                 card = replace(  # noqa: PLW2901
                     card,
@@ -47,15 +51,20 @@ class Remembered:
                 taken.add(index)
             numbered.append(replace(card, index=index))
             if card.uuid:
+                self._cards.pop(card.uuid, None)
                 self._cards[card.uuid] = numbered[-1]
+        while len(self._cards) > _MOST_KEPT:  # those that are gone for longest
+            del self._cards[next(iter(self._cards))]
         return tuple(sorted(numbered, key=lambda card: card.index))
 
-    def _before(self, card: Card, there: Iterable[str]) -> Card | None:
+    def _before(self, card: Card, there: Collection[str], *, are_all_here: bool) -> Card | None:
+        """By its address; by its number only where no card has vanished, which moves those behind it up."""
         gone = [known for uuid, known in self._cards.items() if uuid not in there]
         for known in gone:
             if card.pci_address and known.pci_address == card.pci_address:
                 return known
-        return next((one for one in gone if not card.pci_address and one.index == card.index), None)
+        is_by_number = are_all_here and not card.pci_address
+        return next((one for one in gone if is_by_number and one.index == card.index), None)
 
     def all_of(self, cards: Sequence[Card]) -> tuple[Card, ...]:
         """These, and those that were there earlier: whoever counts cards counts them too."""

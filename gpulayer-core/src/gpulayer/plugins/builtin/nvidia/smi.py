@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulayer.plugins.builtin.believable import percent
 from gpulayer.plugins.builtin.nvidia.cards import (
     Card,
     OnCard,
@@ -59,11 +60,14 @@ FIELDS: Final = (
 APPS: Final = ("gpu_uuid", "pid", "used_memory")
 
 _MIB: Final = 2**20
+_MAX_INDEX: Final = 100_000
+_MAX_CARDS: Final = 1024  # far more than a machine has
 _REFUSED: Final = re.compile(r'Field "([^"]+)" is not a valid field')
 _NO_HANDLE: Final = re.compile(
     r"Unable to determine the device handle for GPU(\d*):?\s+([\da-f]+:[\da-f]+:[\da-f]+\.[\da-f]+)\s*:\s*(.+)",
     re.IGNORECASE,
 )
+_ESCAPES: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _LOST: Final = re.compile(r"(is lost|requires? (a )?reset|reset required)", re.IGNORECASE)
 _LISTED: Final = re.compile(r"GPU (\d+): (.+?)(?: \(UUID: (GPU-[^)]+)\))?$")
 _LISTED_SLICE: Final = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)]+)\)$")
@@ -114,7 +118,7 @@ def reading_of(
     named = {card.index: card.slices for card in listed_of(listed)}
     processes = None if apps is None else apps_of(apps)
     cards = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows[:_MAX_CARDS]):
         card = card_of(row, number)
         if card.is_sliced:
             card = replace(card, slices=_joined(named.get(card.index, ()), slices.get(card.index, ()), card.model))
@@ -134,11 +138,14 @@ def rows_of(printed: str, fields: Sequence[str] = ()) -> tuple[list[dict[str, st
     rows: list[dict[str, str]] = []
     said: list[str] = []
     names = list(fields)
-    for line in printed.splitlines():
+    for line in _ESCAPES.sub("", printed).splitlines():
         cells = [cell.strip() for cell in line.split(",")]
+        if fields and len(cells) > len(names) and cells[1][:4] in _UUIDS:
+            more = len(cells) - len(names)  # of the name, which alone may have commas
+            cells[2 : 3 + more] = [", ".join(cells[2 : 3 + more])]
         if not names and len(cells) > 1:
             names = [re.sub(r" \[.*\]$", "", cell) for cell in cells]
-        elif names and len(cells) == len(names) and (not fields or cells[0].isdecimal() or cells[0][:4] in _UUIDS):
+        elif names and len(cells) == len(names) and (not fields or _is_of_device(cells)):
             rows.append(dict(zip(names, cells, strict=True)))
         elif line.strip():
             said.append(line.strip())
@@ -148,9 +155,14 @@ def rows_of(printed: str, fields: Sequence[str] = ()) -> tuple[list[dict[str, st
 _UUIDS: Final = ("GPU-", "MIG-")
 
 
+def _is_of_device(cells: Sequence[str]) -> bool:
+    """Its number may be one that could not be read."""
+    return cells[0].isdecimal() or any(cell.startswith(_UUIDS) for cell in cells[:2])
+
+
 def card_of(row: Mapping[str, str], number: int = 0) -> Card:
     """number: its place, where the row has no index."""
-    index = _figure(row, "index")
+    index = _index(row)
     model = _value(row, "name")
     uuid = _value(row, "uuid")
     is_shared = row.get("memory.total", "").strip("[]") in ("N/A", "Not Supported")
@@ -165,7 +177,7 @@ def card_of(row: Mapping[str, str], number: int = 0) -> Card:
         compute_mode=_MODES.get(_value(row, "compute_mode").casefold(), ""),
         ecc=_is_on(row, "ecc.mode.current"),
         temperature_c=_figure(row, "temperature.gpu"),
-        use_percent=_percent(_figure(row, "utilization.gpu")),
+        use_percent=percent(_figure(row, "utilization.gpu")),
         is_memory_shared=is_shared or _value(row, "addressing_mode") == "ATS" or is_shared_by_name(model),
         is_sliced=_is_on(row, "mig.mode.current") is True,
         trouble=_trouble(row),
@@ -244,7 +256,7 @@ def table_of(printed: str) -> Table:
                 last,
                 memory_bytes=total * _MIB,
                 memory_free_bytes=(total - used) * _MIB,
-                use_percent=_percent(int(found[3])) if found[3] else None,
+                use_percent=percent(int(found[3])) if found[3] else None,
                 compute_mode=_MODES.get(found[4].casefold(), ""),
             )
             last = None
@@ -282,6 +294,11 @@ def _value(row: Mapping[str, str], name: str) -> str:
     return "" if text.startswith("[") or text == "N/A" else text
 
 
+def _index(row: Mapping[str, str]) -> int | None:
+    index = _figure(row, "index")
+    return index if index is not None and 0 <= index < _MAX_INDEX else None
+
+
 def _figure(row: Mapping[str, str], name: str) -> int | None:
     number = _value(row, name).partition(" ")[0]  # with a unit or without
     return int(number) if re.fullmatch(r"-?\d{1,15}", number) else None
@@ -290,10 +307,6 @@ def _figure(row: Mapping[str, str], name: str) -> int | None:
 def _bytes(row: Mapping[str, str], name: str) -> int | None:
     mib = _figure(row, name)
     return None if mib is None or mib < 0 else mib * _MIB
-
-
-def _percent(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value <= 100 else None
 
 
 def _is_on(row: Mapping[str, str], name: str) -> bool | None:

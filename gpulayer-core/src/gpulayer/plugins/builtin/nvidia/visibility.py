@@ -127,7 +127,7 @@ def _ids(one: Slice) -> tuple[int | None, int | None]:
 
 def _all_of(cards: Sequence[Card]) -> frozenset[str]:
     """And their slices: a card in MIG mode stands for them."""
-    return frozenset(uuid for card in cards for uuid in (card.uuid, *(one.uuid for one in card.slices)) if uuid)
+    return frozenset(uuid for card in cards for uuid in (card.device_uuid, *(one.uuid for one in card.slices)))
 
 
 def _by_container(cards: Sequence[Card], text: str) -> Offered:
