@@ -4,10 +4,13 @@ The library is compiled by gcc and stands under the real pynvml; see nvml.c for 
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 __all__ = ["FakeSmi", "built_nvml", "nvml_environment", "row"]
 
@@ -93,6 +96,8 @@ def row(index: int, uuid: str, model: str, *, bus: str, memory_mib: int = 24564,
 
 def built_nvml(folder: Path, *, without: Sequence[str] = ()) -> Path:
     """``libnvidia-ml.so.1`` in this folder. without: parts that an old driver's has not, as nvml.c names them."""
+    if shutil.which("gcc") is None:
+        pytest.fail("gcc is not there, and the library that answers as NVML is made by it: see CONTRIBUTING.md")
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libnvidia-ml.so.1"
     options = [f"-DWITHOUT_{part}" for part in without]

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.nvidia import FakeSmi, row
+from tests.nvidia import FakeSmi, built_nvml, nvml_environment, row
 
 __all__ = ["PAGE", "SHAPES", "Shape", "rewritten", "shown"]
 
@@ -27,10 +27,12 @@ _COMMAND: Final = "gpulayer resources detect"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """told: what its nvidia-smi answers, see ``FakeSmi``. environment: of who looks."""
+    """told: what its nvidia-smi answers, see ``FakeSmi``. environment: of who looks. nvml: what its NVML says, see
+    ``nvml.c``; empty: it has none."""
 
     told: dict[str, Any]  # Any: texts, rows and numbers
     environment: tuple[tuple[str, str], ...] = ()
+    nvml: dict[str, object] = field(default_factory=dict)
 
 
 def _recorded(path: str) -> str:
@@ -45,6 +47,27 @@ def _cards(count: int, model: str, memory_mib: int, **more: str) -> list[dict[st
     ]
 
 
+def _by_nvml(index: int, *, bus: str, **more: object) -> dict[str, object]:
+    """An A100 as ``nvml.c`` is told of it; made up."""
+    figures = {
+        "uuid": f"GPU-{index:08x}",
+        "name": "NVIDIA A100-PCIE-40GB",
+        "pci": f"00000000:{bus}:00.0",
+        "memory": "40960 40448",
+        "capability": "8.0",
+        "compute_mode": 0,
+        "temperature": 34,
+        "use": 0,
+        "mig": 0,
+        "recovery": 0,
+        "remapped": "0 0 0 0",
+        "compute": "",
+        "graphics": "",
+    }
+    return {f"{index}.{name}": value for name, value in (figures | more).items()}
+
+
+_EXCLUSIVE: Final = _by_nvml(0, bus="17", compute_mode=3)
 _H100: Final = {"compute_cap": "9.0", "driver_version": "590.48.01"}
 _MIG: Final = row(0, "GPU-00000000", "NVIDIA H100 80GB HBM3", bus="09", memory_mib=81559, mig__mode__current="Enabled")
 
@@ -82,6 +105,9 @@ SHAPES: Final = {
             "before": _recorded("nvidia-smi/odd_device_handle_then_table.out").splitlines()[:1],
         }
     ),
+    "exclusive": Shape(
+        {}, nvml=_by_nvml(0, bus="17", compute_mode=3) | _by_nvml(1, bus="CA", recovery=1) | {"count": 2}
+    ),
     "mismatch": Shape({"said": _recorded("nvidia-smi/odd_nvml_mismatch.out"), "code": 18}),
 }
 
@@ -91,10 +117,23 @@ def shown(shape: Shape) -> str:
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         folder = Path(name)
         fake = FakeSmi(folder / "bin", **shape.told)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAYER_", "CUDA_"))}
+        # Of the machine that looks nothing shall be seen: this stands before its own NVML, and can't be loaded.
+        (folder / "lib").mkdir()
+        library = folder / "lib/libnvidia-ml.so.1"
+        library.touch()
+        by_nvml = nvml_environment(built_nvml(library.parent), folder / "nvml", shape.nvml) if shape.nvml else {}
+        hidden = ("GPULAYER_", "CUDA_", "NVIDIA_", "LD_LIBRARY_PATH")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         done = subprocess.run(
             [sys.executable, "-P", "-m", "gpulayer.cli", "resources", "detect"],
-            env={**kept, "PATH": str(fake.folder), "HOME": name, **dict(shape.environment)},
+            env={
+                **kept,
+                "LD_LIBRARY_PATH": str(library.parent),
+                **by_nvml,
+                "PATH": str(fake.folder),
+                "HOME": name,
+                **dict(shape.environment),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -177,14 +177,13 @@ def test_an_end_that_was_told_late_has_the_time_at_which_it_was(plane):
     assert image.ended_wall_ms - image.started_wall_ms == 5_000
 
 
-def test_a_job_whose_device_somebody_else_took_before_the_start_waits_for_another_and_loses_no_retry(plane):
+@pytest.mark.parametrize("state", [DeviceState.BUSY, DeviceState.UNHEALTHY])
+def test_a_job_whose_device_could_not_be_started_upon_waits_for_another_and_loses_no_retry(plane, state):
     """Also at most once: it has not run. What its worker is like travels with the same report."""
     plane.join("w1", gpus=1)
     plane.submit(retries=0, request=Request(accelerators=(Accelerator.CUDA,), devices=1))
     worker = plane.state.workers["w1"]
-    facts = replace(
-        worker.facts, devices=(replace(worker.facts.devices[0], state=DeviceState.BUSY, reason="python computes"),)
-    )
+    facts = replace(worker.facts, devices=(replace(worker.facts.devices[0], state=state, reason="python computes"),))
     outcome = Outcome(EndedBy.DRIFT, evidence="device 0 is busy", blame=Blame.INFRASTRUCTURE)
     report = NodeReport(plane.epoch(), 0, NodePhase.ENDED, outcome)
     plane.report("w1", report, facts=facts, facts_digest=Digest("d" * 64))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.engine import next_due_ms, rebuild
+from gpulayer.engine import next_due_ms, rebuild, schedule
 from gpulayer.engine.effects import Assign, Stop, Void
 from gpulayer.engine.events import (
     DrainRequested,
@@ -343,6 +343,25 @@ def test_facts_that_no_worker_has_are_forgotten_with_all_that_is_known_of_them(p
     assert len(known.eligible) == 2
     plane.step(WorkerRemoved(plane.at, WorkerId("w1")))
     assert set(plane.state.facts.values()) == {own}
+
+
+@pytest.mark.parametrize("is_news", [False, True])
+def test_what_nothing_is_placed_by_makes_nobody_look_at_what_waits_again(plane, is_news):
+    plane.join(cpus=2, gpus=1)
+    plane.submit(request=Request(cpus=2))
+    plane.submit("waits", request=Request(cpus=2))
+    (known,) = plane.state.classes.values()
+    assert known.is_blocked
+    own = plane.state.workers[WorkerId("w1")].facts
+    device = replace(own.devices[0], memory_free_bytes=7, temperature_c=80, use_percent=99)
+    device = replace(device, memory_taken_bytes=7) if is_news else device
+    looks = []
+    before = schedule.workers_changed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "workers_changed", lambda state: (looks.append(state), before(state)))
+        plane.report("w1", facts=replace(own, devices=(device,)), facts_digest=Digest("7" * 64))
+    assert bool(looks) is is_news
+    assert plane.state.workers[WorkerId("w1")].facts.devices == (device,)
 
 
 def rebuilt(plane, **options):

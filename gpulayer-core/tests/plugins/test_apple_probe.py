@@ -109,7 +109,7 @@ def test_programs_that_hang_or_are_not_there_are_named(mac, monkeypatch):
 def test_what_older_releases_tell_is_read_too():
     assert parsed_gpus((DATA / "m1.json").read_text()) == (Gpu("", is_apple=True),)
     named = '{"SPDisplaysDataType": [7, {"_name": "kHW_AppleM1Item", "sppci_model": "Apple M1", "sppci_cores": "8"}]}'
-    assert parsed_gpus(named) == (Gpu("Apple M1", is_apple=True, cores=8),)
+    assert parsed_gpus(named) == (Gpu("Apple M1", is_apple=True),)
 
 
 def test_a_model_that_the_profiler_does_not_tell_is_that_of_the_processor(mac):

@@ -16,7 +16,7 @@ from gpulayer.plugins.builtin.child import Child
 from gpulayer.plugins.builtin.nvidia.topo import Nic, Topology, look, parse_topo, with_topology
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
-from gpulayer.spec.topology import best_sets, drawn, islands, worth
+from gpulayer.spec.topology import drawn, islands
 
 DATA = Path(__file__).parents[1] / "data" / "topo"
 EXPECTED = json.loads((DATA / "EXPECTED.json").read_text(encoding="utf-8"))
@@ -63,19 +63,6 @@ def test_cores_and_nodes_of_a_recorded_machine_are_read(name):
     for index, tokens in enumerate(EXPECTED[name]["trailing_tokens_per_gpu"]):
         found = [topology.cores.get(index), topology.numa_nodes.get(index)]
         assert [str(one) for one in found if one is not None] == tokens
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("count", "best"), [(2, "best_pair"), (4, "best_quad")])
-def test_the_best_sets_of_a_recorded_machine_are_found(name, count, best):
-    expected = EXPECTED[name][best]
-    found = best_sets(joined(name), count)
-    if expected is None:
-        assert found == ()
-        return
-    assert len(found) == expected["count"]
-    assert [[device.index for device in chosen] for chosen in found][:12] == expected["sets"]
-    assert list(worth(found[0])) == expected["bottleneck_then_sum"]
 
 
 def test_blank_affinities_are_not_known_and_nodes_are_not_taken_for_cores():

@@ -3,12 +3,10 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
-from gpulayer.spec.topology import best_sets, drawn, islands, link_between, strength, worth
+from gpulayer.spec.topology import drawn, islands, strength
 
 
 def fleet(count, links, *, kind=Accelerator.CUDA, nodes=None):
@@ -45,12 +43,6 @@ def test_a_link_is_worth_what_its_word_says_and_an_unknown_word_nothing(word, wo
     assert strength(word) == worth
 
 
-def test_a_link_told_by_one_of_two_devices_holds_for_both():
-    one, other, third = fleet(3, {(0, 1): "NV4"})
-    assert link_between(one, other) == link_between(other, one) == "NV4"
-    assert link_between(one, third) == ""
-
-
 def test_islands_are_what_nvlinks_join():
     assert indices(islands(fleet(4, PAIRS_OF_NVLINK))) == [[0, 1], [2, 3]]
 
@@ -63,41 +55,6 @@ def test_a_device_that_is_reached_through_another_one_is_of_its_island():
 def test_devices_without_nvlinks_form_no_island():
     assert islands(fleet(3, {(0, 1): "PIX", (1, 2): "FUTURE"})) == ()
     assert islands([]) == ()
-
-
-def test_a_set_is_worth_its_worst_link_and_then_all_together():
-    devices = fleet(4, PAIRS_OF_NVLINK)
-    assert worth(devices) == (10, 2 * 112 + 4 * 10)
-    assert worth(devices[:2]) == (112, 112)
-    assert worth(devices[:1]) == worth([]) == (0, 0)
-
-
-def test_the_best_sets_have_the_best_of_worst_links_and_then_the_greatest_sum():
-    devices = fleet(4, PAIRS_OF_NVLINK)
-    assert indices(best_sets(devices, 2)) == [[0, 1], [2, 3]]
-    assert indices(best_sets(devices, 3)) == [[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]
-    assert indices(best_sets(devices, 5)) == []
-
-
-def test_an_unknown_link_is_worse_than_the_worst_known_one():
-    assert indices(best_sets(fleet(3, {(0, 1): "SYS", (1, 2): "FUTURE"}), 2)) == [[0, 1]]
-
-
-def test_sets_of_more_devices_than_can_be_tried_are_refused():
-    with pytest.raises(ValueError, match="17 devices"):
-        best_sets(fleet(17, {}), 2)
-
-
-words = st.sampled_from(["NV2", "NV12", "PIX", "PHB", "SYS", ""])
-
-
-@given(st.integers(2, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(words, min_size=15, max_size=15))))
-def test_no_set_is_worth_more_than_the_best_ones_and_none_as_good_is_left_out(shape):
-    count, told = shape
-    devices = fleet(count, dict(zip(combinations(range(count), 2), told, strict=False)))
-    for size in range(1, count + 1):
-        every = {chosen: worth(chosen) for chosen in combinations(devices, size)}
-        assert list(best_sets(devices, size)) == [one for one in every if every[one] == max(every.values())]
 
 
 def test_a_matrix_is_drawn_with_numa_nodes_and_the_words_that_occur():

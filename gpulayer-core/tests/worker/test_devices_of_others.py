@@ -83,6 +83,24 @@ def test_a_device_that_turned_busy_after_it_was_lent_is_not_started_upon_and_fre
     scene(main)
 
 
+def test_on_a_device_whose_driver_does_not_answer_nothing_starts(scene, driver, tmp_path):
+    async def main(plane, worker):
+        worker.start(lock_folders=[str(tmp_path / "locks")])
+        await plane.until(lambda: plane.reports and devices_told(plane) == FREE)
+        driver("no", "number")  # it raises
+        plane.assign(1, "touch", str(tmp_path / "ran"), devices=["GPU-0"])
+        outcome = (await plane.end_of(1))["outcome"]
+        assert (outcome["ended_by"], outcome["blame"]) == ("drift", "infrastructure")
+        assert outcome["evidence"] == "device 0 (GPU-0) is unhealthy: its driver does not answer"
+        assert not (tmp_path / "ran").exists()
+        assert devices_told(plane) == [("unhealthy", "its driver does not answer")] * 2
+        plane.assign(2, "true")
+        assert (await plane.end_of(2))["outcome"]["exit_code"] == 0, "what wants no device starts"
+        await worker.stop()
+
+    scene(main)
+
+
 def test_what_jobs_of_this_worker_compute_is_no_strangers_also_after_a_restart_of_the_agent(scene, driver, tmp_path):
     note = f"echo $$ $! > {driver.folder}/new; mv {driver.folder}/new {driver.folder}/pids"
     program = f"(setsid sleep 600 & {note}; wait)"

@@ -223,6 +223,46 @@ def test_devices_are_the_same_ones_while_only_their_free_memory_changes():
     assert devices_of(facts(GPU)) != devices_of(facts(replace(GPU, state=DeviceState.UNHEALTHY)))
 
 
+WARM = replace(GPU, memory_bytes=80 * 2**30, memory_free_bytes=79 * 2**30 + 5, temperature_c=40, use_percent=1)
+HOT = replace(WARM, memory_free_bytes=2**30 + 5, temperature_c=80, use_percent=99)
+
+
+def test_what_always_moves_is_no_news_and_makes_no_facts_of_their_own(host_of, tmp_path):
+    async def main():
+        clock = ManualClock()
+        host = host_of(probes=[Says("driver", *(Findings(devices=(gpu,), processes=()) for gpu in (WARM, HOT)))])
+        looks = Probing(host, ProbeSite(tmp_path, {}), version="1", labels=(), clock=clock)
+        known = KnownFacts(await looks.start(), looks)
+        told = known.facts
+        assert told.devices == (replace(GPU, memory_bytes=80 * 2**30, memory_free_bytes=79 * 2**30),)
+        assert known.seen.devices == (WARM,), "for who asks this machine itself"
+        assert not await known.look_again()
+        assert not await known.look_at([GPU.uuid])
+        assert (known.facts, known.seen.devices) == (told, (HOT,))
+        assert known.set_enforced(["memory"]), "free memory goes with what is news"
+        assert known.facts.devices[0].memory_free_bytes == 2**30
+
+    asyncio.run(main())
+
+
+def test_free_memory_is_told_by_itself_every_ten_minutes_at_most(host_of, tmp_path):
+    async def main():
+        clock = ManualClock()
+        found = [Findings(devices=(gpu,), processes=()) for gpu in (WARM, HOT, HOT, WARM)]
+        looks = Probing(
+            host_of(probes=[Says("driver", *found)]), ProbeSite(tmp_path, {}), version="1", labels=(), clock=clock
+        )
+        known = KnownFacts(await looks.start(), looks)
+        clock.advance(599_999)
+        assert not await known.look_again()
+        clock.advance(1)
+        assert await known.look_again()
+        assert known.facts.devices[0].memory_free_bytes == 2**30
+        assert not await known.look_again()
+
+    asyncio.run(main())
+
+
 class Hangs:
     """A probe that answers when it is let, with what it found."""
 

@@ -564,3 +564,89 @@ def test_a_check_sees_what_the_worker_offers():
 def test_an_answer_that_says_more_says_it_as_agreed(more):
     with pytest.raises(ValueError, match=next(iter(more)) + "|registered"):
         read_answer("torch", (CPU,), json.dumps({"version": "1", "devices": {"cpu": ""}, **more}).encode())
+
+
+SEES = """
+import json, os
+seen = os.environ["CUDA_VISIBLE_DEVICES"]
+open({runs!r}, "a").write(seen + "\\n")
+print(json.dumps({{"version": "1", "devices": {{"cuda": "" if seen else "no device is seen", "cpu": ""}}}}))
+"""
+
+
+@pytest.fixture
+def sees(host_of, tmp_path):
+    """A check that notes which devices it saw; ``seen()``: in each of its runs so far."""
+    runs = tmp_path / "runs"
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Check(SEES.format(runs=str(runs)))])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=sys.executable, again_s=(0.01,))
+    return checks, lambda: runs.read_text().split("\n")[:-1] if runs.exists() else []
+
+
+SECOND = replace(GPU, uuid="GPU-2", index=1)
+
+
+def test_no_check_computes_on_a_device_that_a_job_or_somebody_else_has(sees):
+    checks, seen = sees
+    facts = replace(FACTS, devices=(GPU, SECOND, replace(GPU, uuid="GPU-3", state=DeviceState.BUSY)))
+    asyncio.run(checks.run(facts, taken={"GPU-1"}))
+    assert seen() == ["GPU-2"]
+    assert all(one.usable for one in checks.found)
+
+
+def test_what_is_known_of_a_kind_stands_while_jobs_have_all_of_its_devices(sees):
+    checks, seen = sees
+    asyncio.run(checks.run(WITH_GPU, taken={"GPU-1"}))
+    assert {one.accelerator: one.reason.partition(":")[0] for one in checks.found} == {CUDA: "not tried yet", CPU: ""}
+    asyncio.run(checks.run(WITH_GPU))
+    assert all(one.usable for one in checks.found)
+    asyncio.run(checks.run(WITH_GPU, taken={"GPU-1"}))
+    assert all(one.usable for one in checks.found)
+    assert seen() == ["", "GPU-1", ""]
+
+
+def test_a_device_is_tried_once_it_is_free_and_nothing_is_run_until_then(sees):
+    checks, seen = sees
+    taken, asked = {"GPU-1"}, 0
+
+    def who():
+        nonlocal asked
+        asked += 1
+        if asked == 20:
+            assert seen() == [""]
+            taken.clear()
+        return taken
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: WITH_GPU, tell=lambda: None, taken=who))
+        async with asyncio.timeout(30):
+            while not checks.is_fresh:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert seen() == ["", "GPU-1"]
+    assert all(one.usable for one in checks.found)
+
+
+def test_what_pip_did_while_the_worker_runs_is_seen(host_of, tmp_path, site):
+    (site.folder / "torch.py").unlink()
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Found(COMPUTES)])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python), look_every_s=0.01)
+    asyncio.run(checks.run(WITH_GPU))
+    assert checks.found == ()
+    site.add("torch")
+    watched(checks, until=lambda: checks.found == BOTH)
+
+
+def test_a_device_that_only_went_has_nothing_run_again_and_one_that_came_has(host_of, tmp_path):
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Check(COMPUTES)])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=sys.executable)
+    both = replace(FACTS, devices=(GPU, SECOND))
+    lost = replace(FACTS, devices=(GPU, replace(SECOND, state=DeviceState.UNHEALTHY)))
+    asyncio.run(checks.run(both))
+    checks.renew(both, lost)
+    assert not checks._is_stale.is_set()
+    checks.renew(lost, both)
+    assert checks._is_stale.is_set()

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
+from gpulayer.worker.devices import device_variables
 from gpulayer.worker.findings import MAX_DEVICES
 from gpulayer.worker.known_devices import KnownDevices
 
@@ -79,11 +81,17 @@ def test_what_can_be_read_at_last_and_what_replaces_another_take_its_place():
     assert known.settle([readable], {}) == (readable,)
 
 
-def test_devices_whose_masks_take_their_numbers_of_now_have_those():
+@pytest.mark.parametrize(
+    ("kind", "variable"), [(Accelerator.XPU, "ZE_AFFINITY_MASK"), (Accelerator.ROCM, "ROCR_VISIBLE_DEVICES")]
+)
+def test_devices_that_are_masked_by_number_are_shown_with_their_first_one_and_masked_by_that_of_now(kind, variable):
     known = KnownDevices()
-    found = tuple(gpu(index, kind=Accelerator.XPU) for index in range(2))
-    known.settle(found, {})
-    assert [device.index for device in known.settle([replace(found[1], index=0)], {}) if device.uuid == "GPU-1"] == [0]
+    found = tuple(gpu(index, f"{kind.upper()}-0000:0{index}:00.0", kind=kind) for index in range(3))
+    assert known.settle(found, {}) == found
+    left = known.settle([replace(found[1], index=0), replace(found[2], index=1)], {})
+    assert [device.index for device in left] == [0, 1, 2], "no two share one"
+    assert [device_variables([device])[variable] for device in left[1:]] == ["0", "1"]
+    assert known.settle(found, {}) == found
 
 
 def test_a_probe_that_finds_others_each_time_fills_nothing():

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
-from gpulayer.spec.topology import drawn
+from gpulayer.spec.topology import drawn, islands
 from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,8 +63,12 @@ def _devices(facts: WorkerFacts) -> list[str]:
     """One row a device, and the reason of what can't be used below its row."""
     lines: list[str] = []
     if facts.devices:
-        heads = ["", "device", "memory", "capability", "used", "state"]
-        rows = [heads, *(_device(device, facts.memory_bytes) for device in facts.devices)]
+        heads = ["", "device", "memory", "capability", "used", "state", "uuid"]
+        # Slices share the number of their card: only their uuids tell one from another.
+        has_slices = any(device.parent for device in facts.devices)
+        uuids = [device.uuid if has_slices else "" for device in facts.devices]
+        found = [_device(device, facts.memory_bytes) for device in facts.devices]
+        rows = [heads, *([*row, uuid] for row, uuid in zip(found, uuids, strict=True))]
         for device, line in zip([None, *facts.devices], columns(_without_empty(rows)), strict=True):
             lines.append(line)
             if device is not None and device.reason:
@@ -105,7 +109,17 @@ def _memory(device: Device, ram_bytes: int) -> str:
 
 def _links(devices: Sequence[Device]) -> list[str]:
     """Nothing where there is nothing to choose between."""
-    return [f"{_INDENT}{line}" for line in drawn(devices)] if any(device.links for device in devices) else []
+    if not any(device.links for device in devices):
+        return []
+    return [f"{_INDENT}{line}" for line in [*drawn(devices), *_islands(devices)]]
+
+
+def _islands(devices: Sequence[Device]) -> list[str]:
+    """One line, where NVLinks join some and not all of a kind."""
+    found = islands(devices)
+    joined = " | ".join(" ".join(str(device.index) for device in island) for island in found)
+    is_whole = any(len(island) == sum(device.kind is island[0].kind for device in devices) for island in found)
+    return [f"NVLinks join {joined}"] if found and not is_whole else []
 
 
 def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python: str) -> list[str]:

@@ -31,6 +31,8 @@ class Device:
     compute_mode: how many processes it takes, as the vendor says: ``default``, ``exclusive_process``, ``prohibited``.
     ecc: whether its memory corrects errors. numa_node, cores: what stands nearest to it; cores as Linux lists them,
     ``0-31,64-95``. Empty texts and None: not known.
+    mask_index: its number for its vendor's variables now, where that is another one than ``index``, which stays as it
+    was; set by the worker alone, and never told to others.
     """
 
     uuid: str
@@ -55,15 +57,20 @@ class Device:
     cores: str = ""
     temperature_c: int | None = None
     use_percent: int | None = None
+    mask_index: int | None = None
 
     @property
     def memory_for_jobs_bytes(self) -> int | None:
         """None: not known."""
         return None if self.memory_bytes is None else max(0, self.memory_bytes - self.memory_taken_bytes)
 
+    def without_readings(self) -> "Device":
+        """Without what is only for people to read: nothing is placed by it."""
+        return replace(self, memory_free_bytes=None, temperature_c=None, use_percent=None)
+
     def without_flowing_figures(self) -> "Device":
         """What stays as it is while it only works."""
-        return replace(self, memory_free_bytes=None, memory_taken_bytes=0, temperature_c=None, use_percent=None)
+        return replace(self.without_readings(), memory_taken_bytes=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,10 @@ class WorkerFacts:
     capabilities: tuple[str, ...] = ()
     cpu_model: str = ""
     missing: tuple[tuple[str, str], ...] = ()
+
+    def without_readings(self) -> "WorkerFacts":
+        """All that anything is placed by."""
+        return replace(self, devices=tuple(device.without_readings() for device in self.devices))
 
     def without_flowing_figures(self) -> "WorkerFacts":
         """What stays as it is while a machine only works: without free disk, and what devices are used for."""

@@ -13,7 +13,7 @@ from typing import Final
 from gpulayer.spec.machine import Device
 from gpulayer.spec.plain import plain_line
 
-__all__ = ["best_sets", "drawn", "islands", "link_between", "strength", "worth"]
+__all__ = ["drawn", "islands", "strength"]
 
 _NVLINKS: Final = re.compile(r"NV([1-9][0-9]{0,3})")
 _NVLINK: Final = 100
@@ -32,7 +32,6 @@ _LEGEND: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _OTHER_WORD: Final = "as the vendor names it"
-_MOST_SEARCHED: Final = 16
 _MOST_COLUMNS: Final = 16
 _WIDTH: Final = 100
 _WORD: Final = 4  # of a cell
@@ -43,11 +42,6 @@ def strength(link: str) -> int | None:
     """``NV#``: 100 and one for each NVLink. None: no link of which it is known what it is worth."""
     bond = _NVLINKS.fullmatch(link)
     return _NVLINK + int(bond[1]) if bond else _STRENGTHS.get(link)
-
-
-def link_between(one: Device, other: Device) -> str:
-    """As ``one`` tells it, or else the other; empty: not known."""
-    return _told([one, other]).get((one.uuid, other.uuid), "")
 
 
 def islands(devices: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
@@ -61,30 +55,6 @@ def islands(devices: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
     for device in devices:
         groups.setdefault(island[device.uuid], []).append(device)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
-
-
-def worth(devices: Sequence[Device]) -> tuple[int, int]:
-    """Of the worst link among them, and of all together: (0, 0) for one device."""
-    return _worth([device.uuid for device in devices], _strengths(devices))
-
-
-def best_sets(devices: Sequence[Device], count: int) -> tuple[tuple[Device, ...], ...]:
-    """All sets of so many devices than which none is worth more, in the order given. Raises ValueError above 16.
-
-    It tries every set: for people and as the measure of faster ones, not for placing jobs.
-    """
-    if len(devices) > _MOST_SEARCHED:
-        raise ValueError(f"{len(devices)} devices; {_MOST_SEARCHED} are the most that every set is tried of")
-    strengths = _strengths(devices)
-    best: list[tuple[Device, ...]] = []
-    most = (-1, -1)
-    for chosen in combinations(devices, count):
-        this = _worth([device.uuid for device in chosen], strengths)
-        if this > most:
-            best, most = [], this
-        if this == most:
-            best.append(chosen)
-    return tuple(best)
 
 
 def drawn(devices: Sequence[Device]) -> list[str]:
@@ -115,15 +85,6 @@ def _told(devices: Sequence[Device]) -> dict[tuple[str, str], str]:
                 told[device.uuid, peer] = link
                 told.setdefault((peer, device.uuid), link)
     return told
-
-
-def _strengths(devices: Sequence[Device]) -> dict[tuple[str, str], int]:
-    return {pair: strength(link) or 0 for pair, link in _told(devices).items()}
-
-
-def _worth(uuids: Sequence[str], strengths: Mapping[tuple[str, str], int]) -> tuple[int, int]:
-    worths = [strengths.get(pair, 0) for pair in combinations(uuids, 2)]
-    return min(worths, default=0), sum(worths)
 
 
 def _matrix(kind: str, devices: Sequence[Device], told: Mapping[tuple[str, str], str]) -> Iterator[str]:

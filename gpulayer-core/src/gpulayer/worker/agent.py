@@ -462,7 +462,7 @@ class Agent:
             assignment = self._state.held[key].assignment
             self._feed(self._work.end_of(assignment, record))
             if record.survivors and assignment.devices:
-                self._start(self._work.why_busy(assignment.devices), "looking at devices")
+                self._start(self._work.why_unusable(assignment.devices), "looking at devices")
         elif record.reason != "spawn_failed":
             self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
 
@@ -506,7 +506,7 @@ class Agent:
                 facts = self._known.facts
                 self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
                 if devices_of(before) != devices_of(facts):
-                    self._checks.renew()
+                    self._checks.renew(before, facts)
             retry_in_s = self._known.retry_in_s
             look = self._known.look_again if retry_in_s is None else self._known.retry
             with suppress(TimeoutError):
@@ -529,7 +529,10 @@ class Agent:
             if self._known.set_frameworks(self._checks.found):
                 self._feed(FactsChanged())
 
-        await self._checks.watch(lambda: self._known.facts, tell=tell)
+        def taken() -> set[str]:
+            return {device for held in self._state.held.values() for device in held.assignment.devices}
+
+        await self._checks.watch(lambda: self._known.facts, tell=tell, taken=taken)
 
     async def _watch_network(self) -> None:
         while True:

@@ -21,7 +21,6 @@ _KEPT_BYTES: Final = 64 << 10
 _LOOK_S: Final = 0.1  # how often its output is measured
 _DYING_S: Final = 5.0
 _SAID_LIMIT: Final = 1_000
-_LATE: Final = "did not end within"
 _PRELUDE: Final = """
 import sys
 try:
@@ -52,7 +51,7 @@ async def run_script(
 ) -> Ran:
     """Run it in an empty folder below ``folder``, which goes with it. Its outputs are files: it can read there what its
     own libraries wrote. Never raises but when it is cancelled."""
-    failure, stuck = "", 0
+    failure, is_late, stuck = "", False, 0
     try:
         # Files, not pipes: whoever keeps a pipe open would be waited for, also when all of the session is dead.
         with await asyncio.to_thread(_prepared, folder, source) as out, open(folder / "err", "w+b") as err:  # noqa: ASYNC230
@@ -70,11 +69,11 @@ async def run_script(
             )
             ran = asyncio.ensure_future(process.wait())
             try:
-                failure = await _watch(ran, (out, err), deadline_s)
+                failure, is_late = await _watch(ran, (out, err), deadline_s)
             finally:
                 _kill_session(process.pid)
                 await asyncio.wait((ran,), timeout=_DYING_S)
-            is_late, code = _LATE in failure, 0
+            code = 0
             if ran.done():
                 code = ran.result()
             else:
@@ -93,17 +92,17 @@ async def run_script(
     return ended
 
 
-async def _watch(ran: "asyncio.Future[int]", files: Sequence[IO[bytes]], deadline_s: float) -> str:
-    """Until it has ended, or has to be: then, why."""
+async def _watch(ran: "asyncio.Future[int]", files: Sequence[IO[bytes]], deadline_s: float) -> tuple[str, bool]:
+    """Until it has ended, or has to be: then, why, and whether its time was over."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + deadline_s
     while not ran.done():
         await asyncio.wait((ran,), timeout=max(0.0, min(_LOOK_S, ends_s - loop.time())))
         if any(os.fstat(file.fileno()).st_size > _OUTPUT_LIMIT for file in files):
-            return f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB"
+            return f"its check printed more than {_OUTPUT_LIMIT >> 20} MiB", False
         if not ran.done() and loop.time() >= ends_s:
-            return f"its check {_LATE} {deadline_s:g} s"
-    return ""
+            return f"its check did not end within {deadline_s:g} s", True
+    return "", False
 
 
 def _tail(file: IO[bytes]) -> bytes:

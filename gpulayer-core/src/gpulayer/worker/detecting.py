@@ -84,7 +84,7 @@ async def _detect(
                 now("computing with each framework …")
                 await checks.run(facts)
             known = KnownFacts(await probing.catch_up() or facts, probing, checks.found)
-        return Detected(known.facts, python, _checked(host), _faults(host))
+        return Detected(known.seen, python, _checked(host), _faults(host))
     finally:
         host.close()
 

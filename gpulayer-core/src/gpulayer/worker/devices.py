@@ -6,10 +6,15 @@ from typing import Final
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
 
-__all__ = ["device_variables"]
+__all__ = ["device_variables", "is_masked_by_number"]
 
 # Level Zero reads an empty mask as "no mask", so what hides every device is an index that no machine has.
 _NO_XPU: Final = "255"
+
+
+def is_masked_by_number(device: Device) -> bool:
+    """Its vendor's variables take no id of it, but the number that its vendor's tool has for it at that moment."""
+    return device.kind is Accelerator.XPU or (device.kind is Accelerator.ROCM and device.uuid.startswith("ROCM-"))
 
 
 def device_variables(devices: Sequence[Device]) -> Mapping[str, str]:
@@ -33,10 +38,14 @@ def device_variables(devices: Sequence[Device]) -> Mapping[str, str]:
     if xpu:
         variables["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"
         variables["ZE_FLAT_DEVICE_HIERARCHY"] = "COMPOSITE"  # by default each tile would count as a device
-    variables["ZE_AFFINITY_MASK"] = ",".join(str(device.index) for device in xpu) or _NO_XPU
+    variables["ZE_AFFINITY_MASK"] = ",".join(_number(device) for device in xpu) or _NO_XPU
     return variables
 
 
 def _rocr_name(device: Device) -> str:
     """Not all of AMD's have an id of their own; those go by where they stand."""
-    return str(device.index) if device.uuid.startswith("ROCM-") else device.uuid
+    return _number(device) if is_masked_by_number(device) else device.uuid
+
+
+def _number(device: Device) -> str:
+    return str(device.index if device.mask_index is None else device.mask_index)

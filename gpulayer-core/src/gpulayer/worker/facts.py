@@ -4,6 +4,9 @@ A probe that fails, takes too long or says what can't be true costs nothing but 
 outside one also what it found in an earlier life of the worker, and nothing of it where it never answered. It is asked
 again soon. One that was late at a start is waited for at the next starts for a moment only, for an hour: it has its
 time all the same, and what it finds then follows as news.
+
+A probe is asked by one at a time: who wants a look while one is on its way shares its answer. Where one that is asked
+before a start gives none, nothing starts on its devices until it does.
 """
 
 import asyncio
@@ -25,6 +28,7 @@ from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.labels import located
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.whole import write_whole
+from gpulayer.worker.devices import is_masked_by_number
 from gpulayer.worker.findings import (
     MAX_ADDRESSES,
     MAX_DEVICES,
@@ -46,7 +50,9 @@ _MAX_CAPABILITIES: Final = 256
 _LATE_FOR_MS: Final = 3_600_000
 _MOMENT_S: Final = 2.0
 _WATCH_S: Final = 2.0
-_BEFORE_START_S: Final = PROBE_DEADLINE_S / 2
+_MEMORY_STEP: Final = 256 * 2**20
+_READINGS_MS: Final = 600_000  # between reports for their sake alone
+_SILENT: Final = "its driver does not answer"
 _AGAIN_S: Final = (2.0, 10.0)  # by looks in a row that failed; then as often as any
 
 T = TypeVar("T")
@@ -73,6 +79,7 @@ class Probing:
         moment_s: float = _MOMENT_S,
     ) -> None:
         self._host = host
+        self.clock = clock
         self._site = site
         self._version = version
         self._labels = labels
@@ -84,6 +91,10 @@ class Probing:
         self._kept = KeptFindings(site.work_dir / "found-by-probes.json", clock)
         self._own: frozenset[str] = frozenset()  # plugins of the core
         self._failures: dict[int, int] = {}  # in a row
+        self._looks: dict[int, asyncio.Task[bool]] = {}  # on their way
+        self._inside: set[int] = set()  # whose code runs, be it that nobody waits for it any more
+        self._silent: set[int] = set()  # when a start depended on them, and since
+        self._is_missed = False
         self._devices = KnownDevices()
         self._going_on: set[asyncio.Task[None]] = set()
         self._has_more_to_come = False
@@ -130,9 +141,10 @@ class Probing:
 
     async def aclose(self) -> None:
         """Nobody waits any more."""
-        for task in tuple(self._going_on):
+        tasks = (*self._going_on, *self._looks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._going_on, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> WorkerFacts:
         """Ask every probe, side by side, each for ``PROBE_DEADLINE_S`` at most."""
@@ -156,20 +168,33 @@ class Probing:
         return await self._facts()
 
     async def look_at(self, devices: Collection[str]) -> WorkerFacts:
-        """Of the probes that know what runs on these devices, now. One that is slow is believed as of before."""
+        """Of the probes that know what runs on these devices, or what number they have, now. Where one gives no answer
+        its devices are unhealthy from then on, until it does."""
         probes = self._host.registry.probes
-        asked = [
-            self._look(number, probes[number], deadline_s=_BEFORE_START_S)
-            for number, found in self._last.items()
-            if found.processes is not None and any(device.uuid in devices for device in found.devices)
-        ]
-        await asyncio.gather(*asked)
+        asked = [number for number in self._last if self._is_asked_before_start(number, devices)]
+        answered = await asyncio.gather(*(self._look(number, probes[number]) for number in asked))
+        silent = {number for number, is_answer in zip(asked, answered, strict=True) if not is_answer} - self._silent
+        self._silent |= silent
+        self._is_missed = self._is_missed or bool(silent)
         return await self._facts()
 
+    def _is_asked_before_start(self, number: int, devices: Collection[str]) -> bool:
+        found = self._last[number]
+        concerned = [device for device in found.devices if device.uuid in devices]
+        return bool(concerned) and (
+            found.processes is not None
+            or number in self._failures
+            or any(is_masked_by_number(device) for device in concerned)
+        )
+
     async def until_left(self) -> None:
-        """Until somebody who made a device busy has gone; see ``Occupancy``."""
+        """Until somebody who made a device busy has gone, see ``Occupancy``, or a start has met a probe that gives no
+        answer."""
         while True:
             await asyncio.sleep(_WATCH_S)
+            if self._is_missed:
+                self._is_missed = False
+                return
             there = self._occupancy
             if there is not None and there.is_anybody_there and await asyncio.to_thread(there.has_changed):
                 return
@@ -191,7 +216,9 @@ class Probing:
         found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
         self._note_doubles(found)
         facts = combine(found, version=self._version, labels=self._labels)
-        facts = replace(facts, devices=self._devices.settle(facts.devices, dict(facts.missing)))
+        silent = {device.uuid for number in self._silent for device in found[number].devices}
+        devices = [_unanswered(device) if device.uuid in silent else device for device in facts.devices]
+        facts = replace(facts, devices=self._devices.settle(devices, dict(facts.missing)))
         if self._occupancy is not None and facts.devices:
             processes = [process for finding in found for process in finding.processes or ()]
             judge = partial(self._occupancy.judge, facts.devices, processes, lent=self.lent())
@@ -204,22 +231,37 @@ class Probing:
         await self._look(number, probe)
         self._late.note(key, is_late=loop.time() - began_s >= self._deadline_s)
 
-    async def _look(self, number: int, probe: Registered[Probe], *, deadline_s: float | None = None) -> None:
+    async def _look(self, number: int, probe: Registered[Probe]) -> bool:
+        """Whether it has answered: now, or those who had asked already."""
+        task = self._looks.get(number)
+        if task is None:
+            task = self._looks[number] = asyncio.create_task(self._ask(number, probe), name=f"look of {probe.plugin}")
+            task.add_done_callback(lambda _: self._looks.pop(number, None))
+        return await asyncio.shield(task)  # others may wait for it, too
+
+    async def _ask(self, number: int, probe: Registered[Probe]) -> bool:
+        def look(thing: Probe) -> Findings:
+            self._inside.add(number)
+            try:
+                return checked_findings(thing.look(self._site))
+            finally:
+                self._inside.discard(number)
+
         try:
-            found = await self._host.acall(
-                probe,
-                "Probe.look",
-                lambda thing: checked_findings(thing.look(self._site)),
-                deadline_s=deadline_s or self._deadline_s,
-            )
+            # Ours end what they wait for, so one that has outlived its time will be back; others may be lost for good.
+            if number in self._inside and probe.plugin in self._own:
+                raise PluginFault(f"plugin {probe.plugin}: its last look has not ended yet")
+            found = await self._host.acall(probe, "Probe.look", look, deadline_s=self._deadline_s)
         except PluginFault as fault:
             _log.warning("%s", fault.message)
             self._failures[number] = self._failures.get(number, 0) + 1
-            return
+            return False
         self._last[number] = found
         self._failures.pop(number, None)
+        self._silent.discard(number)
         if probe.plugin not in self._own:
             self._kept.keep(_kept_as(probe), found)
+        return True
 
     def _note_doubles(self, found: Sequence[Findings]) -> None:
         first: dict[str, int] = {}
@@ -235,6 +277,12 @@ class Probing:
                         probes[by].plugin,
                         probes[number].plugin,
                     )
+
+
+def _unanswered(device: Device) -> Device:
+    if device.state is DeviceState.UNHEALTHY:
+        return device
+    return replace(device, state=DeviceState.UNHEALTHY, reason=_SILENT)
 
 
 def _kept_as(probe: Registered[Probe]) -> str:
@@ -282,7 +330,12 @@ class _Late:
 
 class KnownFacts:
     """The facts of this machine as last found, with what the worker's spawner can hold jobs to and what its framework
-    checks found."""
+    checks found.
+
+    facts: to be told to others. What always moves is no news, and makes no facts of their own for a machine that is
+    like others: of how warm a device is and how much it is used nothing is told; its free memory, in steps, goes with
+    what is news, and by itself every ten minutes at most. seen: with all that.
+    """
 
     def __init__(self, facts: WorkerFacts, probing: Probing, frameworks: Sequence[Framework] = ()) -> None:
         """facts: as probed."""
@@ -290,21 +343,23 @@ class KnownFacts:
         self._probed = facts.frameworks
         self._checked = tuple(frameworks)
         self._own = ""
-        self.facts = replace(facts, frameworks=self._frameworks())
+        self.seen = replace(facts, frameworks=self._frameworks())
+        self.facts = _told(self.seen)
+        self._told_ms = probing.clock.monotonic_ms()
 
     def set_addresses(self, found: Sequence[str], *, own: str) -> bool:
         """own: from which the control plane was reached last. True where the addresses are new."""
         self._own = own or self._own
-        return self._set(replace(self.facts, addresses=tuple(own_first(self._own, found))[:MAX_ADDRESSES]))
+        return self._set(replace(self.seen, addresses=tuple(own_first(self._own, found))[:MAX_ADDRESSES]))
 
     def set_enforced(self, enforces: Sequence[str]) -> bool:
         """What a spawner says of itself when the worker attaches to it; True where that is new."""
-        return self._set(replace(self.facts, enforces=tuple(sorted(enforces))))
+        return self._set(replace(self.seen, enforces=tuple(sorted(enforces))))
 
     def set_frameworks(self, found: Sequence[Framework]) -> bool:
         """What the checks found; True where that is new."""
         self._checked = tuple(found)
-        return self._set(replace(self.facts, frameworks=self._frameworks()))
+        return self._set(replace(self.seen, frameworks=self._frameworks()))
 
     async def catch_up(self) -> bool:
         """Wait for the probes that the start did not wait for; True where something has changed."""
@@ -324,11 +379,11 @@ class KnownFacts:
         """As of ``Probing``; True where something has changed."""
         return self._set_probed(await self._probing.look_at(devices))
 
-    def why_busy(self, devices: Collection[str]) -> str:
-        """Of the first of these that somebody else is on; empty where there is none."""
+    def why_unusable(self, devices: Collection[str]) -> str:
+        """Of the first of these that somebody else is on, or that is unhealthy; empty where there is none."""
         for device in self.facts.devices:
-            if device.uuid in devices and device.state is DeviceState.BUSY:
-                return f"device {device.index} ({device.uuid}) is busy: {device.reason}"
+            if device.uuid in devices and device.state is not DeviceState.USABLE:
+                return f"device {device.index} ({device.uuid}) is {device.state}: {device.reason}"
         return ""
 
     async def until_left(self) -> None:
@@ -355,10 +410,25 @@ class KnownFacts:
         return tuple(known.values())[:MAX_FRAMEWORKS]
 
     def _set(self, facts: WorkerFacts) -> bool:
-        if facts == self.facts:
+        self.seen = facts
+        told = _told(facts)
+        now_ms = self._probing.clock.monotonic_ms()
+        is_like_told = told.without_readings() == self.facts.without_readings()
+        if told == self.facts or (is_like_told and now_ms - self._told_ms < _READINGS_MS):
             return False
-        self.facts = facts
+        self.facts, self._told_ms = told, now_ms
         return True
+
+
+def _told(facts: WorkerFacts) -> WorkerFacts:
+    return replace(facts, devices=tuple(_told_device(device) for device in facts.devices))
+
+
+def _told_device(device: Device) -> Device:
+    free = device.memory_free_bytes
+    return replace(
+        device.without_readings(), memory_free_bytes=None if free is None else free // _MEMORY_STEP * _MEMORY_STEP
+    )
 
 
 def combine(found: Sequence[Findings], *, version: str, labels: tuple[tuple[str, str], ...]) -> WorkerFacts:

@@ -6,7 +6,10 @@ is not run a second time before it has gone. One short program finds out first w
 What was found is kept on disk, so that a worker that is started again says at once what it knew, while the checks run
 anew; only the first start of all has to wait for them: a control plane refuses at once what no worker that it knows can
 run. What computed on all that is there is not run again at a start where nothing has changed that it depends on; what
-failed is tried at each start: what was missing may be there now, and not every cause can be seen from here.
+failed is tried at each start: what was missing may be there now, and not every cause can be seen from here. While
+the worker runs, what is installed is looked at every ten minutes, and what has changed is run anew.
+
+Nothing computes on a device that somebody has: a job would miss the memory, or the device. It is tried when it is free.
 """
 
 import asyncio
@@ -53,6 +56,8 @@ _REASON_LIMIT: Final = 2_000
 _VERSION_LIMIT: Final = 100
 _WORD_LIMIT: Final = 64
 _MODULES_LIMIT: Final = 16
+_IN_USE: Final = "not tried yet: somebody computes on every such device"
+_LOOK_EVERY_S: Final = 600.0
 _AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
 _TOLD_BYTES: Final = 2_000
 
@@ -95,15 +100,17 @@ class FrameworkChecks:
         python: str = "",
         deadline_s: float = CHECK_DEADLINE_S,
         again_s: Sequence[float] = _AGAIN_S,
+        look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
         """environment: the worker's. python: that of the jobs; empty: what they find on their ``PATH``. again_s: until
-        what could not be asked is asked again, by tries in a row."""
+        what could not be asked is asked again, by tries in a row. look_every_s: until it is seen what pip did."""
         self._host = host
         self._work_dir = work_dir
         self._environment = MappingProxyType(dict(environment))
         self._python = python
         self._deadline_s = deadline_s
         self._again_s = again_s
+        self._look_every_s = look_every_s
         self.is_fresh = not host.registry.framework_checks
         self._is_stale = asyncio.Event()
         self._by_check: dict[int, tuple[Framework, ...]] = {}
@@ -111,6 +118,8 @@ class FrameworkChecks:
         self._keys: dict[int, str] = {}  # of what a later start may believe
         self._due: set[int] = set()  # what could not be asked, or will have passed
         self._stuck: dict[int, int] = {}
+        self._installed: dict[int, str] = {}  # what each check was about when it ran last, devices apart
+        self._waiting: dict[int, frozenset[str]] = {}  # devices that somebody had whenever a check ran
         self._is_start = True
 
     @property
@@ -129,36 +138,50 @@ class FrameworkChecks:
             known.setdefault((framework.name, framework.accelerator), framework)
         return tuple(known.values())
 
-    def renew(self) -> None:
-        """The devices are not what they were: ``watch`` has all checks run anew."""
-        self._is_stale.set()
+    def renew(self, before: WorkerFacts, now: WorkerFacts) -> None:
+        """The devices are not what they were: ``watch`` has all checks run anew, but where some have only gone and
+        all else computes: what comes and goes shall not cost a run of everything twice."""
+        gone, come = (offered_devices(before) - offered_devices(now), offered_devices(now) - offered_devices(before))
+        kinds = {kind for _, kind, *_ in gone}
+        if come or any(one.accelerator in kinds and not one.usable for one in self.found):
+            self._is_stale.set()
 
-    async def watch(self, facts: Callable[[], WorkerFacts], *, tell: Callable[[], None]) -> None:
-        """Until cancelled. What was found before holds until the checks have run anew; ``tell``: as of ``run``. What
-        could not be asked, because a plugin failed, is asked again, and so is what passes by itself."""
+    async def watch(
+        self,
+        facts: Callable[[], WorkerFacts],
+        *,
+        tell: Callable[[], None],
+        taken: Callable[[], Collection[str]] = lambda: (),
+    ) -> None:
+        """Until cancelled. What was found before holds until the checks have run anew; ``tell``, ``taken``: as of
+        ``run``. What could not be asked, because a plugin failed, is asked again, and so is what passes by itself."""
         tries = 0
         while True:
-            if not self.is_fresh:
-                await self.run(facts(), tell=tell)
+            if not self.is_fresh and (self._due or not self._waiting):
+                await self.run(facts(), tell=tell, taken=taken())
             tries = 0 if self.is_fresh else tries + 1
+            wait_s = self._again_s[min(tries, len(self._again_s)) - 1] if tries else self._look_every_s
             try:
-                async with asyncio.timeout(self._again_s[min(tries, len(self._again_s)) - 1] if tries else None):
+                async with asyncio.timeout(wait_s):
                     await self._is_stale.wait()
             except TimeoutError:
+                await self._look(facts(), _taken(facts(), taken()))
                 continue
             self._is_stale.clear()
             self._due.clear()
+            self._waiting.clear()
             self.is_fresh = False
 
-    async def run(self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None) -> None:
-        """What is due, else all of them, a few side by side. ``tell`` is called whenever ``found`` may have changed."""
-        try:
-            variables = await self._variables(facts)
-        except PluginFault as fault:
-            _log.warning("frameworks are not checked: %s", fault.message)
+    async def run(
+        self, facts: WorkerFacts, *, tell: Callable[[], None] = lambda: None, taken: Collection[str] = ()
+    ) -> None:
+        """What is due, else all of them, a few side by side. ``tell`` is called whenever ``found`` may have changed.
+        taken: the devices that jobs have, by uuid; no check sees these, nor those that are somebody else's."""
+        taken = _taken(facts, taken)
+        seen = await self._seen(facts, taken)
+        if seen is None:
             return
-        variables = {**variables, **seen_devices(facts, self._environment)}
-        python = self._python or jobs_python(variables, otherwise=sys.executable)
+        variables, python = seen
         numbers = self._due or set(range(len(self._host.registry.framework_checks)))
         checks = await self._checks(numbers)
         self._due = numbers - checks.keys()
@@ -170,18 +193,22 @@ class FrameworkChecks:
         async def run(number: int, check: _Check) -> None:
             async with slots:
                 answer = await self._run_one(number, check, python, variables)
-            self._learn(number, check, answer, facts)
+            self._learn(number, check, _without_untried(check, answer, facts, taken), facts)
             tell()
 
         async with asyncio.TaskGroup() as group:
             for number, check in checks.items():
                 self._keys.pop(number, None)
+                self._installed[number] = _installed(check, survey)
+                waiting = self._waiting.pop(number, taken) & taken & _for_check(check, facts)
                 key = _key(check, survey, facts)
                 known = self._kept.by_key.get(key) if key and self._kept is not None and self._is_start else None
                 if survey is not None and check.modules and not survey.has(check.modules):
                     known = ()
                 if known is None:
-                    if key:
+                    if waiting:
+                        self._waiting[number] = waiting
+                    elif key:
                         self._keys[number] = key
                     group.create_task(run(number, check))
                     continue
@@ -190,18 +217,42 @@ class FrameworkChecks:
                     self._keys[number] = key
         tell()
         self._is_start = False
-        self.is_fresh = not self._due
+        self.is_fresh = not self._due and not self._waiting
         if self.is_fresh or self.found:  # that nothing could be asked is no knowledge of the next start
             await asyncio.to_thread(self._remember)
 
+    async def _look(self, facts: WorkerFacts, taken: frozenset[str]) -> None:
+        """Have run what is about other packages than it was, and what waited for a device that is free now."""
+        self._due |= {number for number, waiting in self._waiting.items() if waiting - taken}
+        seen = await self._seen(facts, taken)
+        if seen is None:
+            return
+        checks = await self._checks(self._installed.keys() - self._due)
+        survey = await self._survey(checks.values(), seen[1], seen[0])
+        if survey is not None:
+            self._due |= {number for number in checks if _installed(checks[number], survey) != self._installed[number]}
+        self.is_fresh = not self._due and self.is_fresh
+
+    async def _seen(self, facts: WorkerFacts, taken: frozenset[str]) -> tuple[Mapping[str, str], str] | None:
+        """The variables and the Python of the checks; None where they can't be found out now."""
+        try:
+            variables = await self._variables(facts)
+        except PluginFault as fault:
+            _log.warning("frameworks are not checked: %s", fault.message)
+            return None
+        variables = {**variables, **seen_devices(facts, self._environment, taken=taken)}
+        return variables, self._python or jobs_python(variables, otherwise=sys.executable)
+
     def _learn(self, number: int, check: _Check, answer: Answer, facts: WorkerFacts) -> None:
-        before = {(one.name, one.accelerator): one for one in self.found if one.usable}
+        before = {(one.name, one.accelerator): one for one in self.found}
         known: list[Framework] = []
         for one in answer.frameworks:
             earlier = before.get((one.name, one.accelerator)) if one.accelerator in answer.again else None
+            if earlier is not None and not earlier.usable and one.reason != _IN_USE:
+                earlier = None  # what is known now is newer
             known.append(earlier if earlier is not None and earlier.version == one.version else one)
         self._by_check[number] = tuple(known)
-        if answer.again:
+        if any(one.accelerator in answer.again and one.reason != _IN_USE for one in answer.frameworks):
             self._due.add(number)
         there = {device.kind for device in facts.devices} | {Accelerator.CPU}
         if Accelerator.MPS in there:
@@ -295,12 +346,52 @@ def _key(check: _Check, survey: Survey | None, facts: WorkerFacts) -> str:
     return survey.digest(check.modules, check.name, check.accelerators, check.source, sorted(devices))
 
 
-def seen_devices(facts: WorkerFacts, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables by which a check sees what the worker offers; where that is nothing, what the worker sees: then it
-    can say why there is nothing."""
+def _installed(check: _Check, survey: Survey | None) -> str:
+    """Of what it is about, devices apart; empty where that is not known."""
+    return "" if survey is None or not check.modules else survey.digest(check.modules)
+
+
+def offered_devices(facts: WorkerFacts) -> frozenset[tuple[str, Accelerator, str, str]]:
+    """Those that work, with what the answers of checks depend on."""
+    return frozenset(
+        (device.uuid, device.kind, device.driver, device.runtime)
+        for device in facts.devices
+        if device.state is not DeviceState.UNHEALTHY
+    )
+
+
+def _taken(facts: WorkerFacts, lent: Collection[str]) -> frozenset[str]:
+    """Devices on which nothing is tried now: jobs of this worker or somebody else have them."""
+    return frozenset(lent) | {device.uuid for device in facts.devices if device.state is DeviceState.BUSY}
+
+
+def _for_check(check: _Check, facts: WorkerFacts) -> frozenset[str]:
+    """The devices that it would compute on."""
+    kinds = {Accelerator.MPS if one is Accelerator.MLX else one for one in check.accelerators}
+    return frozenset(uuid for uuid, kind, *_ in offered_devices(facts) if kind in kinds)
+
+
+def _without_untried(check: _Check, answer: Answer, facts: WorkerFacts, taken: frozenset[str]) -> Answer:
+    """Of a kind of which every device is taken nothing is said: what was known of it stands."""
+    offered = offered_devices(facts)
+    kinds = {kind for _, kind, *_ in offered} - {kind for uuid, kind, *_ in offered if uuid not in taken}
+    if Accelerator.MPS in kinds:
+        kinds.add(Accelerator.MLX)
+    untried = kinds.intersection(check.accelerators)
+    frameworks = tuple(
+        replace(one, usable=False, reason=_IN_USE) if one.accelerator in untried else one for one in answer.frameworks
+    )
+    return replace(answer, frameworks=frameworks, again=answer.again | untried)
+
+
+def seen_devices(
+    facts: WorkerFacts, environment: Mapping[str, str], *, taken: Collection[str] = ()
+) -> Mapping[str, str]:
+    """The variables by which a check sees what the worker offers and nobody has; where nothing is offered, what the
+    worker sees: then it can say why there is nothing."""
     offered = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
     if offered:
-        return device_variables(offered)
+        return device_variables([device for device in offered if device.uuid not in taken])
     return {name: environment[name] for name in sorted(DEVICE_VARIABLES) if name in environment}
 
 

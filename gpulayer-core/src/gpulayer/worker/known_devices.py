@@ -1,7 +1,8 @@
 """The devices that this worker has met since its start, whatever the last look found.
 
 A device that is not found any more has not become nobody's: jobs may run on it, people ask where it is, and the others
-keep their numbers, though a vendor's tool counts anew without it. It comes back by itself when it is found again.
+keep their numbers, though a vendor's tool counts anew without it: what it counts now is their ``mask_index``. It comes
+back by itself when it is found again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,6 @@ from gpulayer.worker.findings import MAX_DEVICES
 __all__ = ["KnownDevices"]
 
 _GONE: Final = "it is not found any more"
-# Their masks take the numbers that the vendor's tool has for them now.
-_NUMBERED_ANEW: Final = frozenset({Accelerator.XPU})
 
 
 class KnownDevices:
@@ -37,6 +36,7 @@ class KnownDevices:
                 device.without_flowing_figures(),
                 state=DeviceState.UNHEALTHY,
                 reason=missing.get(device.kind) or _GONE,
+                mask_index=None,
             )
             for uuid, device in self._met.items()
             if uuid not in here and filled.isdisjoint((uuid, device.pci_address, device.parent))
@@ -54,19 +54,15 @@ class _Numbers:
         self._of: dict[str, int] = {}
         self._taken: set[tuple[Accelerator, int]] = set()
         for device in known:
-            if not _is_numbered_elsewhere(device):
+            if not device.parent:
                 self._of[device.uuid] = device.index
                 self._taken.add((device.kind, device.index))
 
     def given(self, device: Device) -> Device:
         index = self._of.get(device.uuid)
-        if index is None and not _is_numbered_elsewhere(device):
+        if index is None and not device.parent:
             index = device.index
             while (device.kind, index) in self._taken:
                 index += 1
             self._taken.add((device.kind, index))
-        return device if index is None else replace(device, index=index)
-
-
-def _is_numbered_elsewhere(device: Device) -> bool:
-    return bool(device.parent) or device.kind in _NUMBERED_ANEW
+        return device if index in (None, device.index) else replace(device, index=index, mask_index=device.index)

@@ -196,8 +196,8 @@ class NodeWork:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
-            if assignment.devices and (busy := await self._still_busy(assignment.devices)):
-                return SpawnFailed(key, None, busy, EndedBy.DRIFT)
+            if assignment.devices and (why := await self._still_unusable(assignment.devices)):
+                return SpawnFailed(key, None, why, EndedBy.DRIFT)
             variables: Mapping[str, str] = {}
             if assignment.has_credentials:
                 try:
@@ -233,7 +233,7 @@ class NodeWork:
                 self._put_off[key] = resting
                 return SpawnPutOff(key)
             if failed is not None and starter.is_in_use:
-                if not await self.why_busy(assignment.devices):
+                if not await self.why_unusable(assignment.devices):
                     await asyncio.sleep(_LEAVING_S)  # whoever has it can't be seen: it must not be tried all the time
                 return replace(failed, ended_by=EndedBy.DRIFT)
             if failed is not None and starter.is_disk_full:
@@ -262,12 +262,12 @@ class NodeWork:
         if broken:
             raise broken[0]
 
-    async def why_busy(self, devices: Collection[str]) -> str:
-        """Look who is on them now, and tell the control plane where that is new. What the first that somebody is on is
-        busy with; empty where they are all free."""
+    async def why_unusable(self, devices: Collection[str]) -> str:
+        """Look how they are now and who is on them, and tell the control plane where that is new. Why nothing can start
+        on the first that is busy or unhealthy; empty where they are all free."""
         if await self._known.look_at(devices):
             self._feed(FactsChanged())
-        return self._known.why_busy(devices)
+        return self._known.why_unusable(devices)
 
     def call_off(self, key: NodeKey) -> bool:
         """Of a start that goes on: True where the spawner has not been asked; then it is not asked any more, whatever
@@ -367,12 +367,12 @@ class NodeWork:
         except GpulayerError as error:
             _log.warning("SIGKILL for %s: %s", key, error.message)  # the machine asks again
 
-    async def _still_busy(self, devices: Collection[str]) -> str:
+    async def _still_unusable(self, devices: Collection[str]) -> str:
         """Whoever is leaving just now is given a moment."""
-        if busy := await self.why_busy(devices):
+        if why := await self.why_unusable(devices):
             await asyncio.sleep(_LEAVING_S)
-            busy = await self.why_busy(devices)
-        return busy
+            why = await self.why_unusable(devices)
+        return why
 
     async def _environment(self, assignment: Assignment) -> Environment:
         return await self._environments.of(assignment, self.site(assignment).work_dir, self._known.facts)

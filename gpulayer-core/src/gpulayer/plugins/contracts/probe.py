@@ -75,11 +75,13 @@ class Probe(Protocol):
     """Looks at one side of a machine.
 
     ``look`` is called at the worker's start and every minute; where it knows of processes, also right before a job
-    starts on a device, and soon after a stranger has left one. It may block for ``PROBE_DEADLINE_S``; what can hang in
-    native code must run in a child process that the probe itself ends by then. It changes nothing. What is not there is
-    no error: a machine without a device gives no findings. It raises only when it could not look; then the worker goes
-    on with what this probe found last, after a restart with what it found in the hour before, and with nothing of it
-    where it never answered, and asks it again after 2 s, 10 s and then with all others.
+    starts on a device, and soon after a stranger has left one. One thread at a time calls it, as long as it keeps to
+    its time: it may block for ``PROBE_DEADLINE_S``; what can hang in native code must run in a child process that the
+    probe itself ends by then. It changes nothing. What is not there is no error: a machine without a device gives no
+    findings. It raises only when it could not look; then the worker goes on with what this probe found last, after a
+    restart with what it found in the hour before, and with nothing of it where it never answered, and asks it again
+    after 2 s, 10 s and then with all others. Where it raises or is late right before a start, nothing starts on its
+    devices: they are unhealthy until it answers.
     """
 
     @property

@@ -335,9 +335,11 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             number = len(world.guard.hosts)
             plan = replace(host.plan, joins_ms=lasts_ms)
             world.present[fault.host] = _add_host(world, plan, WorkerId(f"w{fault.host}x{number}"))
-        case Trouble.COPIED:
+        case Trouble.COPIED if not host.is_stopped(Part.AGENT):
             _count(world, host, fault)
             _copy(world, host, fault)
+        case Trouble.COPIED:
+            pass  # what it was told waits for it, and is in no copy
         case Trouble.DISK_FULL:
             host.fill_disk(lasts_ms)
         case Trouble.WALL_JUMPS:

@@ -17,11 +17,10 @@ _METAL: Final = re.compile(r"spdisplays_metal(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """cores: of the GPU. metal: the newest version of Metal that it supports. Empty and None: not told."""
+    """metal: the newest version of Metal that it supports. Empty: not told."""
 
     model: str
     is_apple: bool
-    cores: int | None = None
     metal: str = ""
 
 
@@ -47,12 +46,10 @@ def parsed_gpus(text: str) -> tuple[Gpu, ...]:
 def _gpu(entry: Mapping[str, object]) -> Gpu:
     name = _text(entry, "_name")
     model = _text(entry, "sppci_model") or ("" if name.startswith("kHW_") else name)  # the name of a text, untranslated
-    cores = _text(entry, "sppci_cores")
     metal = _METAL.fullmatch(_text(entry, "spdisplays_mtlgpufamilysupport"))
     return Gpu(
         model=model,
         is_apple=_text(entry, "spdisplays_vendor") == "sppci_vendor_Apple" or "Apple" in (model or name),
-        cores=int(cores) if cores.isdecimal() else None,
         metal="" if metal is None else f"Metal {metal[1]}",
     )
 

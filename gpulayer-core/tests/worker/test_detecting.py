@@ -1,0 +1,45 @@
+"""What looks at a machine loads nothing of the vendors, and none of the frameworks, into its own process."""
+
+import json
+import subprocess
+import sys
+
+from tests.nvidia import FakeSmi, row
+
+LOOK = """
+import json, os, sys
+from gpulayer.plugins.settings import PluginSettings
+from gpulayer.worker.detecting import detect
+import gpulayer.worker.life
+found = detect(environment=dict(os.environ), plugins=PluginSettings.of(os.environ), python=sys.executable)
+print(json.dumps([[device.uuid for device in found.facts.devices], sorted(found.checked), sorted(sys.modules)]))
+"""
+TRAP = "open(__file__ + '.pids', 'a').write(f'{__import__(\"os\").getpid()}\\n')\nraise ImportError('a trap')\n"
+THEIRS = ("pynvml", "amdsmi", "torch", "jax", "jaxlib", "cupy", "mlx", "tensorflow", "onnxruntime")
+
+
+def test_nothing_of_vendors_and_frameworks_is_imported_into_a_worker(tmp_path):
+    fake = FakeSmi(tmp_path / "bin", rows=[row(0, "GPU-1", "NVIDIA L4", bus="01")])
+    (tmp_path / "libnvidia-ml.so.1").touch()  # before this machine's own; it can't be loaded
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    for name in THEIRS:
+        (traps / f"{name}.py").write_text(TRAP)
+    script = f"import sys; sys.path.insert(0, {str(traps)!r}); sys.dont_write_bytecode = True\n{LOOK}"
+    (tmp_path / "look.py").write_text(script + "print(os.getpid())\n")
+    done = subprocess.run(
+        [sys.executable, "-P", str(tmp_path / "look.py")],
+        env={"PATH": str(fake.folder), "HOME": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+        | {"PYTHONPATH": ":".join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    told, own = done.stdout.splitlines()
+    devices, checked, modules = json.loads(told)
+    assert devices == ["GPU-1"]
+    assert {"torch", "jax"} <= set(checked)
+    assert not {name.partition(".")[0] for name in modules}.intersection(THEIRS)
+    tried = {pid for path in traps.glob("*.pids") for pid in path.read_text().split()}
+    assert own not in tried  # an import that failed leaves no module behind
