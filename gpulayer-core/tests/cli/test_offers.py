@@ -157,3 +157,8 @@ exec sleep 600""")
     assert list((tmp_path / "temp").iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_no_link_is_no_link_in_the_legend():
+    two = (replace(DEVICES[0], links=(("GPU-1", "NV0"),)), DEVICES[1])
+    assert "NV0 = no NVLink" in "\n".join(detected(replace(FACTS, devices=two)))

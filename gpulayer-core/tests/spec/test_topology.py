@@ -35,8 +35,8 @@ PAIRS_OF_NVLINK = {pair: "NV12" if pair in [(0, 1), (2, 3)] else "SYS" for pair 
     ("word", "worth"),
     [
         *[("NV1", 101), ("NV4", 104), ("NV12", 112), ("NV18", 118), ("PIX", 50), ("PXB", 40), ("PHB", 30)],
-        *[("NODE", 20), ("SYS", 10), ("SOC", 10)],
-        *[(word, None) for word in ["X", "", "N/A", "NV#", "NV", "NV0", "NV-1", "nv12", "PSB", "XGMI", "NV12NV12"]],
+        *[("XGMI", 101), ("NODE", 20), ("SYS", 10), ("SOC", 10)],
+        *[(word, None) for word in ["X", "", "N/A", "NV#", "NV", "NV0", "NV-1", "nv12", "PSB", "NV12NV12"]],
     ],
 )
 def test_a_link_is_worth_what_its_word_says_and_an_unknown_word_nothing(word, worth):
@@ -50,6 +50,11 @@ def test_islands_are_what_nvlinks_join():
 def test_a_device_that_is_reached_through_another_one_is_of_its_island():
     devices = fleet(5, {(0, 3): "NV1", (1, 3): "NV2", (0, 1): "SYS", (2, 4): "PIX"})
     assert indices(islands(devices)) == [[0, 1, 3]]
+
+
+def test_a_hive_of_xgmi_is_an_island():
+    devices = fleet(4, {(0, 1): "XGMI", (2, 3): "XGMI"}, kind=Accelerator.ROCM)
+    assert indices(islands(devices)) == [[0, 1], [2, 3]]
 
 
 def test_devices_without_nvlinks_form_no_island():

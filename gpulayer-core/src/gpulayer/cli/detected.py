@@ -126,11 +126,11 @@ def _links(devices: Sequence[Device]) -> list[str]:
 
 
 def _islands(devices: Sequence[Device]) -> list[str]:
-    """One line, where NVLinks join some and not all of a kind."""
+    """One line, where NVLinks or XGMI join some and not all of a kind."""
     found = islands(devices)
     joined = " | ".join(" ".join(str(device.index) for device in island) for island in found)
     is_whole = any(len(island) == sum(device.kind is island[0].kind for device in devices) for island in found)
-    return [f"NVLinks join {joined}"] if found and not is_whole else []
+    return [f"islands: {joined}"] if found and not is_whole else []
 
 
 def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python: str) -> list[str]:

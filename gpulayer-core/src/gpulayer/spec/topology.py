@@ -18,11 +18,12 @@ __all__ = ["drawn", "islands", "strength"]
 _NVLINKS: Final = re.compile(r"NV([1-9][0-9]{0,3})")
 _NVLINK: Final = 100
 _STRENGTHS: Final[Mapping[str, int]] = MappingProxyType(
-    {"PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10, "SOC": 10}
+    {"XGMI": 101, "PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10, "SOC": 10}
 )
 _LEGEND: Final[Mapping[str, str]] = MappingProxyType(
     {
         "NV#": "# NVLinks",
+        "XGMI": "AMD's Infinity Fabric",
         "NV0": "no NVLink",
         "PIX": "PCIe, at most one bridge",
         "PXB": "PCIe, several bridges",
@@ -40,13 +41,13 @@ _LONGEST_WORD: Final = 32  # of the legend
 
 
 def strength(link: str) -> int | None:
-    """``NV#``: 100 and one for each NVLink. None: no link of which it is known what it is worth."""
+    """``NV#``: 100 and one for each NVLink; XGMI as one. None: no link of which it is known what it is worth."""
     bond = _NVLINKS.fullmatch(link)
     return _NVLINK + int(bond[1]) if bond else _STRENGTHS.get(link)
 
 
 def islands(devices: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
-    """Groups of two and more that NVLinks join, directly or through each other; all in the order given."""
+    """Groups of two and more that NVLinks or XGMI join, directly or through each other; all in the order given."""
     island = {device.uuid: number for number, device in enumerate(devices)}
     for (one, other), link in _told(devices).items():
         if (strength(link) or 0) > _NVLINK and island[one] != island[other]:

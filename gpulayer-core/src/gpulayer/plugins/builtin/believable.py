@@ -14,7 +14,7 @@ __all__ = ["believable", "percent", "words"]
 
 _MAX_BYTES: Final = 2**50  # a pebibyte
 _COLDEST_C: Final = -100
-_HOTTEST_C: Final = 1000
+_HOTTEST_C: Final = 200
 _MAX_INDEX: Final = 100_000
 _MAX_NODE: Final = 100_000
 _MAX_WORD: Final = 64

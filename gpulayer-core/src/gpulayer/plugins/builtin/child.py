@@ -4,7 +4,7 @@ What hangs in a driver may not even die (D state). Such a child is left alone an
 program is not started a second time, so that a machine whose driver hangs for a week has one stuck process.
 
 On Linux a child dies with the process that asked, however that ended: the kernel sees to it. A small start of it in
-this Python asks for that, as nothing of ours may run between fork and exec of a process with threads: 10 ms a question.
+this Python asks for that, as nothing of ours may run between fork and exec of a process with threads: 15 ms a question.
 """
 
 import os
