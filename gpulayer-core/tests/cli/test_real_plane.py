@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.together import is_alive
+
 
 @pytest.fixture
 def run(program, away):
@@ -100,6 +102,20 @@ def test_several_that_start_one_at_once_all_find_it_running(run, program, away, 
     log = (away.parent / "state" / "plane.log").read_text()
     assert "error:" not in log
     assert "Traceback" not in log
+
+
+def test_down_ends_the_worker_of_an_earlier_control_plane_too(run, away):
+    code, _, err = run("submit", "--detach", "--", "sleep", "100")
+    assert code == 0, err
+    lock = away.parent / "state" / "worker" / "agent.lock"
+    until(lambda: lock.exists() and lock.read_text().strip())
+    pid = int(lock.read_text().split()[0])
+    code, _, err = run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", str(free_port()))
+    assert code == 0, err
+    assert is_alive(pid), "what it runs goes on"
+    code, _, err = run("down")
+    assert code == 0, err
+    until(lambda: not is_alive(pid))
 
 
 def test_up_takes_over_under_a_running_job_and_others_join(run, program, away):

@@ -230,8 +230,7 @@ async def _serve(served: _Served) -> bool:
             looking.cancel()
             sweeping.cancel()
             collecting.cancel()
-            if served.worker is not None:
-                await _end_worker(plane, served.worker)
+            await _end_worker(plane, served.worker or LocalWorker((), served.layout.worker, environment={}))
             plane.stop_holding()
             server.should_exit = True
     finally:
@@ -356,8 +355,9 @@ async def _renew(plane: "Plane", served: _Served) -> None:
 
 
 async def _end_worker(plane: "Plane", worker: LocalWorker) -> None:
-    """While the plane still answers, so that the worker can say how its jobs ended."""
-    if plane.keep_worker:
+    """While the plane still answers, so that the worker can say how its jobs ended. Also one that an earlier plane of
+    this state started, where this one has none of its own."""
+    if plane.keep_worker or worker.is_gone():
         worker.forget()
         return
     while not worker.end_step():  # noqa: ASYNC110 - another process, which nobody here is told of
