@@ -39,7 +39,7 @@ def rows(rounds: int) -> list[Row]:
 
 async def _measure(report: Row, back: Row, load: Row) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name, Plane(Path(name)) as plane:
-        plane.run("up", "--detach", "--no-worker", "--port", "0")
+        plane.run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", "0")
         endpoint = _endpoint(plane)
         made = json.loads(plane.run("token", "create", "--role", "join", "--uses", str(WORKERS), "--json"))
         async with Crowd(endpoint["url"]) as crowd:
@@ -60,7 +60,8 @@ async def _measure(report: Row, back: Row, load: Row) -> None:
             killed = time.monotonic()
             os.kill(endpoint["pid"], signal.SIGKILL)
             port = endpoint["url"].rpartition(":")[2]
-            await asyncio.to_thread(plane.run, "up", "--detach", "--no-worker", "--port", port)
+            again = ("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", port)
+            await asyncio.to_thread(plane.run, *again)
             serves_s = time.monotonic() - killed
             back_s = await crowd.all_answered(since=killed, timeout_s=BACK_S)
             back.figures.setdefault(OURS, []).append(back_s)
