@@ -129,7 +129,7 @@ def _search(live, schema, route, kind, examples: int) -> None:
                 if route.path == "/v1/workers:enrol":
                     case.body = _signed(live, case.body, things.tokens[TokenKind.JOIN])
             # Only what is there is waited for, and then not for long.
-            held = {each.name: 0 for each in route.query if each.name in ("wait_s", "hold_s") and pick % 2}
+            held = {each.name: pick % 2 for each in route.query if each.name in ("wait_s", "hold_s")}
             headers = {} if kind is None else {"Authorization": f"Bearer {things.tokens[kind]}"}
             answer = case.call(base_url=live.url, session=session, headers=headers, params=held, timeout=60)
             case.validate_response(answer, checks=_CHECKS)
