@@ -38,7 +38,7 @@ test: setup ## Run all tests except the soak runs
 	@mkdir -p $(dir $(REPORT))
 	@rm -f $(REPORT)
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -q -o junit_family=xunit1 --junitxml=$(REPORT) || \
-	{ code=$$?; [ $$code = 1 ] && $(BIN)/python .ci/second_look.py $(REPORT) || exit $$code; }
+	{ code=$$?; [ $$code != 1 ] || $(BIN)/python .ci/second_look.py $(REPORT) || true; exit $$code; }
 
 lint: setup ## Style, types, import contracts, changelog fragments
 	@$(BIN)/ruff check --quiet

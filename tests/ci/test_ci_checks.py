@@ -81,15 +81,15 @@ def test_goes():
 """
 
 
-def test_what_fails_among_the_others_and_passes_alone_is_named_and_stops_nothing(tmp_path: Path) -> None:
+def test_what_fails_among_the_others_and_passes_alone_is_named_and_fails_the_build_all_the_same(tmp_path: Path) -> None:
     done = second_look(tmp_path, UNSTEADY)
-    assert (done.returncode, (tmp_path / "ran").read_text()) == (0, "x")  # nothing else ran again
+    assert (done.returncode, (tmp_path / "ran").read_text()) == (1, "x")  # nothing else ran again
     assert done.stderr.endswith(
         "unsteady: test_some.py::TestOnce::test_fails failed among the others and passed alone\n"
     )
 
 
-def test_what_fails_twice_or_in_numbers_fails_the_build(tmp_path: Path) -> None:
+def test_what_fails_twice_or_in_numbers_is_not_called_unsteady(tmp_path: Path) -> None:
     done = second_look(tmp_path, UNSTEADY.replace("assert tried", "assert False"))
     assert (done.returncode, "unsteady" in done.stderr) == (1, False)
     many = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_fails(n, tmp_path): assert False\n"

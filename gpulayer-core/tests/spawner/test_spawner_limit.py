@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from pathlib import Path
 import sys
 
 import pytest
@@ -227,22 +228,25 @@ def test_what_finds_no_room_after_the_end_is_counted(spawner, agent, disk_of, fi
     assert stalls[-1].is_draining
 
 
-def test_a_little_room_is_for_the_end_and_not_for_the_flood(spawner, agent, disk_of, fill):
+def test_a_little_room_is_for_the_end_and_not_for_the_flood(spawner, agent, disk_of, fill, until):
     """What is set free when the disk is full is an eighth of it or less: the running program does not get it."""
     disk = disk_of(1024)
     log, reserve = disk / "log", disk / "reserve"
     log.touch()
     reserve.write_bytes(bytes(100_000))
     fill(disk / "ballast")
-    agent.spawn("1.0", "sh", "-c", "trap 'exit 7' TERM; yes 123456789012345 & wait", log=log)
+    shell = agent.spawn("1.0", "sh", "-c", "trap 'exit 7' TERM; yes 123456789012345 & wait", log=log)
     while not isinstance(agent.receive(), m.Stalled):
         pass
+    children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
+    stat = Path(f"/proc/{children[0]}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "the pipe is full: who floods it stands still")
     reserve.unlink()
     agent.ask(lambda number: m.Signal(number, "1.0", signal.SIGTERM))
     record = agent.exited("1.0")
     assert record.exit_code == 7
     assert record.log_complete
-    assert 0 < record.log_bytes < 80_000, "what had been in the pipe, which may have been little yet"
+    assert 60_000 < record.log_bytes < 80_000, "what had been in the pipe"
 
 
 def test_a_survivor_that_prints_for_ever_does_not_hold_up_the_end(spawner, agent, until):
