@@ -3,8 +3,8 @@
 import os
 import re
 import signal
-from pathlib import Path
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
