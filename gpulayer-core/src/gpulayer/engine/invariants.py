@@ -159,12 +159,14 @@ def _check_worker(state: State, worker: Worker, *, is_shrunk: bool) -> None:
 
 
 def _check_started(state: State, worker: Worker) -> None:
-    """Books may be wrong for a moment about what a worker starts next; what runs there has room. What is ending may
-    have ended long ago: after a loss of power its log is brought home once more."""
+    """Books may be wrong for a moment about what a worker starts next; what it has started has room there. What is
+    ending has its share until it has ended, but for what an earlier start of its agent had seen end, and not said: the
+    next one brings it home once more, beside what took its place."""
+    phases = (NodePhase.RUNNING, NodePhase.ENDING) if worker.boot <= 1 else (NodePhase.RUNNING,)
     started = [
         node.allocation
         for epoch, index in worker.leases.items()
-        if (node := state.attempts[epoch].nodes[index]).phase is NodePhase.RUNNING
+        if (node := state.attempts[epoch].nodes[index]).phase in phases
     ]
     _require(sum(share.cpus for share in started) <= worker.facts.cpus, f"worker {worker.name} runs too many")
     memory_bytes = sum(share.memory_bytes for share in started)
