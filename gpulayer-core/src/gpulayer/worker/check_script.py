@@ -2,20 +2,20 @@
 
 What hangs in a driver may not even die: it is left alone then, and named by its process.
 
-On Linux it dies with the worker, however that ended: the kernel sees to it. A small start of it in the worker's own
-Python asks for that: the other one may hang long before it reads a script, in its ``sitecustomize``.
+It dies with the worker (see ``dying``), which the worker's own Python asks for: the other one may hang long before it
+reads a script, in its ``sitecustomize``.
 """
 
 import asyncio
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
+from gpulayer.dying import dying_with_us, started_error
 from gpulayer.plugins.contracts.framework import CHECK_DEADLINE_S
 
 __all__ = ["Ran", "is_there", "run_script"]
@@ -25,26 +25,7 @@ _KEPT_BYTES: Final = 64 << 10
 _LOOK_S: Final = 0.1  # how often its output is measured
 _DYING_S: Final = 5.0
 _SAID_LIMIT: Final = 1_000
-# Run by the worker's Python. LC_CTYPE is that one's own idea (PEP 538).
-_START: Final = """
-import ctypes, os, signal, sys
-parent, failed, locale, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() != int(parent):
-    os._exit(1)
-for number in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(number, signal.SIG_DFL)
-os.environ.pop("LC_CTYPE", None)
-if locale:
-    os.environ["LC_CTYPE"] = locale[1:]
-try:
-    os.execve(command[0], command, os.environ)
-except OSError as error:
-    with open(failed, "w") as file:
-        file.write(str(error.errno))
-    os._exit(127)
-"""
-# Run by the other one, which may be a wrapper that had to fork.
+# Run by the other Python, which may be a wrapper that had to fork.
 _PRELUDE: Final = """
 import sys
 try:
@@ -75,13 +56,15 @@ async def run_script(
 ) -> Ran:
     """Run it in an empty folder below ``folder``, which goes with it. Its outputs are files: it can read there what its
     own libraries wrote. Never raises but when it is cancelled."""
-    failure, is_late, stuck, failed = "", False, 0, folder / "failed"
+    failure, is_late, stuck = "", False, 0
+    failing, failed = os.pipe()
+    start = dying_with_us(variables, failed=failed)
     try:
         # Files, not pipes: whoever keeps a pipe open would be waited for, also when all of the session is dead.
         await asyncio.to_thread(_prepare, folder, source)
         with open(folder / "out", "w+b") as out, open(folder / "err", "w+b") as err:  # noqa: ASYNC230
             process = await asyncio.create_subprocess_exec(
-                *_started(failed, variables),
+                *start,
                 python,
                 "-c",
                 _PRELUDE,
@@ -92,7 +75,10 @@ async def run_script(
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                pass_fds=(failed,) if start else (),
             )
+            os.close(failed)
+            failed = -1
             ran = asyncio.ensure_future(process.wait())
             try:
                 failure, is_late = await _watch(ran, (out, err), deadline_s)
@@ -106,27 +92,21 @@ async def run_script(
                 ran.cancel()
                 stuck = process.pid
                 failure += f", and can't be ended: process {stuck} hangs"
-            if code and failed.exists():
-                number = int(failed.read_text(encoding="ascii"))
-                raise OSError(number, os.strerror(number))
+            if code and (error := started_error(failing)):
+                raise error
             ended = Ran(_tail(out), _tail(err), failure, is_late=is_late, stuck=stuck)
     except OSError as error:
         return Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
     finally:
+        for end in (failing, failed):
+            if end >= 0:
+                os.close(end)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     if not failure and code:
         ending = f"exit code {code}" if code > 0 else f"signal {-code}"
         said = _said_at_the_end(ended.err) or "it said nothing"
         return replace(ended, failure=f"its check failed ({ending}): {said}")
     return ended
-
-
-def _started(failed: Path, variables: Mapping[str, str]) -> list[str]:
-    """What comes before the command. failed: where the number of the error is written that kept it from being run."""
-    if sys.platform != "linux" or not sys.executable:
-        return []
-    locale = f"={variables['LC_CTYPE']}" if "LC_CTYPE" in variables else ""
-    return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), str(failed), locale]
 
 
 async def _watch(ran: "asyncio.Future[int]", files: Sequence[IO[bytes]], deadline_s: float) -> tuple[str, bool]:

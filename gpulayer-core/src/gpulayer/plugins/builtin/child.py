@@ -3,8 +3,7 @@
 What hangs in a driver may not even die (D state). Such a child is left alone and remembered: until it has gone the same
 program is not started a second time, so that a machine whose driver hangs for a week has one stuck process.
 
-On Linux a child dies with the process that asked, however that ended: the kernel sees to it. A small start of it in
-this Python asks for that, as nothing of ours may run between fork and exec of a process with threads: 15 ms a question.
+A child dies with the process that asked (see ``dying``): the thread that asks waits for it.
 """
 
 import os
@@ -12,12 +11,13 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+
+from gpulayer.dying import dying_with_us, started_error
 
 __all__ = ["CHILD_DEADLINE_S", "Child", "Said", "Unanswered", "Unstarted", "found_program"]
 
@@ -25,25 +25,6 @@ CHILD_DEADLINE_S: Final = 6.0  # of the ten that a probe has
 _DYING_S: Final = 1.0
 _MAX_BYTES: Final = 4 * 2**20  # a rack of devices in detail is a twentieth of it
 _LOOK_S: Final = 0.1  # how often one is looked at whose pipes stay open
-# The thread that asks waits for the child: PR_SET_PDEATHSIG is about that thread. LC_CTYPE is Python's own idea.
-_PRELUDE: Final = """
-import ctypes, fcntl, os, signal, sys
-parent, pipe, locale, *command = sys.argv[1:]
-fcntl.fcntl(int(pipe), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(parent):
-    os._exit(1)
-for number in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(number, signal.SIG_DFL)
-os.environ.pop("LC_CTYPE", None)
-if locale:
-    os.environ["LC_CTYPE"] = locale[1:]
-try:
-    os.execvpe(command[0], command, os.environ)
-except OSError as error:
-    os.write(int(pipe), str(error.errno).encode())
-    os._exit(127)
-"""
 
 
 class Unanswered(Exception):
@@ -99,8 +80,8 @@ class Child:
         try:
             out, err = _heard(process, ends_s)
             process.wait(max(0.0, ends_s - time.monotonic()))
-            if number := os.read(failing, 16):  # closed by now: by exec, or by its end
-                raise Unstarted(f"{command[0]} can't be run: {os.strerror(int(number))}")
+            if unstarted := started_error(failing):
+                raise Unstarted(f"{command[0]} can't be run: {unstarted.strerror}")
         except (TimeoutError, subprocess.TimeoutExpired):
             self._end(process, name)
             raise Unanswered(f"{name} did not answer within {deadline_s:.2g} s") from None
@@ -127,11 +108,8 @@ class Child:
 
 
 def _started(command: Sequence[str], environment: Mapping[str, str], failed: int) -> subprocess.Popen[bytes]:
-    """failed: where the number of the error is written that kept it from being run. Raises OSError."""
-    more: list[str] = []
-    if sys.platform == "linux" and sys.executable:
-        locale = f"={environment['LC_CTYPE']}" if "LC_CTYPE" in environment else ""
-        more = [sys.executable, "-I", "-S", "-c", _PRELUDE, str(os.getpid()), str(failed), locale]
+    """failed: as of ``dying_with_us``. Raises OSError."""
+    more = dying_with_us(environment, failed=failed)
     return subprocess.Popen(
         [*more, *command],
         stdin=subprocess.DEVNULL,
