@@ -227,7 +227,9 @@ def test_no_text_breaks_the_reader(text):
 def test_no_damage_breaks_the_reader(name, data):
     text = recorded(name)
     at = data.draw(st.integers(0, len(text)))
-    parse_topo(text[:at] + data.draw(st.text(max_size=8)) + text[at + data.draw(st.integers(0, 40)) :])
+    topology = parse_topo(text[:at] + data.draw(st.text(max_size=8)) + text[at + data.draw(st.integers(0, 40)) :])
+    assert all(one < other for one, other in topology.links)
+    assert all(topology.cores.values())
 
 
 def test_devices_get_links_by_uuid_strongest_first():

@@ -278,6 +278,7 @@ class Split:
 
 
 def split(batch: Batch) -> Split:
+    """What the batch writes, by table; of several images of one row the last."""
     found = Split()
     found.verdicts = batch.verdicts
     for record in batch.records:
@@ -319,6 +320,7 @@ def split(batch: Batch) -> Split:
 
 
 def audit_columns(row: AuditRow) -> Row:
+    """In the order of the table."""
     entry = row.entry
     return row.seq, entry.wall_ms, entry.actor, entry.action, entry.subject, entry.details, row.hash
 

@@ -13,6 +13,7 @@ from typing import Any
 
 
 def main() -> None:
+    """Prints ``gpus``, or ``error``."""
     if len(sys.argv) > 1:
         sys.path.insert(0, sys.argv[1])
     out = sys.stdout
@@ -29,6 +30,7 @@ def main() -> None:
 
 
 def gpu(amdsmi: Any, handle: Any) -> dict[str, object]:
+    """What could be asked of one; ``fault`` where that is nothing of use."""
     found: dict[str, object] = {}
     faults: list[str] = []
 

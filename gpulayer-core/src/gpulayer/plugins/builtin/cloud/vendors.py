@@ -29,6 +29,8 @@ _AZURE: Final = "/metadata/instance/compute?api-version=2020-12-01&format=json"
 
 
 class Cloud(StrEnum):
+    """Whose metadata service is asked, by the name that people know."""
+
     GCP = "Google Cloud"
     AWS = "AWS"
     AZURE = "Azure"
@@ -45,6 +47,8 @@ class Place:
 
 
 class AskedFor(Protocol):
+    """One question to a metadata service."""
+
     def __call__(
         self, path: str, *, headers: Mapping[str, str], method: str = "GET", echo: tuple[str, str] | None = None
     ) -> str:
