@@ -26,9 +26,9 @@ class KnownDevices:
 
     def settle(self, found: Sequence[Device], missing: Mapping[str, str]) -> tuple[Device, ...]:
         """Those found, each with the number that it had first, and those that were there before, unhealthy. missing: by
-        kind, why none can be used. Slices come and go as people wish while their card is
-        there, and what is at the address of another one now has
-        taken its place: it was cut into slices, made whole again, can be read at last, or is a new card."""
+        kind, why none can be used. Slices come and go as people wish while their card is there. What is at the address
+        of another one now has taken its place: that was cut into slices, made whole again, can be read at last, or gave
+        way to a new card."""
         here = {device.uuid for device in found}
         filled = {name for device in found for name in (device.uuid, device.pci_address, device.parent) if name}
         gone = {
