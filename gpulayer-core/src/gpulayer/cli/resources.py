@@ -4,20 +4,17 @@ import contextlib
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.offers import device_text, link_lines, unusable_lines
+from gpulayer.cli.offers import device_rows, lines_below
 from gpulayer.cli.records import resources_text
 from gpulayer.errors import UsageError
 from gpulayer.spec.units import format_bytes
-
-if TYPE_CHECKING:
-    from gpulayer.wire.workers import DeviceFields
 
 app = command_app(help="What all workers offer, and what is free now; detect: what this machine would.")
 
@@ -35,7 +32,7 @@ def resources(
 
 @app.command("list")
 def list_resources(*, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """A line a device, with its number; then how devices are linked, and what can't be used."""
+    """A line for devices that are alike; then frameworks, how devices are linked, and what can't be used."""
     _show(target, as_json=json)
 
 
@@ -98,35 +95,17 @@ def _show(target: str, *, as_json: bool) -> None:
     is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
     rows: list[list[str]] = []
     for worker in workers:
-        cpus = f"{worker['cpus_free']} of {worker['cpus']}"
-        frameworks = ", ".join(
-            dict.fromkeys(f"{found['name']} {found['version']}" for found in worker["frameworks"] if found["usable"])
-        )
-        devices: list[DeviceFields | None] = [*worker["devices"]] or [None]
-        for number, device in enumerate(devices):
-            is_first = number == 0
-            rows.append(
-                [
-                    worker["name"] if is_first else "",
-                    worker["state"] if is_first else "",
-                    cpus if is_first else "",
-                    format_bytes(worker["memory_bytes"]) if is_first else "",
-                    *([resources_text(worker) if is_first else ""] if is_counted else []),
-                    device_text(device["index"], device["kind"], device["model"]) if device else "no device",
-                    _memory(device) if device else "",
-                    device["state"] if device else "",
-                    frameworks if is_first else "",
-                ]
-            )
+        own = [
+            worker["name"],
+            worker["state"],
+            f"{worker['cpus_free']}/{worker['cpus']}",
+            format_bytes(worker["memory_bytes"]),
+            *([resources_text(worker)] if is_counted else []),
+        ]
+        first, *more = device_rows(worker)
+        rows += [own + first, *([""] * len(own) + row for row in more)]
     headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
-    headers += ["device", "device memory", "device state", "frameworks"]
+    headers += ["device", "memory free", "state"]
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
-    for line in [*link_lines(workers), *unusable_lines(workers)]:
+    for line in lines_below(workers):
         print_line(line)
-
-
-def _memory(device: "DeviceFields") -> str:
-    free, total = device["memory_free_bytes"], device["memory_bytes"]
-    if total is None:
-        return "shared with the machine" if device.get("is_memory_shared") else "unknown"
-    return format_bytes(total) if free is None else f"{format_bytes(free)} of {format_bytes(total)} free"

@@ -124,6 +124,7 @@ class FrameworkChecks:
         self._keys: dict[int, str] = {}  # of what a later start may believe
         self._due: set[int] = set()  # what could not be asked, or will have passed
         self._stuck: dict[int, int] = {}
+        self._running: dict[int, str] = {}
         self._installed: dict[int, str] = {}  # what each check was about when it ran last, devices apart
         self._waiting: dict[int, frozenset[str]] = {}  # devices that somebody had whenever a check ran
         self._is_start = True
@@ -132,6 +133,11 @@ class FrameworkChecks:
     def is_known(self) -> bool:
         """Whether anything is known without a run: there are no checks, or they ran in an earlier life."""
         return not self._host.registry.framework_checks or self._kept is not None
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The frameworks that are computed with at this moment."""
+        return tuple(self._running.values())
 
     @property
     def found(self) -> tuple[Framework, ...]:
@@ -214,7 +220,11 @@ class FrameworkChecks:
             async with slots:
                 left_s = ends_s - asyncio.get_running_loop().time()
                 if left_s > 0:
-                    answer = await self._run_one(number, check, python, variables, min(left_s, self._deadline_s))
+                    self._running[number] = check.name
+                    try:
+                        answer = await self._run_one(number, check, python, variables, min(left_s, self._deadline_s))
+                    finally:
+                        del self._running[number]
                 else:
                     answer = Answer(_unusable(check, _NO_TIME), frozenset(check.accelerators), is_whole=False)
             self._learn(number, check, _without_untried(check, answer, facts, taken), facts)
