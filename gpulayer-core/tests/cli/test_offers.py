@@ -277,6 +277,15 @@ def test_what_is_no_program_is_refused(cli, path, said):
     assert said in answer.err
 
 
+def test_what_goes_wrong_is_said_once(program, program_of, tmp_path):
+    (tmp_path / "torch.py").write_text("import os\nos._exit(3)\n")
+    python = program_of(f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
+    process = program("resources", "detect", "--python", python, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=100)
+    assert out.count(b"exit code 3") == 1
+    assert err == b""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_look_that_is_told_to_end_takes_away_what_it_has_begun(program, program_of, tmp_path, monkeypatch):
     """As a Python hangs that has told its version."""

@@ -1,9 +1,11 @@
 """``gpulayer resources``: what all workers offer, and what is free now; ``detect``: what this machine would."""
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -53,8 +55,8 @@ def detect(
 
     path = "" if python is None else _python(python)
     tell = say if sys.stderr.isatty() else lambda _: None
-    # What plugins print is no part of the answer.
-    with contextlib.redirect_stdout(sys.stderr), told_to_end():
+    # What plugins print is no part of the answer, and what is logged is in it.
+    with contextlib.redirect_stdout(sys.stderr), _unlogged(), told_to_end():
         found = look(
             environment=dict(os.environ),
             plugins=PluginSettings.of(os.environ),
@@ -67,6 +69,17 @@ def detect(
         return
     for line in detected_lines(found):
         print_line(line)
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Where nobody listens to the log, Python writes its warnings to stderr."""
+    logger, nobody = logging.getLogger("gpulayer"), logging.NullHandler()
+    logger.addHandler(nobody)
+    try:
+        yield
+    finally:
+        logger.removeHandler(nobody)
 
 
 def _python(named: str) -> str:
