@@ -13,14 +13,34 @@ from gpulayer.cli.machine import (
     short_reason,
     spans,
 )
+from gpulayer.cli.records import resources_text
 from gpulayer.spec.machine import Device
+from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
     from gpulayer.wire.workers import WorkerRecord
 
-__all__ = ["device_rows", "lines_below"]
+__all__ = ["device_rows", "lines_below", "worker_table"]
 
 _NAMED: Final = 8  # of workers of which the same is said
+
+
+def worker_table(workers: "Sequence[WorkerRecord]") -> tuple[list[str], list[list[str]]]:
+    """Headers and rows: of each worker what it has and what is free, in the first of its rows, and its devices."""
+    is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
+    rows: list[list[str]] = []
+    for worker in workers:
+        own = [
+            worker["name"],
+            worker["state"],
+            f"{worker['cpus_free']}/{worker['cpus']}",
+            format_bytes(worker["memory_bytes"]),
+            *([resources_text(worker)] if is_counted else []),
+        ]
+        first, *more = device_rows(worker)
+        rows += [own + first, *([""] * len(own) + row for row in more)]
+    headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
+    return [*headers, "device", "memory free", "state"], rows
 
 
 def device_rows(worker: "WorkerRecord") -> list[list[str]]:

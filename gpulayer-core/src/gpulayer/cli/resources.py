@@ -13,10 +13,8 @@ import typer
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.offers import device_rows, lines_below
-from gpulayer.cli.records import resources_text
+from gpulayer.cli.offers import lines_below, worker_table
 from gpulayer.errors import UsageError
-from gpulayer.spec.units import format_bytes
 
 app = command_app(help="What all workers offer, and what is free now; detect: what this machine would.")
 
@@ -105,20 +103,7 @@ def _show(target: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"workers": workers})
         return
-    is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
-    rows: list[list[str]] = []
-    for worker in workers:
-        own = [
-            worker["name"],
-            worker["state"],
-            f"{worker['cpus_free']}/{worker['cpus']}",
-            format_bytes(worker["memory_bytes"]),
-            *([resources_text(worker)] if is_counted else []),
-        ]
-        first, *more = device_rows(worker)
-        rows += [own + first, *([""] * len(own) + row for row in more)]
-    headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
-    headers += ["device", "memory free", "state"]
+    headers, rows = worker_table(workers)
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
     for line in lines_below(workers):
         print_line(line)
