@@ -152,14 +152,15 @@ def test_a_card_in_mig_mode_without_slices_is_there_and_why_it_can_not_be_used_i
     ]
 
 
-def test_a_card_that_can_not_be_opened_is_offered_by_its_number_too(probe, smi):
+def test_a_card_that_can_not_be_opened_is_offered_by_its_number_too(probe, smi, tmp_path):
     """E3: as without the variable."""
     lost = (DATA / "odd_device_handle_then_table.out").read_text().splitlines()[:1]
     smi.tell(rows=[row(0, "GPU-q", "NVIDIA H100", bus="0a")], before=lost)
     devices = look(probe, smi.environment).devices
     assert [device.state for device in devices] == [DeviceState.USABLE, DeviceState.UNHEALTHY]
     for text, kept in (("0,1", devices), ("0", devices[:1]), ("1", devices[1:])):
-        assert look(probe, smi.environment | {"CUDA_VISIBLE_DEVICES": text}).devices == kept
+        worker = NvidiaProbe(root=tmp_path / "root", with_nvml=False)
+        assert look(worker, smi.environment | {"CUDA_VISIBLE_DEVICES": text}).devices == kept
 
 
 @pytest.mark.parametrize(
@@ -339,12 +340,32 @@ def test_a_card_that_is_put_in_takes_no_number_of_another(probe, smi):
     assert indices == {"GPU-0": 0, "GPU-1": 1, "GPU-2": 2, "GPU-3": 3, "GPU-new": 4}
 
 
+@pytest.mark.parametrize("named", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("text", ["1", "GPU-1"])
+def test_the_one_card_that_a_worker_may_use_vanishes_and_no_variable_is_blamed(probe, smi, named, text):
+    smi.tell(rows=FOUR)
+    environment, known = smi.environment | {named: text}, KnownDevices()
+    before = settled(known, look(probe, environment))
+    assert [device.uuid for device in before] == ["GPU-1"]
+    smi.tell(rows=[FOUR[0], FOUR[2] | {"index": "1"}, FOUR[3] | {"index": "2"}])
+    [gone] = settled(known, look(probe, environment))
+    assert (gone.uuid, gone.index, gone.reason) == ("GPU-1", 1, "it is not found any more")
+    complaint = "Unable to determine the device handle for GPU 00000000:01:00.0: GPU is lost.  Reboot the system"
+    smi.tell(rows=[FOUR[0], FOUR[2], FOUR[3]], before=[complaint])
+    [lost] = settled(known, look(probe, environment))
+    assert (lost.uuid, lost.index) == ("GPU-1", 1)
+    assert "GPU is lost" in lost.reason
+    smi.tell(rows=FOUR)
+    assert settled(known, look(probe, environment)) == before
+
+
 def test_a_card_that_can_not_be_read_any_more_is_known_by_its_address(probe, smi):
     smi.tell(rows=FOUR)
-    look(probe, smi.environment)
+    known = KnownDevices()
+    settled(known, look(probe, smi.environment))
     complaint = "Unable to determine the device handle for GPU 00000000:02:00.0: GPU is lost.  Reboot the system"
     smi.tell(rows=[FOUR[0], FOUR[1], FOUR[3]], before=[complaint])
-    devices = {device.uuid: device for device in look(probe, smi.environment).devices}
+    devices = {device.uuid: device for device in settled(known, look(probe, smi.environment))}
     assert set(devices) == {f"GPU-{number}" for number in range(4)}
     assert (devices["GPU-2"].index, devices["GPU-2"].state) == (2, DeviceState.UNHEALTHY)
     assert "GPU is lost" in devices["GPU-2"].reason

@@ -92,7 +92,12 @@ class Card:
     @property
     def device_uuid(self) -> str:
         """Of the device that it is: its own, or one that is made of where it stands."""
-        return self.uuid or f"CUDA-{self.pci_address or self.index}"
+        return self.uuid or self.name_by_place
+
+    @property
+    def name_by_place(self) -> str:
+        """For one that can't be read."""
+        return f"CUDA-{self.pci_address or self.index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ from gpulayer.plugins.builtin.nvidia import nvml, smi
 from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
 from gpulayer.plugins.builtin.nvidia.near import with_near
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
-from gpulayer.plugins.builtin.nvidia.remembering import Remembered
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
 from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
-from gpulayer.plugins.builtin.nvidia.visibility import offered
+from gpulayer.plugins.builtin.nvidia.visibility import Visible
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
 
@@ -48,7 +47,7 @@ class NvidiaProbe:
         self._with_nvml = with_nvml
         self._budget_s = budget_s
         self._child = child or Child()  # one for all: a driver that hangs has one stuck process
-        self._remembered = Remembered()
+        self._visible = Visible()
         self._topology = RememberedTopology()
         self._fields = list(smi.FIELDS)  # without those that this driver has refused
 
@@ -69,10 +68,8 @@ class NvidiaProbe:
             return _none(f"the driver does not answer: {error}{self._what_helps()}")
         if not reading.cards:
             return _none(_why_none(reading, signs))
-        cards = self._remembered.recognised(reading.cards)
-        offer = offered(self._remembered.all_of(cards), site.environment)
+        offer = self._visible.offered(reading.cards, site.environment)
         counted = {card.uuid: card.index for card in reading.cards if card.uuid}
-        reading = Reading(cards, driver=reading.driver, runtime=reading.runtime)
         devices = devices_of(reading)
         if offer.uuids is not None:
             devices = tuple(device for device in devices if device.uuid in offer.uuids)
