@@ -201,6 +201,12 @@ def test_whatever_it_says_is_a_reason_that_can_be_told(probe, smi, said):
     assert why.isprintable()
 
 
+def test_no_more_complaints_are_taken_for_cards_than_can_be_told(probe, smi):
+    handle = "Unable to determine the device handle for GPU 0000:{:02x}:{:02x}.0: Unknown Error"
+    smi.tell(rows=FOUR, before=[handle.format(at // 32, at % 32) for at in range(4096, 8000)])
+    assert len(checked_findings(look(probe, smi.environment)).devices) == 1024
+
+
 def test_more_cards_and_processes_than_can_be_told_are_cut(probe, smi):
     rows = [row(number, f"GPU-{number}", "NVIDIA H100", bus="01") for number in range(1030)]
     smi.tell(rows=rows, apps="".join(f"GPU-0, {pid}, 1\n" for pid in range(1, 5000)))
@@ -255,10 +261,62 @@ def test_a_driver_that_can_not_be_ended_has_one_stuck_process_and_is_asked_again
     assert len(look(NvidiaProbe(root=tmp_path / "root", with_nvml=False, child=child), smi.environment).devices) == 2
 
 
-def test_one_that_hangs_after_the_first_question_is_no_answer_either(tmp_path, smi):
-    smi.tell(rows=ROWS, hang="--query-compute-apps")
+@pytest.mark.parametrize("hangs", ["table", "--query-compute-apps"])
+def test_a_text_that_hangs_takes_no_figures_that_were_read(tmp_path, smi, hangs):
+    table = (DATA / "table_l40s.out").read_text()
+    smi.tell(rows=ROWS, hang=hangs, table=table, apps="GPU-4090, 4711, 1024\n")
+    found = look(NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=1.5), smi.environment)
+    assert [(device.uuid, device.state, device.temperature_c) for device in found.devices] == [
+        ("GPU-3060", DeviceState.USABLE, 40), ("GPU-4090", DeviceState.USABLE, 40),
+    ]  # fmt: skip
+    assert found.missing == ()
+    if hangs == "table":
+        assert found.processes == (ProcessOnDevice("GPU-4090", 4711, memory_bytes=1024 * MIB),)
+        assert found.devices[0].runtime == ""
+    else:
+        assert found.processes is None
+
+
+def test_where_the_list_of_slices_hangs_nobody_says_that_there_are_none(tmp_path, smi):
+    """What was known of them stays: they are unhealthy for this reason."""
+    smi.tell(rows=[row(0, "GPU-p", "NVIDIA H100", bus="09", mig__mode__current="Enabled")], hang="-L")
     found = look(NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=1.0), smi.environment)
+    assert found.devices == ()
     assert "the driver does not answer" in found.missing[0][1]
+
+
+def test_of_two_cards_with_one_uuid_the_second_is_told_and_can_not_be_used(probe, smi):
+    smi.tell(rows=[FOUR[0], FOUR[1] | {"uuid": "GPU-0"}, FOUR[2]], apps="GPU-0, 5, 1\n")
+    found = look(probe, smi.environment)
+    assert [(device.uuid, device.index, device.reason) for device in found.devices] == [
+        ("GPU-0", 0, ""),
+        ("CUDA-0000:01:00.0", 1, "it has the same UUID as device 0: GPU-0"),
+        ("GPU-2", 2, ""),
+    ]
+    assert found.devices[1].state is DeviceState.UNHEALTHY
+
+
+def test_a_row_that_is_there_twice_is_one_card(probe, smi):
+    smi.tell(rows=[FOUR[0], FOUR[0], FOUR[1]])
+    assert [device.uuid for device in look(probe, smi.environment).devices] == ["GPU-0", "GPU-1"]
+
+
+@pytest.mark.parametrize("what", ["folder", "not executable", "leads nowhere"])
+def test_an_nvidia_smi_that_can_not_be_run_at_all_is_told(tmp_path, probe, what):
+    path = tmp_path / "nvidia-smi"
+    if what == "folder":
+        path.mkdir()
+    elif what == "leads nowhere":
+        path.symlink_to(tmp_path / "gone")
+    else:
+        path.write_text("#!/bin/sh\n")
+    environment = {"PATH": f"{tmp_path}/none:{tmp_path}"}
+    [(kind, why)] = look(probe, environment).missing
+    assert (kind, why[: len(str(path))]) == ("cuda", str(path))
+    assert why.endswith(what)
+    (tmp_path / "root" / "dev").mkdir(parents=True)
+    (tmp_path / "root" / "dev" / "nvidiactl").touch()
+    assert why in look(probe, environment).missing[0][1], "beside what else is there"
 
 
 def test_where_there_is_nothing_of_nvidias_nobody_is_asked(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +59,7 @@ class NvidiaProbe:
     def look(self, site: ProbeSite) -> Findings:
         signs = signs_of(site.environment, root=self._root)
         if not signs.is_any:
-            return Findings()
+            return _none(signs.blocked) if signs.blocked else Findings()
         ends_s = time.monotonic() + self._budget_s
         try:
             reading = self._read(signs, site.environment, ends_s)
@@ -69,7 +70,7 @@ class NvidiaProbe:
         if not reading.cards:
             return _none(_why_none(reading, signs))
         offer = self._visible.offered(reading.cards, site.environment)
-        counted = {card.uuid: card.index for card in reading.cards if card.uuid}
+        counted = {card.uuid: card.index for card in reversed(reading.cards) if card.uuid}
         devices = devices_of(reading)
         if offer.uuids is not None:
             devices = tuple(device for device in devices if device.uuid in offer.uuids)
@@ -122,7 +123,7 @@ class NvidiaProbe:
         if signs.tool:
             return self._read_smi(signs.tool, environment, ends_s)
         nobody = "something of NVIDIA's driver is here, but neither NVML nor nvidia-smi can be asked"
-        return Reading(said=f"{nobody}: {without}" if without else nobody)
+        return Reading(said=": ".join(part for part in (nobody, without, signs.blocked) if part))
 
     def _read_nvml(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """It has all the time: where it hangs, so does all that could be asked instead."""
@@ -137,7 +138,9 @@ class NvidiaProbe:
 
     def _read_smi(self, tool: str, environment: Mapping[str, str], ends_s: float) -> Reading:
         def ask(*arguments: str) -> tuple[int, str]:
-            left_s = max(_LEAST_S, ends_s - time.monotonic())
+            left_s = ends_s - time.monotonic()
+            if left_s < _LEAST_S:
+                raise Unanswered("nvidia-smi has no time left")
             said = self._child.ask([tool, *arguments], environment=environment, deadline_s=left_s)
             return said.code, said.out or said.err
 
@@ -154,10 +157,16 @@ class NvidiaProbe:
             ending = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
             said = reading.said or f"nvidia-smi said nothing and {ending}"
             return Reading(driver=reading.driver, said=said)
-        _, table = ask()
+        # What hangs of the rest takes no figure that was read; but without the list nobody knows what slices there are.
         listed = ask("-L")[1] if any(card.is_sliced for card in reading.cards) else ""
-        code, apps = ask(*smi.query(smi.APPS, of="compute-apps"))
-        return smi.reading_of(queried, fields, table=table, listed=listed, apps=None if code else apps)
+        apps: str | None = None
+        table = ""
+        with suppress(Unanswered):
+            code, printed = ask(*smi.query(smi.APPS, of="compute-apps"))
+            apps = None if code else printed
+        with suppress(Unanswered):
+            _, table = ask()
+        return smi.reading_of(queried, fields, table=table, listed=listed, apps=apps)
 
 
 def _none(why: str) -> Findings:
