@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulayer.plugins.builtin.child import Child, Said, Unanswered
+from gpulayer.plugins.builtin.near import with_near
 from gpulayer.plugins.builtin.nvidia import nvml_links
-from gpulayer.plugins.builtin.nvidia.near import with_near
 from gpulayer.plugins.builtin.nvidia.nvml_links import told_of_links
 from gpulayer.plugins.builtin.nvidia.nvml_topology import read_topology, topology_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, parse_topo

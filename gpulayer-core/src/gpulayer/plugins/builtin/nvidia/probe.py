@@ -11,9 +11,9 @@ from typing import Final
 
 from gpulayer.plugins.builtin.believable import words
 from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
+from gpulayer.plugins.builtin.near import allowed_cores, with_near
 from gpulayer.plugins.builtin.nvidia import nvml, smi
 from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
-from gpulayer.plugins.builtin.nvidia.near import with_near
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
 from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
@@ -104,8 +104,7 @@ class NvidiaProbe:
         # With less time than that they stay unknown until the next look.
         if len(counted) > 1 and ends_s - time.monotonic() > min(_LEAST_FOR_LINKS_S, self._budget_s / 4):
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
-        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        return with_near(devices, allowed=allowed, sys_root=self._root / "sys")
+        return with_near(devices, allowed=allowed_cores(), sys_root=self._root / "sys")
 
     def _what_helps(self) -> str:
         if (self._root / "run/nvidia-persistenced/socket").exists():
