@@ -16,7 +16,7 @@ from gpulayer.plugins.builtin.nvidia import nvml, smi
 from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
-from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
+from gpulayer.plugins.builtin.nvidia.topology_asking import RememberedTopology, ask_topology
 from gpulayer.plugins.builtin.nvidia.visibility import Visible
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
@@ -95,7 +95,7 @@ class NvidiaProbe:
         """With their links and what stands near. counted: as the tools count now. Asked once, until it is others."""
 
         def ask() -> Topology:
-            nvml_links = _reader(NVML_LINKS, signs) if self._with_nvml and sys.executable else ()
+            nvml_links = _reader("links", signs) if self._with_nvml and sys.executable else ()
             left_s = max(_LEAST_S, ends_s - time.monotonic())
             return ask_topology(
                 self._child, environment=environment, nvml=nvml_links, tool=signs.tool, deadline_s=left_s
@@ -126,7 +126,7 @@ class NvidiaProbe:
 
     def _read_nvml(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """It has all the time: where it hangs, so does all that could be asked instead."""
-        command = _reader(_PROGRAM, signs, str(self._root))
+        command = _reader("cards", signs, str(self._root))
         deadline_s = max(_LEAST_S, ends_s - time.monotonic())
         said = self._child.ask(command, environment=environment, deadline_s=deadline_s, called="NVML")
         if said.code < 0:
@@ -172,8 +172,8 @@ def _none(why: str) -> Findings:
     return Findings(missing=((_KIND, words(why)),))
 
 
-def _reader(program: Path, signs: Signs, *more: str) -> list[str]:
-    return [sys.executable, "-I", "-S", str(program), _folder_of_pynvml(), signs.library, *more]
+def _reader(what: str, signs: Signs, *more: str) -> list[str]:
+    return [sys.executable, "-I", "-S", str(_PROGRAM), what, _folder_of_pynvml(), signs.library, *more]
 
 
 def _folder_of_pynvml() -> str:
