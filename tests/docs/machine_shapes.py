@@ -26,6 +26,13 @@ PAGE: Final = ROOT / "docs/machines.md"
 DATA: Final = ROOT / "gpulayer-core/tests/data"
 _BLOCK: Final = re.compile(r"<!-- not run: machine (\S+), [^\n]*-->\n```console\n.*?```\n", re.DOTALL)
 _COMMAND: Final = "gpulayer resources detect"
+# A device's cores are told as far as the worker may use them: here as on the machine that was recorded.
+_PROGRAM: Final = """
+import os, sys
+os.sched_getaffinity = lambda _: set(range(1024))
+from gpulayer.cli import main
+sys.exit(main())
+"""
 _TOGETHER: Final = re.compile(
     r"(<!-- not run: these as workers, [^\n]*-->\n```console\n)\$ gpulayer resources\n.*?```\n", re.DOTALL
 )
@@ -158,7 +165,7 @@ def _detected(shape: Shape, *options: str) -> str:
         hidden = ("GPULAYER_", "CUDA_", "NVIDIA_", "LD_LIBRARY_PATH")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "gpulayer.cli", "resources", "detect", *options],
+            [sys.executable, "-P", "-c", _PROGRAM, "resources", "detect", *options],
             env={
                 **kept,
                 "LD_LIBRARY_PATH": str(library.parent),
