@@ -177,6 +177,7 @@ def next_wake_ms(state: AgentState) -> int | None:
 
 def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Action]) -> None:
     state.boot = event.boot
+    state.is_unsure = event.contact_ms is None and not any(node.is_running for node in event.nodes)
     if event.contact_ms is None:
         state.contact_ms = state.saved_contact_ms = now_ms
     else:
@@ -203,7 +204,7 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
             _end_unsure(held, now_ms, actions)
         else:
             _resume(state, held, node, now_ms, actions)
-    if event.contact_ms is None:
+    if event.contact_ms is None and not state.is_unsure:
         actions.append(SaveContact(now_ms))  # last: from then on nobody sees that the machine was restarted
 
 
@@ -596,6 +597,9 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
             state.contact_since_ms = now_ms  # in between the control plane may have lent anything to others
         state.recovered = None
         state.contact_ms = max(state.contact_ms, plan.sent_ms)
+        if state.is_unsure:  # it has been told; before that a next start has to tell it again
+            state.is_unsure, state.saved_contact_ms = False, state.contact_ms
+            actions.append(SaveContact(state.contact_ms))
         for item in plan.items:
             held = state.held.get(item.key)
             if held is None:
