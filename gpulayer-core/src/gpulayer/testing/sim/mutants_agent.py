@@ -316,7 +316,7 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
         agent,
         "_start_staged",
         _starts_unsettled,
-        "nobody copies a worker's folder here",
+        "a copy of a folder ends what had not begun in it, as after a restart of the machine",
     ),
     "forgets_what_is_done": Mutant(
         4,

@@ -400,7 +400,7 @@ UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
         workers,
         "_end_begun",
         _begun_anew,
-        "nobody copies a worker's folder here, and once the machine was restarted nothing old begins",
+        "a copy of a folder ends what had not begun in it, as after a restart of the machine",
     ),
     "cursors_never_expire": Mutant(
         4,
