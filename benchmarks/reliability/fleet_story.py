@@ -1,6 +1,7 @@
 """``python -m benchmarks.reliability.fleet_story [--workers N]``: a fleet on one machine, of which three workers die.
 
-Real workers (``gpulayer join``), half of them in each of two regions, with as many slots each as the machine has cores.
+Real workers, half of them in each of two regions, with four slots each: they are told that their machine has so many
+cores, which it need not have.
 5,000 tiny jobs, 2,000 shards of one computation and a sweep of 480 runs are submitted, the sweep's halves bound to a
 region each; in the middle of it three workers are killed with -9, each with all of its processes, as by a power cut.
 Everything must succeed once: jobs that failed and jobs with two results are counted, and there may be none.
@@ -24,15 +25,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import OURS, Row
-from benchmarks.plane import PROGRAM, Plane
+from benchmarks.plane import Plane
 from benchmarks.processes import with_word
 from gpulayer.sdk import Client
+from gpulayer.variables import background_variables
 
 WORKERS = 30
+SLOTS = 4  # of each
 KILLED = 3
 TINY, SHARDS, SWEEP = 5_000, 2_000, 480
 REGIONS = ("europe", "america")
 JOIN_S = 300.0
+# ``gpulayer join`` becomes this program, but for the cores.
+WORKER = """
+import os, sys
+slots = int(sys.argv.pop(1))
+os.sched_getaffinity = lambda pid: set(range(slots))
+from gpulayer.cli.background import main
+sys.exit(main())
+"""
 END_S = 1_800.0
 
 
@@ -115,8 +126,13 @@ class _Fleet:
         for number in range(count):
             work = self._folder / f"worker-{number}"
             command = [
-                PROGRAM,
-                "join",
+                sys.executable,
+                "-P",
+                "-c",
+                WORKER,
+                str(SLOTS),
+                "worker",
+                "--url",
                 self._url,
                 "--token-file",
                 token,
@@ -128,7 +144,7 @@ class _Fleet:
             command += ["--label", f"region={REGIONS[number % len(REGIONS)]}"]
             self._started[work] = subprocess.Popen(
                 command,
-                env={**self._plane.env, "GPULAYER_PLUGINS": "none"},
+                env=background_variables({**self._plane.env, "GPULAYER_PLUGINS": "none"}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

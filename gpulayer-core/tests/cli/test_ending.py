@@ -1,9 +1,11 @@
 """The end of a process that plugins have run in: nothing that they left in it keeps it, and its code is its own."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -238,6 +240,31 @@ def test_one_that_is_stopped_goes_on_to_end_in_good_order(run, cli, away, monkey
     assert "does not answer: ending its process\nthe control plane has ended\n" in said.err
     assert "killed" not in said.err
     assert have_ended(started)
+
+
+@pytest.mark.parametrize("name", ["endpoint.json", "endpoint.json.former"])
+def test_who_says_down_to_a_start_does_not_want_the_one_before_it_back(cli, away, name):
+    """A start that was called off leaves what the plane before it left, which makes the next command start it."""
+    state = away.parent / "state"
+    state.mkdir()
+    program = (
+        "import fcntl, os, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX);"
+        " lock.write(f'{os.getpid()}\\n'); lock.flush(); print(flush=True); time.sleep(60)"
+    )
+    starting = subprocess.Popen([sys.executable, "-c", program, str(state / "plane.lock")], stdout=subprocess.PIPE)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (state / name).write_text(json.dumps({"pid": ended.pid}))
+    try:
+        starting.stdout.readline()
+        reaper = threading.Thread(target=starting.wait)
+        reaper.start()
+        assert "the control plane has ended" in cli("down").err
+        reaper.join()
+    finally:
+        starting.kill()
+        starting.communicate()
+    assert not (state / name).exists()
 
 
 def test_only_who_has_the_folder_is_ever_signalled(cli, away):

@@ -111,6 +111,25 @@ def test_a_standing_control_plane_that_died_is_started_again_as_it_was():
     )
 
 
+def test_how_it_was_is_known_also_where_the_start_after_the_crash_was_killed(settings, monkeypatch):
+    restart = ["plane", "--state", "/s", "--mode", "standing", "--port", "9"]
+    write_endpoint(settings.state_dir, pid=dead_pid(), embedded=False, restart=restart)
+    (settings.state_dir / "endpoint.json").rename(settings.state_dir / "endpoint.json.former")
+    assert is_stale(settings.state_dir)
+    started = []
+
+    def start(argv, **_):
+        started.append(argv)
+        raise UsageError("not here")
+
+    monkeypatch.setattr(sys.modules["gpulayer.client.embedded"], "start_detached", start)
+    with pytest.raises(UsageError, match="not here"):
+        ensure_plane(settings)
+    assert list(started[0][4:]) == restart
+    with locked(Layout(settings.state_dir)):
+        assert not is_stale(settings.state_dir), "one is starting"
+
+
 def test_several_commands_at_once_start_one_control_plane(settings):
     found = []
 

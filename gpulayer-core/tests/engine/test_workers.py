@@ -16,6 +16,7 @@ from gpulayer.engine.events import (
     WorkerResumed,
     WorkerWentSilent,
 )
+from gpulayer.engine.records import AttemptImage
 from gpulayer.ids import Digest, WorkerId
 from gpulayer.spec.job import Gang, JobState
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -152,6 +153,27 @@ def test_what_runs_is_lost_where_an_agent_would_start_it_anew_and_nothing_else_i
     else:
         assert plane.epoch() > epoch
         assert any(isinstance(effect, Void) and epoch in effect.epochs for effect in void)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_what_may_have_begun_before_a_start_that_can_not_know_is_lost_and_what_that_start_knows_is_not(plane, retries):
+    plane.join()
+    job = plane.submit(retries=retries)
+    epoch = plane.epoch()
+    plane.report("w1", boot=2, recovered=(epoch,), unsure=True)
+    plane.report("w1", boot=3, recovered=(), unsure=True, untold=frozenset([epoch]))
+    assert plane.epoch() == epoch
+    done = plane.report("w1", boot=4, recovered=(), unsure=True)
+    (attempt,) = [each for each in done.records if isinstance(each, AttemptImage) and each.epoch == epoch]
+    assert attempt.outcome.ended_by is EndedBy.WORKER_LOST
+    assert "may have begun this attempt before" in attempt.outcome.evidence
+    if retries:
+        assert plane.epoch() > epoch
+        again = plane.epoch()
+        plane.report("w1", boot=4, recovered=(), unsure=True)  # its answer was lost
+        assert plane.epoch() == again
+    else:
+        assert job not in plane.state.jobs
 
 
 def test_an_attempt_that_the_agent_never_acknowledged_is_still_its_own_after_a_restart(plane):

@@ -642,7 +642,6 @@ def test_facts_that_changed_ride_on_the_next_report_and_again_if_it_failed():
 
 def test_contact_is_saved_before_it_is_needed_and_seldom():
     agent = Agent()
-    assert SaveContact(0) in step(AgentState(), Recovered(boot=1), now_ms=0)
     for second in range(10, 100, 10):
         agent.send(Ticked(), at=second * 1000)
         agent.settle()
@@ -652,6 +651,27 @@ def test_contact_is_saved_before_it_is_needed_and_seldom():
         if isinstance(action, SaveContact)
     ]
     assert saved == [SaveContact(90_000)]
+
+
+def test_who_can_not_tell_that_its_machine_went_on_says_so_until_it_is_answered():
+    """It may be a copy of the worker's folder, older than what was lent to the worker last, or have lost its notes."""
+    state = AgentState()
+    (sent,) = step(state, Recovered(boot=2), now_ms=50)
+    assert sent.plan.unsure
+    assert step(state, ReportFailed(sent.plan.seq, 10), now_ms=60) == ()
+    (again,) = step(state, Ticked(), now_ms=70)
+    assert again.plan.unsure
+    answered = step(state, ReportAnswered(again.plan.seq), now_ms=80)
+    assert SaveContact(70) in answered, "from now on a start finds that it was here"
+    later = step(state, Ticked(), now_ms=60_000)
+    assert [action.plan.unsure for action in later if isinstance(action, SendReport)] == [False]
+
+
+def test_it_can_where_it_was_in_contact_since_the_machine_started_or_finds_a_program_that_runs():
+    node = RecoveredNode(JOB, Progress(Phase.RUNNING, started_ms=0), is_running=True)
+    for event in (Recovered(boot=2, contact_ms=10), Recovered(boot=2, nodes=(node,))):
+        (plan,) = [action.plan for action in step(AgentState(), event, now_ms=50) if isinstance(action, SendReport)]
+        assert not plan.unsure
 
 
 def recovered(progress, **fields):

@@ -20,12 +20,13 @@ import httpx
 import psutil
 import pytest
 
+from gpulayer.client.embedded import is_stale
 from gpulayer.errors import Conflict, DiskFull, StorageUnavailable, UsageError
 from gpulayer.net import parse_pins, pin_of, tls_context
 from gpulayer.server import ServeSettings, serve
 from gpulayer.server.auth import load_pepper
 from gpulayer.server.certificates import own_certificate
-from gpulayer.server.folder import keep_port, kept_port, unusable
+from gpulayer.server.folder import EndpointKeeper, keep_port, kept_port, unusable
 from gpulayer.server.settings import Layout
 from gpulayer.server.store import Store
 
@@ -33,9 +34,11 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from gpulayer.errors import GpulayerError
+from gpulayer.faults import arm
 from gpulayer.server import ServeSettings, serve
 from gpulayer.server.settings import CertificateFiles
 options = eval(sys.argv[2])
+arm(options.pop("faults", ""))
 try:
     sys.exit(serve(ServeSettings(Path(sys.argv[1]), **{"port": 0, **options})))
 except GpulayerError as error:
@@ -541,6 +544,83 @@ def test_a_restored_folder_that_was_served_is_as_any_other(serving, tmp_path) ->
     served = serving().ready()
     assert served.http.get("/readyz").status_code == 200
     assert not mark.exists()
+
+
+LEFT = {"schema": 1, "url": "http://127.0.0.1:9", "token": "t", "version": "0.1.0", "embedded": False}
+
+
+@pytest.fixture
+def left(tmp_path) -> bytes:
+    """What a plane of ``gpulayer up`` left that was killed; how it was started stands in it alone."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    content = json.dumps({**LEFT, "pid": process.pid, "restart": ["plane", "--state", "s", "--mode", "standing"]})
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "endpoint.json").write_text(content)
+    return content.encode()
+
+
+def fail(*_args: object, **_options: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def fail_later(*_args: object) -> None:
+    raise DiskFull("database or disk is full")
+
+
+@pytest.mark.parametrize(
+    "step", ["set_aside", "reach_of", "raise_file_limit", "_start_worker", "_first_commit", "write"]
+)
+def test_a_start_that_fails_leaves_the_endpoint_file_of_the_plane_that_was_killed(
+    tmp_path, left, monkeypatch, step
+) -> None:
+    where = EndpointKeeper if step in ("set_aside", "write") else sys.modules["gpulayer.server.serve"]
+    monkeypatch.setattr(where, step, fail_later if step == "_first_commit" else fail)
+    with pytest.raises(DiskFull):
+        serve(ServeSettings(tmp_path / "state", port=0))
+    assert (tmp_path / "state" / "endpoint.json").read_bytes() == left
+    assert not (tmp_path / "state" / "endpoint.json.former").exists()
+    assert is_stale(tmp_path / "state")
+
+
+def test_so_does_one_that_is_refused_for_what_lies_in_the_folder(serving, tmp_path, left) -> None:
+    state = tmp_path / "state"
+    Store(str(state / "store.db")).close()
+    (state / "pepper").write_bytes(b"p" * 31)
+    assert serving().wait()[0] == 1
+    assert (state / "endpoint.json").read_bytes() == left
+    (state / "pepper").unlink()
+    (state / "endpoint.json.part").mkdir()
+    assert serving(worker_command=("/not/there",)).wait()[0] == 1
+    assert (state / "endpoint.json").read_bytes() == left
+
+
+@pytest.mark.parametrize("point", ["after_lock", "before_pepper", "before_endpoint", "in_endpoint"])
+def test_after_kill_9_in_the_middle_of_a_start_it_is_known_how_the_one_before_was_started(
+    serving, tmp_path, left, point
+) -> None:
+    state = tmp_path / "state"
+    assert serving(faults=f"plane.{point}").wait()[0] == -signal.SIGKILL
+    assert is_stale(state)
+    found = [each for each in (state / "endpoint.json", state / "endpoint.json.former") if each.exists()]
+    assert [each.read_bytes() for each in found] == [left]
+    assert serving(faults=f"plane.{point}").wait()[0] == -signal.SIGKILL, "nor does a second one lose it"
+    served = serving().ready()
+    assert not (state / "endpoint.json.former").exists()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.wait()[0] == 0
+    assert not is_stale(state)
+
+
+def test_a_start_that_is_called_off_before_it_serves_leaves_what_it_found(serving, tmp_path, left) -> None:
+    state = tmp_path / "state"
+    served = serving(faults="plane.before_commit:1:stop")
+    _until((state / "store.db").exists)
+    _until(lambda: psutil.Process(served.process.pid).status() == psutil.STATUS_STOPPED)
+    served.process.send_signal(signal.SIGTERM)
+    served.process.send_signal(signal.SIGCONT)
+    assert served.wait()[0] == 0
+    assert (state / "endpoint.json").read_bytes() == left
 
 
 def test_shutdown_ends_the_own_worker_first(serving) -> None:

@@ -195,6 +195,43 @@ def test_an_older_boot_in_a_report_of_an_agent_that_names_no_start_is_refused(pl
     assert worker.try_report().status_code == 200
 
 
+@pytest.mark.parametrize("has_asked", [False, True])
+@pytest.mark.parametrize("is_unsure", [False, True])
+def test_what_a_start_was_told_that_said_no_more_is_begun_by_no_start_that_may_be_of_an_older_folder(
+    plane, has_asked, is_unsure
+):
+    worker = plane.worker()
+    worker.open_session(start=(1, "a"))
+    worker.report(recovered=[])
+    worker.commands()
+    job = plane.submit("true", retries=0)
+    plane.until(lambda: plane.job(job["id"])["state"] == "staging")
+    if has_asked:
+        plane.until(lambda: worker.commands(hold_s=5))
+    worker.open_session(start=(2, "b"))
+    worker.boot, worker.cursor = 2, ""
+    worker.report(recovered=[], **({"unsure": True} if is_unsure else {}))
+    orders = worker.commands()
+    record = plane.job(job["id"])
+    if has_asked and is_unsure:
+        assert (record["state"], record["ended_by"], orders) == ("lost", "worker_lost", [])
+    else:
+        assert (record["state"], len(orders)) == ("staging", 1)
+
+
+def test_what_was_lent_before_a_restart_of_the_control_plane_may_have_been_told(plane):
+    worker = plane.worker()
+    worker.open_session(start=(1, "a"))
+    worker.report(recovered=[])
+    job = plane.submit("true", retries=0)
+    plane.until(lambda: plane.job(job["id"])["state"] == "staging")
+    plane.restart()
+    worker.open_session(start=(2, "b"))
+    worker.boot, worker.cursor = 2, ""
+    worker.report(recovered=[], unsure=True)
+    assert plane.job(job["id"])["state"] == "lost"
+
+
 def test_a_rolled_back_folder_has_its_worker_back_when_the_newest_start_is_silent_and_holds_nothing(plane):
     worker = plane.worker()
     worker.open_session(start=(2, "b"))

@@ -19,7 +19,8 @@ from gpulayer.cli.console import safe, say
 from gpulayer.cli.nouns import StateOption, TargetOption, command_app, settings_for
 from gpulayer.client import calls
 from gpulayer.client.connect import telling
-from gpulayer.client.embedded import ENDPOINT_FILE, find_plane, is_alive, wait_until_gone
+from gpulayer.client.embedded import find_plane, is_alive, wait_until_gone
+from gpulayer.client.holder import ENDPOINT_FILE, FORMER_FILE
 from gpulayer.client.limits import LIMITS
 from gpulayer.client.location import LOCAL, Configured, Local
 from gpulayer.client.transport import Transport
@@ -155,11 +156,13 @@ def _signal(pid: int, state_dir: Path, number: int) -> None:
 
 
 def _clean_up(pid: int, state_dir: Path) -> None:
-    """What it would have done at its end. A file that stays would make the next command start it again as it was."""
-    file = state_dir / ENDPOINT_FILE
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        if json.loads(file.read_bytes())["pid"] == pid:
-            file.unlink()
+    """What it would have done at its end. A file that stays, its own or one of those that were killed before it, would
+    make the next command start it again as it was."""
+    for name in (FORMER_FILE, ENDPOINT_FILE):
+        file = state_dir / name
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if (said := json.loads(file.read_bytes())["pid"]) == pid or not is_alive(said):
+                file.unlink()
     _end_worker(state_dir, "its worker still runs: ending it")
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpulayer.client.embedded import ENDPOINT_FILE, EmbeddedPlane, ensure_plane, find_plane, is_stale
+from gpulayer.client.embedded import EmbeddedPlane, ensure_plane, find_plane, is_stale
+from gpulayer.client.holder import ENDPOINT_FILE, FORMER_FILE
 from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unreachable
@@ -59,7 +60,9 @@ def is_local(settings: Settings) -> bool:
 
 def has_ended(settings: Settings) -> bool:
     """Whether this machine's own control plane has ended in order (``gpulayer down``, or nobody needed it)."""
-    return isinstance(settings.where, Local) and not (settings.where.state_dir / ENDPOINT_FILE).exists()
+    if not isinstance(settings.where, Local):
+        return False
+    return not any((settings.where.state_dir / name).exists() for name in (ENDPOINT_FILE, FORMER_FILE))
 
 
 def open_transport(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Transport:

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.client import calls
-from gpulayer.client.holder import Holder, folder_holder, is_restored
+from gpulayer.client.holder import ENDPOINT_FILE, FORMER_FILE, Holder, folder_holder, is_restored
 from gpulayer.client.location import EndpointFound, parse_endpoint
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Unreachable, UsageError
 
 __all__ = [
-    "ENDPOINT_FILE",
     "LIVE_STATES",
     "EmbeddedPlane",
     "Running",
@@ -43,7 +42,6 @@ __all__ = [
     "why_not_started",
 ]
 
-ENDPOINT_FILE: Final = "endpoint.json"
 PLANE_LOG: Final = "plane.log"
 LIVE_STATES: Final = frozenset({"queued", "provisioning", "staging", "running", "ending", "unreachable"})
 _POLL_S: Final = 0.01
@@ -90,8 +88,11 @@ def is_starting(state_dir: Path) -> bool:
 
 
 def is_stale(state_dir: Path) -> bool:
-    """True where an endpoint file is left of a control plane that ended without removing it: a crash."""
-    return (state_dir / ENDPOINT_FILE).exists() and find_plane(state_dir) is None
+    """True where an endpoint file is left of a control plane that ended without removing it: a crash. Also where the
+    start after that crash has failed."""
+    if (state_dir / ENDPOINT_FILE).exists():
+        return find_plane(state_dir) is None
+    return (state_dir / FORMER_FILE).exists() and folder_holder(state_dir) is None
 
 
 def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None) -> Running:
@@ -112,7 +113,7 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
             hint=f"end the former control plane, if it runs; then start this one: gpulayer up --state"
             f" {shlex.quote(str(settings.state_dir))}",
         )
-    died = _read_endpoint(settings.state_dir)
+    died = _read_endpoint(settings.state_dir) or _read_endpoint(settings.state_dir, FORMER_FILE)
     _check_plugin_variables(settings.environment)
     if died is not None and not died.embedded and not _is_command(died.restart):
         say(f"{settings.state_dir / ENDPOINT_FILE} does not say how the control plane at {died.url} was started, which")
@@ -306,9 +307,9 @@ def _await_endpoint(
     )
 
 
-def _read_endpoint(state_dir: Path) -> EndpointFound | None:
+def _read_endpoint(state_dir: Path, name: str = ENDPOINT_FILE) -> EndpointFound | None:
     try:
-        return parse_endpoint((state_dir / ENDPOINT_FILE).read_bytes())
+        return parse_endpoint((state_dir / name).read_bytes())
     except OSError:
         return None
 

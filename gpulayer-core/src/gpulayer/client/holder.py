@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCK_FILE", "RESTORED_FILE", "Holder", "folder_holder", "is_restored"]
+__all__ = ["ENDPOINT_FILE", "FORMER_FILE", "LOCK_FILE", "RESTORED_FILE", "Holder", "folder_holder", "is_restored"]
 
+ENDPOINT_FILE: Final = "endpoint.json"
+FORMER_FILE: Final = "endpoint.json.former"  # of a plane that was killed, from the next start until that serves
 LOCK_FILE: Final = "plane.lock"
 RESTORED_FILE: Final = "restored"
 

@@ -93,7 +93,8 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """One report of an agent; see ``wire.workers.ReportBody`` for boot, seq, holding, recovered and unstarted."""
+    """One report of an agent; see ``wire.workers.ReportBody`` for boot, seq, holding, recovered, unstarted
+    and unsure. untold: of an unsure one: what was lent to this worker and never told to any start of its agent."""
 
     at: Instant
     worker: WorkerId
@@ -107,6 +108,8 @@ class WorkerReported:
     stopping: bool = False
     leaving: bool = False
     unstarted: tuple[Epoch, ...] = ()
+    unsure: bool = False
+    untold: frozenset[Epoch] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

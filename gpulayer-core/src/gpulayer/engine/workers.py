@@ -186,6 +186,8 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
         turn.workers[worker.id] = worker
         _end_vanished(turn, worker, event.recovered or ())
         _end_begun(turn, worker, event.unstarted)
+        if event.unsure:
+            _end_unheard(turn, worker, event.untold.union(event.recovered or ()))
     for epoch in worker.leases:
         attempt = turn.state.attempts[epoch]
         if attempt.lease_ttl_ms != turn.state.policy.lease_ttl_ms and len(attempt.nodes) == 1:
@@ -239,6 +241,16 @@ def _end_begun(turn: Turn, worker: Worker, unstarted: tuple[Epoch, ...]) -> None
         attempt = _lent_to(turn.state, worker, epoch)
         if attempt is not None and attempt.nodes[worker.leases[epoch]].phase in (NodePhase.RUNNING, NodePhase.ENDING):
             _lose(turn, worker, attempt, f"worker {worker.name} started again without knowing that this attempt ran")
+
+
+def _end_unheard(turn: Turn, worker: Worker, safe: frozenset[Epoch]) -> None:
+    """What a former start was told may have begun there, on a machine that can't say so any more: it lost power with
+    the notes of that, or this is a copy of its folder from before, on another one. Nothing here tells the two apart."""
+    for epoch in list(worker.leases):
+        attempt = turn.state.attempts.get(epoch)
+        if attempt is not None and epoch not in safe:
+            evidence = f"worker {worker.name} was started anew as a whole, and may have begun this attempt before"
+            _lose(turn, worker, attempt, evidence)
 
 
 def _stops(turn: Turn, worker: Worker) -> None:

@@ -27,6 +27,7 @@ started is given back when it is revoked.
 from typing import Final, TypeVar, assert_never
 
 from gpulayer.ids import Epoch, JobId
+from gpulayer.protocol import moves
 from gpulayer.protocol.held import Held, add_evidence, outcome_of_end, outcome_of_failed_spawn, outcome_of_stop
 from gpulayer.protocol.leases import extension, is_current, kill_by_ms, may_begin, stop_due, stop_due_ms
 from gpulayer.protocol.messages import (
@@ -35,10 +36,8 @@ from gpulayer.protocol.messages import (
     Admit,
     AttemptsVoided,
     CallOff,
-    CollectOutputs,
     CommandsReceived,
     DiskFilled,
-    DrainLog,
     Extend,
     ExtendFailed,
     FactsChanged,
@@ -69,7 +68,6 @@ from gpulayer.protocol.messages import (
     Spawned,
     SpawnFailed,
     SpawnPutOff,
-    Stage,
     Staged,
     StagingFailed,
     Stop,
@@ -82,12 +80,10 @@ from gpulayer.protocol.reporting import next_report, report_due_ms
 from gpulayer.protocol.room import Room
 from gpulayer.protocol.state import AgentState
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
 from gpulayer.spec.outcome import EndedBy, Outcome, blame_for
 
 __all__ = ["AgentState", "Held", "is_current", "next_wake_ms", "step"]
 
-KILL_AGAIN_MS: Final = 5_000  # a tree that SIGKILL did not end yet (D state) gets it again
 CONTACT_STEP_MS: Final = 5_000  # how far the saved contact may lie behind; behind is the safe side
 DISK_GRACE_MS: Final = 5_000  # a program that goes on filling a full disk gets no more than that
 FINISH_MARGIN_MS: Final = 15_000  # after the grace time: for logs, outputs and the last reports of a stopping worker
@@ -177,6 +173,7 @@ def next_wake_ms(state: AgentState) -> int | None:
 
 def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Action]) -> None:
     state.boot = event.boot
+    state.is_unsure = event.contact_ms is None and not any(node.is_running for node in event.nodes)
     if event.contact_ms is None:
         state.contact_ms = state.saved_contact_ms = now_ms
     else:
@@ -200,36 +197,29 @@ def _recover(state: AgentState, event: Recovered, now_ms: int, actions: list[Act
         )
         state.held[held.key] = held
         if event.has_rebooted and node.process is None and held.phase in (Phase.STAGING, Phase.SPAWNING):
-            _end_unsure(held, now_ms, actions)
+            moves.end_unsure(held, now_ms, actions)
         else:
             _resume(state, held, node, now_ms, actions)
-    if event.contact_ms is None:
+    if event.contact_ms is None and not state.is_unsure:
         actions.append(SaveContact(now_ms))  # last: from then on nobody sees that the machine was restarted
-
-
-def _end_unsure(held: Held, now_ms: int, actions: list[Action]) -> None:
-    """Notes are not synced: that it has started may have been the last one, and it must not start twice."""
-    evidence = "its machine was restarted, and whether it had begun is not known"
-    outcome = Outcome(EndedBy.WORKER_LOST, evidence=evidence, blame=blame_for(EndedBy.WORKER_LOST))
-    _end(held, outcome if held.stop is None else outcome_of_stop(held, evidence), now_ms, actions)
 
 
 def _resume(state: AgentState, held: Held, node: RecoveredNode, now_ms: int, actions: list[Action]) -> None:
     match held.phase:
         case Phase.STAGING:
-            _stage(held, actions)
+            moves.stage(held, actions)
         case Phase.SPAWNING if node.is_running or node.process is not None:
-            _spawned(held, now_ms, actions)
+            moves.spawned(held, now_ms, actions)
         case Phase.SPAWNING if held.stop is None:
             held.phase, held.is_staged = Phase.STAGING, True  # it waits, as all do that has not begun
         case Phase.SPAWNING:  # the spawner hears no more of who asked before, so nothing is on its way
-            _end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
+            moves.end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
         case Phase.RUNNING:
             actions.append(FollowLog(held.key))
             if held.stop is not None and not held.is_signalled:
                 actions.append(SignalTree(held.key))
         case Phase.DRAINING:
-            _deliver(state, held, now_ms, actions)
+            moves.deliver(held, actions)
         case Phase.ENDED:
             pass
         case _:
@@ -260,17 +250,7 @@ def _assign(state: AgentState, assignment: Assignment, now_ms: int, actions: lis
     state.held[key] = held
     _save_contact(state, actions)
     actions.append(Admit(assignment))
-    _stage(held, actions)
-
-
-def _stage(held: Held, actions: list[Action]) -> None:
-    """What needs nothing brought or made is ready; it may still have to wait for room."""
-    share = held.assignment
-    has_own_environment = share.environment not in ("", DEFAULT_ENVIRONMENT)
-    if share.source is None and not share.has_credentials and not share.inputs and not has_own_environment:
-        held.is_staged = True
-    else:
-        actions.append(Stage(share))
+    moves.stage(held, actions)
 
 
 def _refuse(state: AgentState, assignment: Assignment, ended_by: EndedBy, now_ms: int) -> None:
@@ -313,7 +293,7 @@ def _give_back(state: AgentState, epoch: Epoch, now_ms: int, actions: list[Actio
             actions.append(AbandonStage(held.key))
             evidence = "given back before it started"
             outcome = Outcome(EndedBy.PREEMPTED, evidence=evidence, blame=blame_for(EndedBy.PREEMPTED))
-            _end(held, outcome, now_ms, actions)
+            moves.end(held, outcome, now_ms, actions)
     if not nodes:
         _refuse_unheard(state, epoch, None, EndedBy.PREEMPTED, now_ms)
 
@@ -332,24 +312,12 @@ def _stop(state: AgentState, held: Held, stop: Stop, now_ms: int, actions: list[
     match held.phase:
         case Phase.STAGING:
             actions.append(AbandonStage(held.key))
-            _end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
+            moves.end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
         case Phase.SPAWNING:
             if is_first:
                 actions += [Journal(held.key, held.progress), CallOff(held.key)]
         case Phase.RUNNING:
-            _signal(held, now_ms, actions)
-
-
-def _signal(held: Held, now_ms: int, actions: list[Action]) -> None:
-    """SIGTERM unless it was sent, and a time for SIGKILL that only moves nearer."""
-    kill_at_ms = now_ms + held.stop_grace_ms
-    if held.kill_at_ms is not None and held.kill_at_ms <= kill_at_ms:
-        return
-    is_first = held.kill_at_ms is None
-    held.kill_at_ms = kill_at_ms
-    actions.append(Journal(held.key, held.progress))
-    if is_first:
-        actions.append(SignalTree(held.key))
+            moves.signal(held, now_ms, actions)
 
 
 def _stop_all(state: AgentState, event: StopAllRequested, now_ms: int, actions: list[Action]) -> None:
@@ -389,7 +357,7 @@ def _node_event(
             held.is_staged = True
         case StagingFailed() if held.phase is Phase.STAGING:
             outcome = Outcome(event.ended_by, evidence=event.evidence, blame=event.blame)
-            _end(held, outcome, now_ms, actions)
+            moves.end(held, outcome, now_ms, actions)
         case DiskFilled():
             if held.stop is None:
                 held.stop_blame = event.blame
@@ -397,12 +365,12 @@ def _node_event(
                 stop = Stop(held.key.epoch, EndedBy.DISK_FULL, grace_ms, evidence=event.evidence)
                 _stop(state, held, stop, now_ms, actions)
         case Spawned() if held.phase is Phase.SPAWNING:
-            _spawned(held, now_ms, actions)
+            moves.spawned(held, now_ms, actions)
         case SpawnFailed() if held.phase is Phase.SPAWNING:
             if held.is_void:
                 _forget(state, held, actions)
             else:
-                _end(held, outcome_of_failed_spawn(held, event), now_ms, actions)
+                moves.end(held, outcome_of_failed_spawn(held, event), now_ms, actions)
         case SpawnPutOff() if held.phase is Phase.SPAWNING:
             _put_off(state, held, now_ms, actions)
         case TreeSignalled() if held.phase is Phase.RUNNING and not held.is_signalled:
@@ -417,19 +385,19 @@ def _node_event(
             # What was made on a host that died under the program is not known to be whole; it will run again.
             held.is_collected = not held.assignment.keep_outputs or isinstance(event, ProcessLost)
             actions.append(Journal(held.key, held.progress))
-            _deliver(state, held, now_ms, actions)
+            moves.deliver(held, actions)
         case LogDrained() if held.phase is Phase.DRAINING:
             held.is_log_drained = True
             add_evidence(held, event.warning)
-            _end_if_delivered(held, now_ms, actions)
+            moves.end_if_delivered(held, now_ms, actions)
         case OutputsCollected() if held.phase is Phase.DRAINING and not held.is_collected:
             held.is_collected, held.outputs = True, event.tree
             add_evidence(held, *event.warnings)
-            _end_if_delivered(held, now_ms, actions)
+            moves.end_if_delivered(held, now_ms, actions)
         case OutputsFailed() if held.phase is Phase.DRAINING and not held.is_collected:
             held.is_collected = True
             add_evidence(held, f"outputs could not be brought home: {event.evidence}")
-            _end_if_delivered(held, now_ms, actions)
+            moves.end_if_delivered(held, now_ms, actions)
         case _:
             pass  # a repetition, or an answer that came too late to matter
 
@@ -482,47 +450,16 @@ def _by_key(held: Held) -> NodeKey:
     return held.key
 
 
-def _spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
-    held.phase, held.changed_ms, held.started_ms = Phase.RUNNING, now_ms, now_ms
-    if held.is_void:
-        held.kill_at_ms = now_ms + KILL_AGAIN_MS
-        actions += [Journal(held.key, held.progress), KillTree(held.key)]
-        return
-    actions += [Journal(held.key, held.progress), FollowLog(held.key)]
-    if held.stop is not None:
-        _signal(held, now_ms, actions)
-
-
 def _put_off(state: AgentState, held: Held, now_ms: int, actions: list[Action]) -> None:
     """It has not begun, and waits like one without room; on disk it stays as it is: a next start looks whether it runs
     and has it wait again."""
     if held.is_void:
         _forget(state, held, actions)
     elif held.stop is not None:
-        _end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
+        moves.end(held, outcome_of_stop(held, _NOT_STARTED), now_ms, actions)
     else:
         held.phase, held.changed_ms, held.is_staged, held.has_waited = Phase.STAGING, now_ms, False, True
         actions.append(Hold(held.assignment))
-
-
-def _deliver(state: AgentState, held: Held, now_ms: int, actions: list[Action]) -> None:
-    actions.append(DrainLog(held.key))
-    if held.outcome is not None and held.outcome.ended_by is EndedBy.WORKER_LOST and held.stop is None:
-        held.is_collected = True
-    if not held.assignment.keep_outputs:
-        held.is_collected = True
-    if not held.is_collected:
-        actions.append(CollectOutputs(held.key))
-
-
-def _end_if_delivered(held: Held, now_ms: int, actions: list[Action]) -> None:
-    if held.is_log_drained and held.is_collected and held.outcome is not None:
-        _end(held, held.outcome, now_ms, actions)
-
-
-def _end(held: Held, outcome: Outcome, now_ms: int, actions: list[Action]) -> None:
-    held.phase, held.changed_ms, held.outcome = Phase.ENDED, now_ms, outcome
-    actions.append(Journal(held.key, held.progress))
 
 
 def _void(state: AgentState, epochs: tuple[Epoch, ...], actions: list[Action]) -> None:
@@ -568,9 +505,9 @@ def _look_at_all(state: AgentState, now_ms: int, actions: list[Action]) -> None:
                 _stop(state, held, end[1], now_ms, actions)
         if held.phase is Phase.RUNNING:
             if held.is_void and held.kill_at_ms is None:
-                held.kill_at_ms = now_ms + KILL_AGAIN_MS
+                held.kill_at_ms = now_ms + moves.KILL_AGAIN_MS
             elif held.kill_at_ms is not None and held.kill_at_ms <= now_ms:
-                held.kill_at_ms = now_ms + KILL_AGAIN_MS
+                held.kill_at_ms = now_ms + moves.KILL_AGAIN_MS
                 actions.append(KillTree(held.key))
 
 
@@ -596,6 +533,9 @@ def _answered(state: AgentState, event: ReportAnswered, now_ms: int, actions: li
             state.contact_since_ms = now_ms  # in between the control plane may have lent anything to others
         state.recovered = None
         state.contact_ms = max(state.contact_ms, plan.sent_ms)
+        if state.is_unsure:  # it has been told; before that a next start has to tell it again
+            state.is_unsure, state.saved_contact_ms = False, state.contact_ms
+            actions.append(SaveContact(state.contact_ms))
         for item in plan.items:
             held = state.held.get(item.key)
             if held is None:

@@ -481,8 +481,8 @@ class Item:
 class ReportPlan:
     """A report by value; the sender adds only schema and facts. See ``wire.workers.ReportBody``.
 
-    unstarted: of those that were recovered. stopping: nothing more is to be lent here. leaving: nothing is left here
-    either.
+    unstarted: of those that were recovered. unsure: what it does not know of may have begun all the same. stopping:
+    nothing more is to be lent here. leaving: nothing is left here either.
     """
 
     boot: int
@@ -495,6 +495,7 @@ class ReportPlan:
     stopping: bool = False
     leaving: bool = False
     unstarted: tuple[Epoch, ...] = ()
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def next_report(state: AgentState, now_ms: int) -> ReportPlan | None:
         stopping=state.is_stopping,
         leaving=can_leave(state),
         unstarted=() if state.recovered is None else _unstarted(state),
+        unsure=state.is_unsure,
     )
 
 

@@ -19,7 +19,8 @@ class AgentState:
     news, ready, using, deadline_ms: see ``notes``: to report, to start, using cores; when a node is to be looked at.
 
     refused: what must not start here any more (whole epochs or single nodes), and what stopped it; None: it is void.
-    recovered: what the first answered report of this boot tells; None once it was answered.
+    recovered: what the first answered report of this boot tells; None once it was answered. is_unsure: until then:
+    nothing tells that the starts before it were on this machine, with this folder, since the machine was started.
     contact_ms: send time of the last answered report. contact_since_ms: since when no lease has lapsed for want of one.
     is_stop_told: the control plane knows that this worker stops.
     """
@@ -40,6 +41,7 @@ class AgentState:
     refused: dict[Epoch | NodeKey, EndedBy | None] = field(default_factory=dict)
     done: dict[NodeKey, None] = field(default_factory=dict)
     recovered: tuple[Epoch, ...] | None = ()
+    is_unsure: bool = False
     has_new_facts: bool = True
     in_flight: ReportPlan | None = None
     last_sent_ms: int | None = None

@@ -1,7 +1,8 @@
 """The state folder of a plane that serves: whose it is, and the file that tells commands where the plane is.
 
 One plane a folder, by a lock that goes with the process, however it ends. ``endpoint.json`` appears when requests are
-answered, never before, and only the plane whose folder it is writes or removes it.
+answered, never before, and only the plane whose folder it is writes or removes it. What a killed plane left there is
+set aside until the next one serves, and put back where that fails: it says how to start it again as it was.
 """
 
 import errno
@@ -199,18 +200,29 @@ def is_ours(layout: Layout, lock: int) -> bool:
 
 
 class EndpointKeeper:
-    """Writes ``endpoint.json``, mends it, and takes it away at the end."""
+    """Writes ``endpoint.json``, mends it, and takes it away at the end; keeps the former one until then."""
 
     def __init__(self, layout: Layout, lock: int) -> None:
         self._layout = layout
         self._lock = lock
         self._content = b""
+        self._is_written = False
         self._is_failing = False
+
+    def set_aside(self) -> None:
+        """Our worker must not follow the file of a plane that was killed. Raises OSError."""
+        if self._layout.endpoint.is_dir():  # in the way; a rename would not mind
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._layout.endpoint))
+        with suppress(FileNotFoundError):
+            os.replace(self._layout.endpoint, self._layout.former)
 
     def write(self, content: bytes) -> None:
         """Raises OSError."""
         self.change(content)
         write_whole(self._layout.endpoint, content, point="plane.endpoint")
+        self._is_written = True
+        with suppress(OSError):  # one that stays tells nobody anything while ours is there
+            self._layout.former.unlink(missing_ok=True)
 
     def change(self, content: bytes) -> None:
         """What the file is to say; the next ``mend`` writes it, and those after it where the disk is full."""
@@ -219,6 +231,8 @@ class EndpointKeeper:
     def mend(self) -> None:
         """Whoever lost or damaged the file could neither use this plane nor end it, nor start another. Raises nothing:
         what can't be written now is tried again the next time, and said once."""
+        if not self._is_written:
+            return
         try:
             if self._layout.endpoint.read_bytes() == self._content:
                 return
@@ -234,9 +248,21 @@ class EndpointKeeper:
             self._is_failing = False
 
     def remove(self) -> None:
-        """May be repeated; leaves the file of a plane alone that has the folder now."""
-        if is_ours(self._layout, self._lock):
+        """At an end that was asked for. May be repeated; leaves the file of a plane alone that has the folder now."""
+        if self._is_written and is_ours(self._layout, self._lock):
+            self._layout.former.unlink(missing_ok=True)
             self._layout.endpoint.unlink(missing_ok=True)
+
+    def put_back(self) -> None:
+        """What was set aside, where ours never took its place. May be repeated; raises nothing."""
+        if self._is_written or not is_ours(self._layout, self._lock):
+            return
+        try:
+            os.replace(self._layout.former, self._layout.endpoint)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # whoever looks for it finds it where it is, too
+            _log.warning("%s can't be put back: %s", self._layout.endpoint, error.strerror)
 
 
 def kept_port(layout: Layout) -> int:

@@ -189,6 +189,8 @@ def _report_body(event: WorkerReported) -> str:
             "facts": event.facts_digest,
             "stopping": event.stopping,
             "unstarted": event.unstarted,
+            "unsure": event.unsure,
+            "untold": sorted(event.untold),
             "leaving": event.leaving,
         }
     )

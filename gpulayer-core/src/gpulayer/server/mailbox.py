@@ -75,6 +75,7 @@ class Mailboxes:
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
         self._boxes: dict[WorkerId, _Mailbox] = {}
+        self._untold: dict[WorkerId, set[Epoch]] = {}
 
     def deliver(self, state: State, records: Iterable[Record], effects: Iterable[Effect]) -> set[WorkerId]:
         """Put what a commit released into mailboxes, and take out what it ended; returns who is to be told something.
@@ -84,12 +85,17 @@ class Mailboxes:
         for record in records:
             if isinstance(record, AttemptImage):
                 for node in record.nodes:
-                    if node.phase is NodePhase.ENDED and node.worker in self._boxes:
+                    if node.phase is not NodePhase.ENDED:
+                        continue
+                    self._untold.get(node.worker, set()).discard(record.epoch)
+                    if node.worker in self._boxes:
                         self._boxes[node.worker].retract(record.epoch)
         changed: set[WorkerId] = set()
         for effect in effects:
             if not isinstance(effect, Assign | Stop | Revoke):
                 continue
+            if isinstance(effect, Assign) and effect.epoch in state.attempts:
+                self._untold.setdefault(effect.worker, set()).add(effect.epoch)
             box = self._boxes.get(effect.worker)
             if box is None:
                 continue
@@ -122,12 +128,19 @@ class Mailboxes:
         """Commands not acknowledged yet (the oldest, if there are very many), and the cursor behind them."""
         box = self._boxes[worker]
         picked = [box.orders[index] for index in range(min(len(box.orders), REPLY_LIMIT))]
+        self._untold.get(worker, set()).difference_update(order.epoch for _, order in picked)
         last = picked[-1][0] if picked else box.last
         return f"{self._incarnation}.{last}", [order for _, order in picked]
+
+    def untold(self, worker: WorkerId) -> frozenset[Epoch]:
+        """What was lent to it in this run and stood in no answer: no start of its agent can have begun that. What is
+        not in here may have been told, or was lent in an earlier run."""
+        return frozenset(self._untold.get(worker, ()))
 
     def forget(self, worker: WorkerId) -> None:
         """Drop all that waits for it. Unknown workers are no error."""
         self._boxes.pop(worker, None)
+        self._untold.pop(worker, None)
 
     def _number(self, worker: WorkerId, cursor: str) -> int | None:
         incarnation, _, number = cursor.partition(".")

@@ -87,12 +87,13 @@ def serve(settings: ServeSettings) -> int:
         keep_port(layout, listeners.own_port)
         here("plane.after_lock")
         endpoint = EndpointKeeper(layout, lock)
-        endpoint.remove()  # of a plane that was killed; our worker must not follow it
-        syncs = Syncs(failed=_end_now, reach=lambda: here("plane.in_sync"))
-        reach = reach_of(settings, listeners, now_ms=SystemClock().wall_ms(), syncs=syncs)
-        limits = raise_file_limit()
-        worker, join_token = _start_worker(settings, layout, limits, syncs)
+        worker: LocalWorker | None = None
         try:
+            endpoint.set_aside()
+            syncs = Syncs(failed=_end_now, reach=lambda: here("plane.in_sync"))
+            reach = reach_of(settings, listeners, now_ms=SystemClock().wall_ms(), syncs=syncs)
+            limits = raise_file_limit()
+            worker, join_token = _start_worker(settings, layout, limits, syncs)
             served = _Served(settings, layout, lock, listeners, reach, endpoint, worker, syncs, join_token)
             has_failed = asyncio.run(_serve(served))
         except BaseException:
@@ -101,7 +102,7 @@ def serve(settings: ServeSettings) -> int:
                 worker.forget()  # it ends by itself, and has no plane to tell of that
             raise
         finally:
-            endpoint.remove()
+            endpoint.put_back()
     return _FAILED_EXIT if has_failed else 0
 
 
@@ -217,16 +218,18 @@ async def _serve(served: _Served) -> bool:
         gc.freeze()
         gc.set_threshold(*_COLLECT)
         gc.enable()
-        served.endpoint.write(_document(served))
-        with suppress(OSError):
-            served.layout.restored.unlink(missing_ok=True)
+        if not plane.shutdown_asked.is_set():  # else whoever waited for this start has given it up
+            served.endpoint.write(_document(served))
+            with suppress(OSError):
+                served.layout.restored.unlink(missing_ok=True)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve())
             looking = group.create_task(_look_after(plane, served))
             sweeping = group.create_task(keep_sweeping(plane))
             collecting = group.create_task(keep_collecting())
             await _until_first(plane.shutdown_asked.wait(), serving)
-            served.endpoint.remove()
+            if plane.shutdown_asked.is_set() and not plane.has_failed:  # else the next command is to start it again
+                served.endpoint.remove()
             looking.cancel()
             sweeping.cancel()
             collecting.cancel()

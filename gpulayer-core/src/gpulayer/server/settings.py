@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from gpulayer.client.holder import RESTORED_FILE
+from gpulayer.client.holder import ENDPOINT_FILE, FORMER_FILE, RESTORED_FILE
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.server.admission import AdmissionLimits
 
@@ -38,7 +38,12 @@ class Layout:
 
     @property
     def endpoint(self) -> Path:
-        return self.root / "endpoint.json"
+        return self.root / ENDPOINT_FILE
+
+    @property
+    def former(self) -> Path:
+        """The endpoint file of a plane that was killed, from the next start until that serves."""
+        return self.root / FORMER_FILE
 
     @property
     def restored(self) -> Path:

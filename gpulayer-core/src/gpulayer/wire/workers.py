@@ -191,6 +191,9 @@ class ReportBody(TypedDict):
     an attempt that the control plane believes there and that is not listed is lost.
     ``unstarted``: those of them whose program has not been started: an attempt that the control plane knows to run is
     lost, because this agent runs in a copy, or an older state, of its folder.
+    ``unsure``: its machine was started anew since the start of the agent before this one, or this is another machine
+    or another folder, as far as is known: an attempt that a start before it was told of, and that is not in
+    ``recovered``, is lost, because it may have begun where nobody can tell of it any more.
     ``holding``: all epochs the agent holds now; what the control plane no longer lends it comes back as ``void``.
     ``sent_ms``: the agent's monotonic clock at sending, from which it counts its own leases.
     ``stopping``: it ends what it holds and starts nothing more; sent before anything else of that.
@@ -205,6 +208,7 @@ class ReportBody(TypedDict):
     holding: Annotated[list[Counter], MaxLen(20_000)]
     recovered: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
     unstarted: NotRequired[Annotated[list[Counter], MaxLen(20_000)] | None]
+    unsure: NotRequired[bool]
     facts: NotRequired[WorkerFactsFields | None]
     stopping: NotRequired[bool]
     leaving: NotRequired[bool]

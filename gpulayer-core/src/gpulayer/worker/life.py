@@ -279,7 +279,7 @@ async def _live_with(
                     settings,
                     plane=plane,
                     link=link,
-                    folders=Journal(settings.work_dir, boot_id=_boot_id()),
+                    folders=Journal(settings.work_dir, boot_id=_place_id(settings.work_dir)),
                     reserve=reserve,
                     stager=Stager(plane, cache),
                     host=host,
@@ -379,13 +379,13 @@ async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
     except NotKnown as error:
         if _has_token(settings):
             await _enrol(settings, plane, facts)
-        elif not Journal(settings.work_dir, boot_id=_boot_id()).load():
+        elif not Journal(settings.work_dir, boot_id=_place_id(settings.work_dir)).load():
             raise NotKnown(
                 f"the control plane does not know this worker any more: {error.message}", hint=_JOIN_HINT
             ) from None
         # else: the agent hears the same, and ends what is left here
     except Superseded:
-        if not Journal(settings.work_dir, boot_id=_boot_id()).load():
+        if not Journal(settings.work_dir, boot_id=_place_id(settings.work_dir)).load():
             raise
         # else: as above
     except GpulayerError as error:
@@ -472,9 +472,11 @@ def _alone(work_dir: Path, reserve: Reserve) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _boot_id() -> str:
-    """Names the time since the host started; empty where the system has no such name."""
+def _place_id(folder: Path) -> str:
+    """Names this folder in the time since the host started, so that a copy of it has another name, here as elsewhere;
+    without that time where the system does not name it."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""
+        boot_id = ""
+    return f"{boot_id}.{folder.stat().st_ino}"

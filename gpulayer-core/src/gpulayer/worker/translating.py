@@ -56,6 +56,8 @@ def report_to_wire(plan: ReportPlan, facts: WorkerFacts, plugins: Sequence[Plugi
         body["recovered"] = list(plan.recovered)
     if plan.unstarted:
         body["unstarted"] = list(plan.unstarted)
+    if plan.unsure:
+        body["unsure"] = True
     if plan.has_facts:
         body["facts"] = facts_to_wire(facts)
     if plugins is not None:

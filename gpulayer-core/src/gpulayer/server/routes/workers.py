@@ -166,6 +166,8 @@ async def report(call: Call) -> Response:
             holding=tuple(Epoch(epoch) for epoch in body["holding"]),
             recovered=None if recovered is None else tuple(Epoch(epoch) for epoch in recovered),
             unstarted=tuple(Epoch(epoch) for epoch in body.get("unstarted") or ()),
+            unsure=body.get("unsure", False),
+            untold=plane.mailboxes.untold(worker_id) if body.get("unsure") else frozenset(),
             items=items,
             facts=facts,
             facts_digest=digest,

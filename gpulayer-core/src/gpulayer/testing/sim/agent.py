@@ -472,6 +472,8 @@ class SimAgent:
                     ),
                     facts=facts if plan.has_facts else None,
                     unstarted=plan.unstarted,
+                    unsure=plan.unsure,
+                    untold=host.plane.mailboxes.untold(host.id) if plan.unsure else frozenset(),
                     facts_digest=digest if plan.has_facts else None,
                     stopping=plan.stopping,
                     leaving=plan.leaving,

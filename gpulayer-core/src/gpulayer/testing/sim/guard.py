@@ -42,10 +42,6 @@ class Guard:
     judged: int = 0
     _starts: dict[JobId, NodeKey] = field(default_factory=dict)
 
-    def started_on(self, host: SimHost) -> list[NodeKey]:
-        """Ever."""
-        return [key for key, there in self.where.items() if there is host]
-
     def started(self, host: SimHost, new: Process) -> None:
         """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job
         without retries too; no more than a machine has cores, or of what it counts by name."""
@@ -64,15 +60,14 @@ class Guard:
                     f"{begins} on a device of {host.id} that {attempt_name(process.assignment)} still uses", promise=2
                 )
         before = self._starts.get(job_id)
-        if key in self.where and self.is_known(key):
+        if key in self.where:
             raise Violation(f"{begins} a second time, on {host.id}", promise=4)
-        if before is not None and self.entries[job_id].retries == 0 and self.is_known(before):
+        if before is not None and self.entries[job_id].retries == 0:
             raise Violation(
                 f"{begins} on {host.id}, and it has no retries and was started on {self.where[before].id} before",
                 promise=4,
             )
         self.where[key] = host
-        host.forgotten.discard(key)
         self._starts[job_id] = key
         if assignment.exclusive:
             self._check_exclusive(host, assignment)
@@ -196,14 +191,6 @@ class Guard:
             if not host.is_gone and (alive or kept):
                 does = "runs" if alive else "keeps"
                 raise Stuck(f"{host.id} still {does} work when all is over ({listed(alive or kept)})")
-
-    def is_known(self, key: NodeKey) -> bool:
-        """Whether anybody still knows that it was started: its host does unless it has lost its disk, or the folder
-        with it, and the control plane does once that was committed."""
-        if key not in self.where[key].forgotten:
-            return True
-        image = self.plane.disk.attempts.get(key.epoch) if self.plane is not None else None
-        return image is not None and image.started_wall_ms is not None
 
     def _check_exclusive(self, host: SimHost, assignment: Assignment) -> None:
         for other in self.hosts:

@@ -21,7 +21,7 @@ from gpulayer.testing.sim.network import Network
 from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import SimPlane
 from gpulayer.testing.sim.scenario import Fault, HostPlan, Trouble
-from gpulayer.testing.sim.spawner import WRITEBACK_MS, SimSpawner
+from gpulayer.testing.sim.spawner import WRITEBACK_MS, Process, SimSpawner
 from gpulayer.testing.sim.troubles import NEED_POWER
 from gpulayer.testing.sim.words import listed
 
@@ -101,20 +101,17 @@ class HostDisk:
         folders = {key: (assignment, list(lines)) for key, (assignment, lines) in self.folders.items()}
         return HostDisk(self.clock, folders=folders, _is_old=True)
 
-    def lose_power(self, rng: Random) -> set[NodeKey]:
+    def lose_power(self, rng: Random) -> None:
         """Nothing of it is synced: of each folder's last lines some are gone, or all of it where it is new, and what
-        was written of the last contact may be torn. Which folders are gone."""
+        was written of the last contact may be torn."""
         is_torn = self._saved_ms > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5
         self._is_old = (self._is_old or self.contact_ms is not None) and not is_torn
         self.contact_ms, self.missed_ms = None, -(10**9)  # it is of this boot alone
-        gone = set()
         for key, (_, lines) in list(self.folders.items()):
             while lines and lines[-1][0] > self.clock.now_ms - WRITEBACK_MS and rng.random() < 0.5:
                 lines.pop()
             if not lines:
                 del self.folders[key]
-                gone.add(key)
-        return gone
 
     def lose_all(self) -> None:
         """Another disk, an empty one."""
@@ -122,12 +119,24 @@ class HostDisk:
         self.contact_ms, self._is_old, self.missed_ms = None, False, -(10**9)
 
 
+@dataclass(frozen=True, slots=True)
+class HostFolder:
+    """A copy of a worker's folder, as it was at one moment."""
+
+    disk: HostDisk
+    table: tuple[Process, ...]
+
+    @classmethod
+    def of(cls, host: "SimHost") -> "HostFolder":
+        return cls(host.disk.copied(), tuple(replace(process) for process in host.spawner.processes.values()))
+
+
 @dataclass(slots=True)
 class SimHost:
     """``agent`` is None while it is down. ``contact_ms``: send time of the last report whose answer came, on this
     boot's clock. most_cpus: the most that it has claimed to have since it last had nothing to do. went_on_ms: true
-    time at which each part last did. is_dark: without power. is_gone: for ever. forgotten: what it had started, and
-    nothing on its disk tells of any more; kept_ms: what it must know of its last contact when its agent starts anew.
+    time at which each part last did. is_dark: without power. is_gone: for ever. kept_ms: what it must know of its last
+    contact when its agent starts anew.
 
     line: its name in the network; of a copy of another one's folder its id is the first word of that. copied: of a copy
     that has not been heard of; called when it is. is_superseded: it has heard that it has lost its place to one."""
@@ -148,7 +157,6 @@ class SimHost:
     numbers: Random = field(init=False)
     agent: SimAgent | None = None
     boots: int = 0
-    forgotten: set[NodeKey] = field(default_factory=set)
     most_cpus: int = 0
     contact_ms: int = 0
     kept_ms: int | None = None
@@ -233,11 +241,12 @@ class SimHost:
         if not self.is_dark and not self.is_gone:
             what()
 
-    def copy_from(self, other: "SimHost") -> None:
-        """It has that one's folder, and nothing of its processes."""
-        self.disk = other.disk.copied()
+    def copy_from(self, other: "SimHost", folder: "HostFolder") -> None:
+        """It has the folder of that one as it was, and nothing of its processes."""
+        self.disk = folder.disk
         self.boots = other.boots + COPY_BOOTS
-        for key, process in other.spawner.processes.items():
+        for process in folder.table:
+            key = process.assignment.key
             lost = m.ProcessLost(key, "it is not known how it ended")
             self.spawner.processes[key] = replace(process, is_alive=False, is_orphan=False, end=process.end or lost)
 
@@ -382,10 +391,9 @@ class SimHost:
         rng = self.clock.numbers("power", self.id)
         self.spawner.lose_power(self.clock.numbers("power of its table", self.id))
         if cause is Trouble.LOSES_DISK:
-            self.forgotten.update(self.guard.started_on(self))
             self.disk.lose_all()
             self.spawner.processes.clear()
-        self.forgotten |= self.disk.lose_power(rng)
+        self.disk.lose_power(rng)
         self.kept_ms = None
         self.is_dark = True
         self.is_gone = cause is Trouble.SPOT_LOST

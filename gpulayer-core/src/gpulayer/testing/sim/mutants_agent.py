@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from gpulayer.protocol import agent, leases, messages
+from gpulayer.protocol import agent, leases, messages, moves
 from gpulayer.testing.sim.mutant import Mutant
 
 __all__ = ["AGENT", "UNSEEN_AGENT"]
@@ -251,9 +251,9 @@ def _ends_unwritten(end: Any) -> Any:
 def _log_left_behind(deliver: Any) -> Any:
     """The end is told before the log has arrived."""
 
-    def broken(state: Any, held: Any, now_ms: int, actions: Any) -> None:
+    def broken(held: Any, actions: Any) -> None:
         held.is_log_drained = True
-        deliver(state, held, now_ms, actions)
+        deliver(held, actions)
 
     return broken
 
@@ -316,7 +316,7 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
         agent,
         "_start_staged",
         _starts_unsettled,
-        "nobody copies a worker's folder here",
+        "a copy of a folder ends what had not begun in it, as after a restart of the machine",
     ),
     "forgets_what_is_done": Mutant(
         4,
@@ -327,8 +327,8 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
     ),
     "void_starts": Mutant(
         3,
-        agent,
-        "_spawned",
+        moves,
+        "spawned",
         _void_starts,
         "what is void and runs is looked at again, and killed 5 s later",
     ),
@@ -348,15 +348,15 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
     ),
     "log_left_behind": Mutant(
         6,
-        agent,
-        "_deliver",
+        moves,
+        "deliver",
         _log_left_behind,
         "logs have no bytes here that could be missing",
     ),
     "ends_unwritten": Mutant(
         4,
-        agent,
-        "_end",
+        moves,
+        "end",
         _ends_unwritten,
         "the note before it and the spawner's table tell the next agent the same end",
     ),

@@ -180,6 +180,11 @@ def _begun_anew(_: Any) -> Any:
     return lambda turn, worker, unstarted: None
 
 
+def _older_believed(_: Any) -> Any:
+    """An agent whose folder may be older than what was lent to it is lent that as if it had never begun."""
+    return lambda turn, worker, safe: None
+
+
 # Commands -------------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +368,7 @@ ENGINE: Final[dict[str, Mutant]] = {
     "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),
     "no_vanish_check": Mutant(4, workers, "_end_vanished", _no_vanish_check),
+    "older_believed": Mutant(4, workers, "_end_unheard", _older_believed),
     "told_is_taken": Mutant(4, Mailboxes, "waiting", _told_is_taken),
     "never_retracted": Mutant(3, Mailboxes, "deliver", _never_retracted),
     "endless_retries": Mutant(4, attempts, "_runs_again", _endless_retries),
@@ -394,7 +400,7 @@ UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
         workers,
         "_end_begun",
         _begun_anew,
-        "nobody copies a worker's folder here, and once the machine was restarted nothing old begins",
+        "a copy of a folder ends what had not begun in it, as after a restart of the machine",
     ),
     "cursors_never_expire": Mutant(
         4,

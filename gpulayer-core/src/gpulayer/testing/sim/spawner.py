@@ -138,8 +138,7 @@ class SimSpawner:
         run_ms, exit_code, _ = host.programs(assignment)
         process = Process(assignment, host.clock.now_ms, host.clock.now_ms + run_ms, exit_code, kill_by_ms)
         if host.clock.story is not None:
-            is_lost = key in host.guard.where and not host.guard.is_known(key)
-            host.clock.story.began(host.clock.now_ms, host.id, assignment, is_lost=is_lost)
+            host.clock.story.began(host.clock.now_ms, host.id, assignment)
         host.guard.started(host, process)
         self.processes[key] = process
         self.extend(key, kill_by_ms)

@@ -318,12 +318,10 @@ class Story:
             case _:
                 self.say(at_ms, f"{worker}: {_words(action)}{self._key_of(action)}", is_detail=True)
 
-    def began(self, at_ms: int, worker: str, given: Assignment, *, is_lost: bool = False) -> None:
-        """Its program runs now: this is told once of each attempt, or a rule is broken. is_lost: it has run before, and
-        nobody can know: that was lost with a disk."""
+    def began(self, at_ms: int, worker: str, given: Assignment) -> None:
+        """Its program runs now: this is told once of each attempt, or a rule is broken."""
         what = f" on {listed(given.devices)}" if given.devices else ""
-        again = " anew: that it had started was lost with the disk, before anybody was told" if is_lost else ""
-        self.say(at_ms, f"{worker} starts {attempt_name(given)}{what}{again}")
+        self.say(at_ms, f"{worker} starts {attempt_name(given)}{what}")
 
     # Faults -------------------------------------------------------------------------------------------------------
 

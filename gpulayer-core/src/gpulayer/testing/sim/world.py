@@ -23,7 +23,7 @@ from gpulayer.testing.sim.client import SimClients
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.fleet import MACHINE, Fleet, SimProvider
 from gpulayer.testing.sim.guard import Guard
-from gpulayer.testing.sim.host import SimHost
+from gpulayer.testing.sim.host import HostFolder, SimHost
 from gpulayer.testing.sim.network import IN, OUT, Network
 from gpulayer.testing.sim.parts import EVERYTHING, Part
 from gpulayer.testing.sim.plane import PLANE, SimPlane
@@ -42,6 +42,7 @@ PEACE_MS: Final = 4 * 3_600_000  # after the faults everything must finish withi
 SWEEP_MS: Final = 5_000
 ASKED_AGAIN_MS: Final = 5_000
 COPIED_MS: Final = 1_000  # what it takes to copy a folder
+COPY_AGES_MS: Final = (0, 0, 1_000, 10_000)  # how much older it is than its original's last word
 CANCELLED: Final = 0.5  # of what is not over then
 
 
@@ -335,11 +336,11 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             number = len(world.guard.hosts)
             plan = replace(host.plan, joins_ms=lasts_ms)
             world.present[fault.host] = _add_host(world, plan, WorkerId(f"w{fault.host}x{number}"))
-        case Trouble.COPIED if not host.is_stopped(Part.AGENT):
-            _count(world, host, fault)
-            _copy(world, host, fault)
         case Trouble.COPIED:
-            pass  # what it was told waits for it, and is in no copy
+            _count(world, host, fault)
+            folder = HostFolder.of(host)
+            age_ms = world.clock.numbers("age of copies", host.line).choice(COPY_AGES_MS)
+            world.clock.after(age_ms, lambda: _copy(world, host, folder, fault))
         case Trouble.DISK_FULL:
             host.fill_disk(lasts_ms)
         case Trouble.WALL_JUMPS:
@@ -383,15 +384,16 @@ def _strike_host(world: _World, host: SimHost, fault: Fault) -> None:
             assert_never(fault.kind)
 
 
-def _copy(world: _World, host: SimHost, fault: Fault) -> None:
-    """A copy that is older than what its original was last told is another story: nobody can tell it from the original,
-    and what that was lent last may run twice."""
+def _copy(world: _World, host: SimHost, folder: HostFolder, fault: Fault) -> None:
+    """It may be older than what its original was last told, and has begun since."""
     assert fault.host is not None
+    if world.present[fault.host] is not host:
+        return  # that was copied meanwhile, or is gone
     world.network.cut(host.line, (OUT, IN), PEACE_MS)
     line = f"{host.id} (copy {len(world.guard.hosts)})"
     copy = world.present[fault.host] = _add_host(world, host.plan, host.id, line=line)
     copy.is_enrolled = True
-    copy.copy_from(host)
+    copy.copy_from(host, folder)
     copy.copied = lambda: world.clock.after(fault.lasts_ms, lambda: world.network.mend(host.line))
     world.clock.after(COPIED_MS, copy.start)
 
@@ -537,7 +539,7 @@ def _check_end(world: _World) -> None:
     for epoch, attempt in disk.attempts.items():
         node = NodeKey(Epoch(epoch), 0)
         is_back = attempt.outcome is not None and not attempt.is_shown
-        if is_back and node in world.guard.where and world.guard.is_known(node):
+        if is_back and node in world.guard.where:
             raise Violation(
                 f"attempt {attempt.number} of job {attempt.job_id} counts as given back unbegun, and was started on"
                 f" {world.guard.where[node].id}",
