@@ -12,7 +12,7 @@ from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, allocate
 from gpulayer.placement.choose import Candidate, choose, rank
-from gpulayer.placement.eligibility import is_eligible
+from gpulayer.placement.eligibility import can_compute_now, is_eligible
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
@@ -73,7 +73,8 @@ def workers_changed(state: State) -> None:
 
 
 def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
-    """True when workers are known, and fewer than ``nodes`` of them could ever run the request."""
+    """True when workers are known, and fewer than ``nodes`` of them could ever run the request, also when all that is
+    broken there works again, and all is checked."""
     if not state.workers:
         return False
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
@@ -89,7 +90,9 @@ def has_other_place(state: State, request: Request, nodes: int, excluded: frozen
     """Could enough workers besides these run the request, now or once they are free?"""
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
     return nodes <= sum(
-        worker.state in (WorkerState.JOINING, WorkerState.READY) and is_eligible_for(known, worker)
+        worker.state in (WorkerState.JOINING, WorkerState.READY)
+        and is_eligible_for(known, worker)
+        and can_compute_now(request, worker.facts)
         for worker in state.workers.values()
         if worker.id not in excluded
     )
