@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpulayer.cli.detected import detected_lines
-from gpulayer.cli.offers import device_text, said_of, unusable_lines
+from gpulayer.cli.offers import device_text, pending_lines, said_of, unusable_lines
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
 from gpulayer.wire.facts import facts_to_wire
@@ -73,6 +73,30 @@ def test_what_a_framework_says_of_several_kinds_is_said_once(parts):
     facts = replace(FACTS, frameworks=tuple(torch))
     assert "  torch  2.6.0  cuda, cpu  no MPI" in detected(facts)
     assert of_worker(parts, facts)[2:] == ["  box: torch on cuda: no MPI"]
+
+
+def test_what_is_not_checked_yet_is_told_apart_from_what_can_not_be_used(parts):
+    pending = [Framework(name, "", kind, False, is_pending=True) for name in ("torch", "jax") for kind in (CUDA, CPU)]
+    pending.append(Framework("cupy", "13", CUDA, False, "another process holds it", is_pending=True))
+    facts = replace(FACTS, frameworks=tuple(pending))
+    assert "  jax, torch: not checked yet" in detected(facts)
+    assert "  cupy  13  cuda  not checked yet: another process holds it" in detected(facts)
+    worker = parts.worker(devices=[], frameworks=facts_to_wire(facts)["frameworks"])
+    assert pending_lines([worker]) == [
+        "",
+        "not checked yet",
+        f"  {worker['name']}: torch, jax: the checks are under way",
+        f"  {worker['name']}: cupy: another process holds it",
+    ]
+    assert unusable_lines([worker]) == []
+
+
+def test_devices_on_which_a_framework_fails_are_named_and_it_computes_on_the_others(parts):
+    old = DEVICES[0]
+    torch = Framework("torch", "2.6.0", CUDA, usable=True, failed_on=((old.uuid, "no kernel image"),))
+    facts = replace(FACTS, frameworks=(torch,))
+    assert f"  torch  2.6.0  cuda  computes, but not on device {old.index}: no kernel image" in detected(facts)
+    assert f"  box: torch on cuda {old.index}: no kernel image" in of_worker(parts, facts)
 
 
 def test_what_no_framework_could_be_asked_for_is_said_once():

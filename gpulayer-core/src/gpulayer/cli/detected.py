@@ -1,6 +1,7 @@
 """What a machine offers, as lines for people: itself, its devices, their links, its frameworks, and what is wrong."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
@@ -24,7 +25,7 @@ def detected_lines(found: "Detected") -> list[str]:
         columns(_machine(facts)),
         _devices(facts),
         _links(facts.devices),
-        _frameworks(facts.frameworks, found.checked, found.python),
+        _frameworks(facts, found.checked, found.python),
         [f"{_INDENT}{fault}" for fault in found.faults],
     ]
     headings = ["", "", "links", "", "plugins that failed"]
@@ -133,9 +134,14 @@ def _islands(devices: Sequence[Device]) -> list[str]:
     return [f"islands: {joined}"] if found and not is_whole else []
 
 
-def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python: str) -> list[str]:
+def _frameworks(facts: WorkerFacts, checked: Iterable[str], python: str) -> list[str]:
     """A row a framework and what is said of it, with the accelerators: what computed first."""
     alike: dict[tuple[str, str, str], list[str]] = {}
+    indices = {device.uuid: device.index for device in facts.devices}
+    frameworks = [
+        replace(one, reason="not checked yet" + (f": {one.reason}" if one.reason else "")) if one.is_pending else one
+        for one in facts.frameworks
+    ]
     unknown: dict[str, list[str]] = {}  # of what could not even say its version, by the reason
     for one in frameworks:
         if not (one.version or one.usable) and one.name not in unknown.setdefault(one.reason, []):
@@ -144,7 +150,7 @@ def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python:
     for one in sorted(frameworks, key=lambda one: (one.name, not one.usable)):
         if one.name in several.get(one.reason, ()):
             continue
-        words = "computes" if one.usable else (one.reason or "does not compute")
+        words = _words(one, indices)
         alike.setdefault((one.name, one.version, words), []).append(str(one.accelerator))
     rows = [[f"{_INDENT}{name}", version, ", ".join(on), words] for (name, version, words), on in alike.items()]
     absent = sorted(set(checked) - {one.name for one in frameworks})
@@ -153,6 +159,13 @@ def _frameworks(frameworks: Sequence[Framework], checked: Iterable[str], python:
     if absent:
         lines.append(f"{_INDENT}not installed: {', '.join(absent)}")
     return [f"frameworks of {python}", *lines] if lines else []
+
+
+def _words(one: Framework, indices: Mapping[str, int]) -> str:
+    if not one.usable:
+        return one.reason or "does not compute"
+    failed = "; ".join(f"device {indices.get(uuid, uuid)}: {reason}" for uuid, reason in one.failed_on)
+    return "computes" + (f", but not on {failed}" if failed else "")
 
 
 def _without_empty(rows: list[list[str]]) -> list[list[str]]:

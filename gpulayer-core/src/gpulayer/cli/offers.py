@@ -11,7 +11,7 @@ from gpulayer.spec.topology import drawn
 if TYPE_CHECKING:
     from gpulayer.wire.workers import DeviceFields, WorkerRecord
 
-__all__ = ["device_text", "grouped", "link_lines", "said_of", "shown_model", "unusable_lines"]
+__all__ = ["device_text", "grouped", "link_lines", "pending_lines", "said_of", "shown_model", "unusable_lines"]
 
 _NAMED: Final = 8  # of workers with the same links
 _MODEL: Final = 40  # characters of a device's name: longer ones would push all else off the screen
@@ -82,10 +82,36 @@ def unusable_lines(workers: "Sequence[WorkerRecord]") -> list[str]:
         ]
         by_words: dict[tuple[str, str], list[str]] = {}
         for framework in worker["frameworks"]:
-            if not framework["usable"] and framework["accelerator"] in kinds and framework["reason"]:
+            is_known = not (framework["usable"] or framework.get("pending"))
+            if is_known and framework["accelerator"] in kinds and framework["reason"]:
                 by_words.setdefault((framework["name"], framework["reason"]), []).append(framework["accelerator"])
         said += [f"{name}: {one} on {', '.join(on)}: {reason}" for (one, reason), on in by_words.items()]
+        said += _failures(worker)
     return ["", "can't be used", *(f"  {line}" for line in said)] if said else []
+
+
+def pending_lines(workers: "Sequence[WorkerRecord]") -> list[str]:
+    """Frameworks whose checks have not ended, with what they wait for."""
+    lines: list[str] = []
+    for worker in workers:
+        by_words: dict[str, list[str]] = {}
+        for framework in worker["frameworks"]:
+            if framework.get("pending"):
+                names = by_words.setdefault(framework["reason"] or "the checks are under way", [])
+                names += [] if framework["name"] in names else [framework["name"]]
+        lines += [f"  {worker['name']}: {', '.join(names)}: {words}" for words, names in by_words.items()]
+    return ["", "not checked yet", *lines] if lines else []
+
+
+def _failures(worker: "WorkerRecord") -> list[str]:
+    """Of frameworks that compute on some devices of a kind only."""
+    there = {device["uuid"]: f"{device['kind']} {device['index']}" for device in worker["devices"]}
+    return [
+        f"{worker['name']}: {framework['name']} on {there[uuid]}: {reason}"
+        for framework in worker["frameworks"]
+        for uuid, reason in framework.get("failed_on", {}).items()
+        if uuid in there
+    ]
 
 
 def _device(fields: "DeviceFields") -> Device:

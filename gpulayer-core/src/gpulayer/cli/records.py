@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpulayer.wire.jobs import AttemptRecord, JobRecord, OutputRecord
-    from gpulayer.wire.workers import DeviceFields, WorkerRecord
+    from gpulayer.wire.workers import DeviceFields, FrameworkFields, WorkerRecord
 
 __all__ = [
     "age",
@@ -145,13 +145,21 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         (
             "frameworks",
             "\n".join(
-                f"{found['name']} {found['version']} on {found['accelerator']}"
-                + ("" if found["usable"] else f": {found['reason'] or 'can not be used'}")
+                f"{found['name']} {found['version']}".rstrip() + f" on {found['accelerator']}{_verdict(found)}"
                 for found in record["frameworks"]
             ),
         ),
         ("leases", ", ".join(map(str, record["leases"]))),
     ]
+
+
+def _verdict(found: "FrameworkFields") -> str:
+    if found["usable"]:
+        failed = "; ".join(f"{uuid}: {reason}" for uuid, reason in found.get("failed_on", {}).items())
+        return f", but not on {failed}" if failed else ""
+    if found.get("pending"):
+        return ": not checked yet" + (f": {found['reason']}" if found["reason"] else "")
+    return f": {found['reason'] or 'can not be used'}"
 
 
 def devices_text(record: "WorkerRecord") -> str:

@@ -11,7 +11,7 @@ import typer
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.offers import device_text, link_lines, unusable_lines
+from gpulayer.cli.offers import device_text, link_lines, pending_lines, unusable_lines
 from gpulayer.cli.records import resources_text
 from gpulayer.errors import UsageError
 from gpulayer.spec.units import format_bytes
@@ -121,7 +121,7 @@ def _show(target: str, *, as_json: bool) -> None:
     headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
     headers += ["device", "device memory", "device state", "frameworks"]
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
-    for line in [*link_lines(workers), *unusable_lines(workers)]:
+    for line in [*link_lines(workers), *unusable_lines(workers), *pending_lines(workers)]:
         print_line(line)
 
 

@@ -189,11 +189,9 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
 
 def _fits_now(request: Request, facts: WorkerFacts, busy: tuple[Reason, ...]) -> tuple[FieldChange, ...]:
     """Where broken devices are waited for: as many as work."""
-    for reason in busy:
-        if reason.code is ReasonCode.DEVICE_UNHEALTHY and reason.has.isdigit() and int(reason.has) > 0:
-            if can_compute_now(replace(request, devices=int(reason.has)), facts):
-                return (FieldChange("devices", reason.has),)
-    return ()
+    few = next((reason.has for reason in busy if reason.code is ReasonCode.DEVICE_UNHEALTHY), "0")
+    fits = few != "0" and can_compute_now(replace(request, devices=int(few)), facts)
+    return (FieldChange("devices", few),) if fits else ()
 
 
 def _strangers(devices: Sequence[Device]) -> str:

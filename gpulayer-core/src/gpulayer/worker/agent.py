@@ -151,6 +151,7 @@ class Agent:
             known=self._known,
             environments=self._environments,
             inputs=Inputs(host, patience, folders, environment=settings.environment),
+            make_way=checks.make_way,
         )
         probing.lent = self._lent
         self._network = NetworkWatch()
@@ -633,6 +634,7 @@ class Agent:
         for task in self._tasks.pop(key, ()):
             if task is not current:
                 task.cancel()
+        self._checks.freed()
         self._unwanted.append(key)
         if len(self._unwanted) == 1:
             self._start(self._delete(), "forgetting")

@@ -50,6 +50,7 @@ from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
 from gpulayer.spec.logs import not_whole
+from gpulayer.spec.machine import Device
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.credentials import Vault
 from gpulayer.worker.disk import is_full_error
@@ -97,7 +98,9 @@ class NodeWork:
         known: KnownFacts,
         environments: Environments,
         inputs: Inputs,
+        make_way: Callable[[Collection[Device]], Awaitable[None]],
     ) -> None:
+        """make_way: has devices left by what would be in the way of a job there."""
         self._feed = feed
         self._plane = plane
         self._link = link
@@ -109,6 +112,7 @@ class NodeWork:
         self._known = known
         self._environments = environments
         self._inputs = inputs
+        self._make_way = make_way
         self._vault = Vault(plane)
         self._spools: dict[NodeKey, ExitRecord] = {}
         self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
@@ -196,6 +200,8 @@ class NodeWork:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
+            if assignment.devices:
+                await self._make_way([one for one in self._known.facts.devices if one.uuid in assignment.devices])
             if assignment.devices and (why := await self._still_unusable(assignment.devices)):
                 return SpawnFailed(key, None, why, EndedBy.DRIFT)
             variables: Mapping[str, str] = {}
