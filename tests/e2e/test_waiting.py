@@ -24,14 +24,17 @@ class Driver:
         return Findings(devices=(first, second), processes=())
 
 class Slow:
-    def __init__(self, name, devices):
-        self.name, self.devices, self.accelerators = name, devices, (Accelerator.CUDA, Accelerator.CPU)
+    accelerators = (Accelerator.CUDA, Accelerator.CPU)
+    def __init__(self, name, devices, fails_on=""):
+        self.name, self.devices, self.fails_on = name, devices, fails_on
     def script(self):
         return CheckScript(f'''
-import json, pathlib, time
+import json, os, pathlib, time
 while not pathlib.Path({str(HERE / "end")!r}).exists():
     time.sleep(0.01)
-print(json.dumps({{"version": "2.0", "devices": {self.devices}}}))
+seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+failed = {{str(number): "no code for this device" for number, one in enumerate(seen) if one == {self.fails_on!r}}}
+print(json.dumps({{"version": "2.0", "devices": {self.devices}, "failed": {{"cuda": failed}}}}))
 ''')
 
 @hookimpl
@@ -40,7 +43,11 @@ def gpulayer_register_probes(ctx):
 
 @hookimpl
 def gpulayer_register_framework_checks(ctx):
-    return [Slow("slowtorch", {"cuda": "", "cpu": ""}), Slow("badtorch", {"cuda": "a CPU-only build", "cpu": ""})]
+    return [
+        Slow("slowtorch", {"cuda": "", "cpu": ""}),
+        Slow("badtorch", {"cuda": "a CPU-only build", "cpu": ""}),
+        Slow("newtorch", {"cuda": "", "cpu": ""}, fails_on="GPU-1"),
+    ]
 """
 
 
@@ -67,10 +74,11 @@ def waiting(story, *argv):
 def test_a_first_start_waits_for_no_check_and_what_needs_a_framework_starts_when_it_is_known(machine):
     ended = machine.run("submit", "--", "echo", "at once")
     assert (ended.code, ended.out) == (0, b"at once\n"), ended.err
-    assert "slowtorch, badtorch: the checks are under way" in machine.run("resources").out.decode()
+    assert "slowtorch, badtorch, newtorch: the checks are under way" in machine.run("resources").out.decode()
     on_cpu, said = waiting(machine, "--framework", "slowtorch", "--", "echo", "cpu")
     assert "slowtorch is not checked yet" in said
     on_cuda, _ = waiting(machine, "--framework", "slowtorch", "--accelerator", "cuda", "--", "echo", "cuda")
+    doomed, _ = waiting(machine, "--framework", "badtorch", "--accelerator", "cuda", "--", "true")
     explained = machine.run("explain", "--framework", "slowtorch")
     assert explained.code == 0
     assert "would wait, no worker that fits is ready" in explained.out.decode()
@@ -80,10 +88,10 @@ def test_a_first_start_waits_for_no_check_and_what_needs_a_framework_starts_when
     for process, out in ((on_cpu, b"cpu\n"), (on_cuda, b"cuda\n")):
         ended = machine.end(process)
         assert (ended.code, ended.out) == (0, out), ended.err
-    machine.until(lambda: b"not checked yet" not in machine.run("resources").out, "all checks have ended")
-    refused = machine.run("submit", "--framework", "badtorch", "--accelerator", "cuda", "--", "true")
+    refused = machine.end(doomed)
     assert refused.code == 3
-    assert "badtorch 2.0: a CPU-only build" in refused.err
+    assert "badtorch 2.0: a CPU-only build" in refused.err, "as if it came when that is known"
+    machine.until(lambda: b"not checked yet" not in machine.run("resources").out, "all checks have ended")
 
 
 def test_a_job_waits_for_a_broken_device_and_starts_when_it_is_back(machine):
@@ -97,3 +105,13 @@ def test_a_job_waits_for_a_broken_device_and_starts_when_it_is_back(machine):
     assert machine.run("submit", "--accelerator", "cuda", "--", "true").code == 0, "before a start it is looked"
     ended = machine.end(process)
     assert (ended.code, ended.out) == (0, b"both\n"), ended.err
+
+
+def test_a_framework_that_fails_on_one_device_gets_the_other(machine):
+    machine.until(lambda: b"newtorch on cuda 1: no code for this device" in machine.run("resources").out, "it is known")
+    on_cuda = ("--framework", "newtorch", "--accelerator", "cuda")
+    refused = machine.run("submit", *on_cuda, "--devices", "2", "--", "true")
+    assert refused.code == 3
+    assert "1 of 2 devices can be used; newtorch 2.0 on device 1 (NVIDIA L40S): no code for this device" in refused.err
+    ended = machine.run("submit", *on_cuda, "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert (ended.code, ended.out) == (0, b"GPU-0\n"), ended.err

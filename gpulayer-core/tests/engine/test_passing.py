@@ -50,14 +50,55 @@ def test_a_job_waits_for_a_framework_that_is_not_checked_and_starts_when_it_comp
 
 
 @pytest.mark.parametrize("changes", [{"frameworks": ()}, {"frameworks": (replace(PENDING, is_pending=False),)}])
-def test_once_the_check_has_failed_who_comes_then_is_rejected(plane, changes):
+def test_once_the_check_has_failed_who_waited_for_it_is_rejected_as_who_comes_then(plane, changes):
+    plane.submit("early", request=TORCH)
     plane.join()
     tell(plane, frameworks=(PENDING,))
-    plane.submit("before", request=TORCH)
+    plane.submit("hopes", request=TORCH)
+    plane.submit("too", request=TORCH)
     tell(plane, **changes)
+    assert set(plane.last.rejected) == {"hopes", "too"}
+    for name in ("hopes", "too"):
+        assert (plane.job(name).state, plane.job(name).reason_code) == (JobState.REJECTED, "no_worker_fits")
     plane.submit("after", request=TORCH)
     assert plane.job("after").state is JobState.REJECTED
-    assert plane.job("before").state is JobState.QUEUED, "what was accepted waits: another worker may come"
+    assert plane.state.jobs["early"].state is JobState.QUEUED, "it waits for whatever worker comes"
+
+
+def test_who_waits_for_a_check_is_kept_while_another_worker_may_take_it(plane):
+    plane.join("first")
+    plane.join("second")
+    tell(plane, "first", frameworks=(PENDING,))
+    tell(plane, "second", frameworks=(PENDING,))
+    plane.submit(request=TORCH)
+    tell(plane, "first", frameworks=())
+    assert plane.job().state is JobState.QUEUED
+    tell(plane, "second", frameworks=(COMPUTES,))
+    assert plane.job().state is JobState.STAGING
+
+
+def test_who_was_accepted_by_a_worker_that_is_sure_is_not_rejected_when_checks_of_others_fail(plane):
+    plane.join("sure", cpus=1)
+    tell(plane, "sure", frameworks=(COMPUTES,))
+    plane.submit("runs", request=TORCH)
+    plane.submit(request=TORCH)
+    plane.join("other")
+    tell(plane, "other", frameworks=(PENDING,))
+    tell(plane, "sure", frameworks=())
+    tell(plane, "other", frameworks=())
+    assert plane.job().state is JobState.QUEUED
+
+
+def test_who_has_run_already_is_not_rejected_when_a_check_fails(plane):
+    plane.join()
+    tell(plane, frameworks=(PENDING,))
+    plane.submit(request=TORCH)
+    tell(plane, frameworks=(COMPUTES,))
+    epoch = plane.run("w1")
+    tell(plane, frameworks=(PENDING,))
+    plane.end("w1", epoch, EndedBy.DRIFT, exit_code=None)
+    tell(plane, frameworks=())
+    assert plane.state.jobs["j1"].state is JobState.QUEUED
 
 
 def test_one_worker_where_it_may_pass_is_enough_and_none_is_too_few(plane):

@@ -12,7 +12,7 @@ from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, allocate
 from gpulayer.placement.choose import Candidate, choose, rank
-from gpulayer.placement.eligibility import can_compute_now, is_eligible
+from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
@@ -23,6 +23,7 @@ __all__ = [
     "fits_nowhere",
     "has_other_place",
     "is_eligible_for",
+    "is_unsure",
     "run",
     "takes_work",
     "workers_changed",
@@ -48,6 +49,7 @@ def run(turn: Turn) -> None:
         task = job.tasks[best_entry[3]]
         if _place(turn, best, job, task):
             queue.pop(best)
+            best.unsure.clear()  # it does fit somewhere
         else:
             best.is_blocked = True
 
@@ -82,6 +84,19 @@ def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
     for worker in state.workers.values():
         fitting += is_eligible_for(known, worker)
         if fitting >= nodes:
+            return False
+    return True
+
+
+def is_unsure(state: State, known: RequestClass) -> bool:
+    """True when checks that go on decide whether enough workers could ever run such a request. To be asked where it
+    fits somewhere."""
+    if not known.request.frameworks or not state.workers:
+        return False
+    sure = 0
+    for worker in state.workers.values():
+        sure += is_eligible_for(known, worker) and not awaits_checks(known.request, worker.facts)
+        if sure >= known.nodes:
             return False
     return True
 

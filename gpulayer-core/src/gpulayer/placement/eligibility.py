@@ -18,6 +18,7 @@ from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import Reason, ReasonCode
 
 __all__ = [
+    "awaits_checks",
     "can_compute_now",
     "failures_of",
     "is_eligible",
@@ -90,6 +91,13 @@ def can_compute_now(request: Request, facts: WorkerFacts) -> bool:
     if not request.devices:
         return not request.frameworks or not _pending_reasons(request, Accelerator.CPU, facts)
     return _has_group(request, matching_devices(request, facts))
+
+
+def awaits_checks(request: Request, facts: WorkerFacts) -> bool:
+    """Of an eligible machine: whether it may turn out yet that it can never run the request."""
+    if not any(framework.is_pending for framework in facts.frameworks):
+        return False
+    return any(reason.code is ReasonCode.FRAMEWORK_UNCHECKED for reason in why_not_now(request, facts))
 
 
 def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device, ...]]:

@@ -32,7 +32,6 @@ from gpulayer.protocol.messages import (
     AttemptsVoided,
     DiskFilled,
     ExtendFailed,
-    FactsChanged,
     Input,
     LogDrained,
     OutputsCollected,
@@ -99,8 +98,10 @@ class NodeWork:
         environments: Environments,
         inputs: Inputs,
         make_way: Callable[[Collection[Device]], Awaitable[None]],
+        tell_machine: Callable[[], None],
     ) -> None:
-        """make_way: has devices left by what would be in the way of a job there."""
+        """make_way: has devices left by what would be in the way of a job there. tell_machine: a look has found
+        something new."""
         self._feed = feed
         self._plane = plane
         self._link = link
@@ -113,6 +114,7 @@ class NodeWork:
         self._environments = environments
         self._inputs = inputs
         self._make_way = make_way
+        self._tell_machine = tell_machine
         self._vault = Vault(plane)
         self._spools: dict[NodeKey, ExitRecord] = {}
         self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
@@ -272,7 +274,7 @@ class NodeWork:
         """Look how they are now and who is on them, and tell the control plane where that is new. Why nothing can start
         on the first that is busy or unhealthy; empty where they are all free."""
         if await self._known.look_at(devices):
-            self._feed(FactsChanged())
+            self._tell_machine()
         return self._known.why_unusable(devices)
 
     def call_off(self, key: NodeKey) -> bool:
