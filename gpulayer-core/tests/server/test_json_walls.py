@@ -5,6 +5,9 @@ import json
 
 import pytest
 
+from gpulayer.server.web import check_json
+from gpulayer.wire.tokens import TokenBody
+
 _VALUES = {
     "10,000 lists in each other": "[" * 10_000 + "]" * 10_000,
     "2,000,000 lists that never close": "[" * 2_000_000,
@@ -149,3 +152,11 @@ def test_a_worker_that_sends_numbers_beyond_64_bits_is_refused(plane) -> None:
     for changes in ({"cpus": 2**70}, {"memory_bytes": 2**70}, {"disk_bytes": 2**70}, {"disk_bytes": -1}):
         assert worker.try_report(facts={**worker.facts, **changes}).status_code == 400
     assert worker.report()["seq"] == worker.seq
+
+
+def test_the_reader_keeps_no_text_of_a_body() -> None:
+    """One that remembers short texts, to save making them, keeps thousands of keys and secrets that came once."""
+    raw = json.dumps({"role": "reader", "name": "a name that is sent twice"}).encode()
+    first, second = (check_json(TokenBody, raw) for _ in range(2))
+    assert first == second
+    assert first["name"] is not second["name"]

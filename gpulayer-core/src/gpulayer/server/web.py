@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import CoreConfig, SchemaValidator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -352,10 +353,17 @@ def adapter(schema: Any) -> TypeAdapter[Any]:  # Any: as above
     return _adapter(schema)
 
 
+@lru_cache(maxsize=64)
+def _json_validator(schema: Any) -> SchemaValidator:  # Any: as above
+    """It remembers the names of fields, and no values: those of bodies would be kept by the thousand, tokens too."""
+    return SchemaValidator(_adapter(schema).core_schema, CoreConfig(cache_strings="keys"))
+
+
 def check_json(schema: type[T], raw: bytes) -> T:
     """Strict: no text is taken for a number. Raises BadRequest that names the field."""
     try:
-        return cast("T", adapter(schema).validate_json(raw, strict=True))
+        validator: SchemaValidator = _json_validator(cast("Any", schema))
+        return cast("T", validator.validate_json(raw, strict=True))
     except ValidationError as error:
         raise _bad_request(error) from None
 
