@@ -43,7 +43,7 @@ if name == "--query-gpu":
         print(", ".join(row.get(field, "[N/A]") for field in fields))
 elif name == "--query-compute-apps":
     print(told.get("apps", ""), end="")
-elif name in ("-L", "table", "topo"):
+elif name in ("-L", "table", "topo", "nvlink"):
     print(told.get(name, ""), end="")
 sys.exit(told.get("code", 0))
 """
@@ -62,9 +62,9 @@ class FakeSmi:
         program.chmod(0o755)
 
     def tell(self, **told: object) -> None:
-        """rows: of cards by the names of fields; apps, L, table, topo: texts; said: what it prints whatever is asked;
-        before: lines before the rows; unknown: fields that it refuses; hang: what it never answers ("": anything);
-        code: its exit code; note: a file for what it was asked."""
+        """rows: of cards by the names of fields; apps, L, table, topo, nvlink: texts; said: what it prints whatever is
+        asked; before: lines before the rows; unknown: fields that it refuses; hang: what it never answers ("":
+        anything); code: its exit code; note: a file for what it was asked."""
         if "L" in told:
             told["-L"] = told.pop("L")
         self._told.write_text(json.dumps({"rows": []} | told))

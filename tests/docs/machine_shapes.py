@@ -4,6 +4,7 @@ Each machine is a fake ``nvidia-smi`` that answers what was recorded on a real o
 the report of a machine leaves out is made up, and said to be below. The program that looks is the real one.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -14,15 +15,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gpulayer.cli.console import columns
+from gpulayer.cli.offers import lines_below, worker_table
 from tests.nvidia import FakeSmi, built_nvml, nvml_environment, row
 
-__all__ = ["PAGE", "SHAPES", "Shape", "rewritten", "shown"]
+__all__ = ["PAGE", "SHAPES", "Shape", "names", "rewritten", "shown", "shown_together"]
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs/machines.md"
 DATA: Final = ROOT / "gpulayer-core/tests/data"
 _BLOCK: Final = re.compile(r"<!-- not run: machine (\S+), [^\n]*-->\n```console\n.*?```\n", re.DOTALL)
 _COMMAND: Final = "gpulayer resources detect"
+# A device's cores are told as far as the worker may use them: here as on the machine that was recorded.
+_PROGRAM: Final = """
+import os, sys
+os.sched_getaffinity = lambda _: set(range(1024))
+from gpulayer.cli import main
+sys.exit(main())
+"""
+_TOGETHER: Final = re.compile(
+    r"(<!-- not run: these as workers, [^\n]*-->\n```console\n)\$ gpulayer resources\n.*?```\n", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +125,35 @@ SHAPES: Final = {
 }
 
 
+_WORKERS: Final = (
+    # name, shape, cores, memory, versions of torch
+    ("dgx", "dgx-h100", 224, 2_160_000_000_000, "2.9.0+cu128"),
+    ("mig", "h100-mig", 64, 270_000_000_000, "2.9.0+cu128"),
+    ("attic", "one-lost", 32, 135_000_000_000, "2.9.0+cu128"),
+    ("updated", "mismatch", 32, 135_000_000_000, ""),
+)
+
+
 def shown(shape: Shape) -> str:
     """What it prints there, from the devices on: what stands above is of the machine that looks."""
+    parts = _detected(shape).split("\n\n")[1:]
+    return "\n\n".join(part.rstrip("\n") for part in parts if not part.startswith("frameworks of"))
+
+
+def shown_together() -> str:
+    """What ``gpulayer resources`` prints of some of them; cores, memory and torch are made up."""
+    workers: list[Any] = []  # Any: records, as far as they are shown
+    for name, shape, cpus, memory_bytes, torch in _WORKERS:
+        facts = json.loads(_detected(SHAPES[shape], "--json"))
+        computing = {"name": "torch", "version": torch, "usable": True, "reason": ""}
+        facts["frameworks"] = [{**computing, "accelerator": one} for one in ("cuda", "cpu") if torch]
+        own = {"name": name, "state": "ready", "cpus": cpus, "cpus_free": cpus, "memory_bytes": memory_bytes}
+        workers.append(facts | own | {"resources": {}})
+    headers, rows = worker_table(workers)
+    return "\n".join([*columns([[header.upper() for header in headers], *rows]), *lines_below(workers)])
+
+
+def _detected(shape: Shape, *options: str) -> str:
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         folder = Path(name)
         fake = FakeSmi(folder / "bin", **shape.told)
@@ -125,7 +165,7 @@ def shown(shape: Shape) -> str:
         hidden = ("GPULAYER_", "CUDA_", "NVIDIA_", "LD_LIBRARY_PATH")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "gpulayer.cli", "resources", "detect"],
+            [sys.executable, "-P", "-c", _PROGRAM, "resources", "detect", *options],
             env={
                 **kept,
                 "LD_LIBRARY_PATH": str(library.parent),
@@ -141,8 +181,7 @@ def shown(shape: Shape) -> str:
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    parts = re.sub(r"(?<=the machine's )[\d.]+ [GT]B", "…", done.stdout).split("\n\n")[1:]
-    return "\n\n".join(part.rstrip("\n") for part in parts if not part.startswith("frameworks of"))
+    return done.stdout
 
 
 def names(page: str) -> Iterator[str]:
@@ -157,7 +196,8 @@ def rewritten(page: str) -> str:
         printed = shown(SHAPES[found[1]])
         return f"{found[0].partition(chr(10))[0]}\n```console\n$ {_COMMAND}\n…\n\n{printed}\n```\n"
 
-    return _BLOCK.sub(block, page)
+    together = f"$ gpulayer resources\n{shown_together()}\n```\n"
+    return _TOGETHER.sub(lambda found: found[1] + together, _BLOCK.sub(block, page))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.machine_shapes import PAGE, SHAPES, names, shown
+from tests.docs.machine_shapes import PAGE, SHAPES, names, shown, shown_together
 
 
 def test_every_machine_is_on_the_page() -> None:
@@ -13,3 +13,8 @@ def test_every_machine_is_on_the_page() -> None:
 def test_the_page_shows_what_is_printed(name: str) -> None:
     said = "to renew it: python -m tests.docs.machine_shapes"
     assert f"\n{shown(SHAPES[name])}\n```\n" in PAGE.read_text(encoding="utf-8"), said
+
+
+def test_the_page_shows_what_is_printed_of_workers() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"$ gpulayer resources\n{shown_together()}\n```\n" in text, "python -m tests.docs.machine_shapes"

@@ -1,16 +1,27 @@
 """AMD's GPUs: the kernel's list as recorded elsewhere, and what AMD's tools printed: tests/data/amd/SOURCES.txt."""
 
 import json
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gpulayer.plugins.builtin.amd import AmdProbe
 from gpulayer.plugins.builtin.amd.answers import Row, parsed_amd_smi, parsed_library, parsed_rocm_smi
-from gpulayer.plugins.builtin.amd.topology import gfx_name, kfd_gpus, kfd_processes, parsed_properties
+from gpulayer.plugins.builtin.amd.topology import (
+    FILES,
+    FOLDER,
+    gfx_name,
+    kfd_gpus,
+    kfd_processes,
+    parsed_properties,
+)
 from gpulayer.plugins.builtin.amd.visible import visible_positions
+from gpulayer.plugins.builtin.child import Child
+from gpulayer.plugins.builtin.kernel_files import read_files
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite, ProcessOnDevice
 from gpulayer.spec.machine import DeviceState
 from gpulayer.spec.request import Accelerator
@@ -48,6 +59,8 @@ class Machine:
     def __init__(self, root):
         self.root = root
         self.calls = root / "calls"
+        self.budget_s = 8.0
+        self.allowed = None
         self.nodes = root / "sys/class/kfd/kfd/topology/nodes"
         for folder in ("bin", "dev/dri", "sys"):
             (root / folder).mkdir(parents=True)
@@ -104,7 +117,18 @@ class Machine:
 
     def probe(self):
         root = self.root
-        return AmdProbe(sys_root=root / "sys", dev_root=root / "dev", rocm_root=root / "rocm", python=sys.executable)
+        return AmdProbe(
+            sys_root=root / "sys",
+            dev_root=root / "dev",
+            rocm_root=root / "rocm",
+            python=sys.executable,
+            budget_s=self.budget_s,
+            allowed=lambda: self.allowed,
+        )
+
+    def kfd(self):
+        """What the probe reads of the compute driver."""
+        return read_files(Child(), self.root / "sys" / FOLDER, FILES, environment={}, deadline_s=20)
 
     def site(self, **environment):
         return ProbeSite(self.root, {"PATH": f"{self.root / 'bin'}:/usr/bin:/bin", **environment})
@@ -209,6 +233,71 @@ def test_a_driver_that_hangs_is_named_no_other_tool_is_asked_and_nothing_is_lent
     assert [device.uuid for device in found.devices] == list(MI210)
     assert found.missing == (("rocm", "amd-smi did not answer within 0.3 s"),)
     assert machine.asked() == ["amd-smi static"]
+
+
+def test_a_file_of_the_driver_that_hangs_costs_its_figures_and_no_device(machine, monkeypatch):
+    """As its figures do while a GPU is being reset."""
+    monkeypatch.setattr("gpulayer.plugins.builtin.amd.probe._FIGURES_S", 0.3)
+    machine.mi210()
+    os.mkfifo(machine.root / "sys/bus/pci/devices/0000:43:00.0/gpu_busy_percent")  # nobody ever writes to it
+    found = machine.look()
+    assert [(device.uuid, device.state) for device in found.devices] == [(uuid, DeviceState.USABLE) for uuid in MI210]
+    assert [device.memory_bytes for device in found.devices] == [None, None], "unknown meanwhile"
+    assert found.devices[0].numa_node == 0
+
+
+def test_where_the_tool_tells_all_no_file_is_read_for_it(machine, monkeypatch):
+    machine.node(unique_id=0x4162405E51BB99B0)
+    machine.card("0000:03:00.0", kind="0x030000")
+    os.mkfifo(machine.root / "sys/bus/pci/devices/0000:03:00.0/gpu_busy_percent")
+    static, metric = DATA / "amd-smi-static-rx7800xt.json", DATA / "amd-smi-metric-rx7800xt.json"
+    machine.program("amd-smi", f"case $1 in static) cat {static};; *) cat {metric};; esac")
+    [device] = machine.look().devices
+    assert (device.use_percent, device.temperature_c) == (2, 41)
+
+
+def test_a_compute_driver_that_does_not_list_its_gpus_is_named_and_nobody_else_is_asked(machine, monkeypatch):
+    monkeypatch.setattr("gpulayer.plugins.builtin.amd.probe._LIST_S", 0.3)
+    machine.mi210()
+    machine.program("amd-smi", "exit 1")
+    (machine.nodes / "3/properties").unlink()
+    os.mkfifo(machine.nodes / "3/properties")
+    [(kind, why)] = machine.look().missing
+    assert kind == "rocm"
+    assert why.startswith("the kernel's driver does not answer: reading ")
+    assert machine.asked() == []
+
+
+def test_all_that_is_asked_has_one_time_together(machine, monkeypatch):
+    """A tool that fails late leaves less to the next one."""
+    given = []
+
+    def ask(child, command, *, environment, deadline_s, called=""):
+        given.append(deadline_s)
+        if called:
+            return real(child, command, environment=environment, deadline_s=20.0, called=called)
+        now[0] += deadline_s - 0.01
+        raise ValueError("nothing of use")
+
+    real, now, start_s = Child.ask, [0.0], time.monotonic()
+    monkeypatch.setattr(Child, "ask", ask)
+    monkeypatch.setattr("gpulayer.plugins.builtin.amd.probe.time.monotonic", lambda: start_s + now[0])
+    machine.mi210()
+    machine.library()
+    machine.program("amd-smi", "exit 1")
+    machine.program("rocm-smi", "exit 1")
+    machine.budget_s = 6.0
+    found = machine.look()
+    assert len(found.devices) == 2
+    assert given == pytest.approx([2.0, 5.0, 1.01])  # and nothing is left to the third, and to the driver's files
+    assert sum(given[1:]) <= 6.02
+
+
+def test_of_the_near_cores_those_that_the_worker_may_run_on_are_told(machine):
+    machine.node(location_id=0x6300, unique_id=1)
+    machine.card("0000:63:00.0", local_cpulist="0-7,16")
+    machine.allowed = {2, 3, 16, 20}
+    assert machine.look().devices[0].cores == "2-3,16"
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo nonsense", "echo '{}'", "echo '[7]'", "kill -9 $$"])
@@ -328,7 +417,7 @@ def test_processes_are_on_the_gpus_that_they_have_queues_or_memory_on(machine):
         ProcessOnDevice(MI210[0], 4711, memory_bytes=0),
         ProcessOnDevice(MI210[1], 4712, memory_bytes=2**30),
     )
-    assert len(kfd_processes(machine.root / "sys")) == 3
+    assert len(kfd_processes(machine.kfd())) == 3
 
 
 @pytest.mark.parametrize(
@@ -406,7 +495,7 @@ def test_an_answer_without_a_gpu_is_an_error_whatever_the_exit_code(text):
 def test_an_older_kernel_tells_less(machine):
     (machine.nodes / "1").mkdir(parents=True)
     shutil.copy(DATA / "vega20-properties.txt", machine.nodes / "1/properties")
-    [gpu] = kfd_gpus(machine.root / "sys")
+    [gpu] = kfd_gpus(machine.kfd())
     assert (gpu.address, gpu.gfx, gpu.memory_bytes) == ("0000:19:00.0", "", 17163091968)
 
 

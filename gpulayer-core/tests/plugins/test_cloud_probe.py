@@ -285,6 +285,12 @@ def test_what_can_be_no_name_of_a_zone_or_a_type_is_not_taken_for_one(cloud, tex
     assert read_place(cloud, asked) == Place()
 
 
+@pytest.mark.parametrize("text", ["welcome", "us-west-2"])
+def test_one_that_answers_all_alike_tells_no_zone_no_type_and_nothing_of_spot(text):
+    told = read_place(Cloud.AWS, lambda path, **_: text)
+    assert (told.zone, told.instance_type, told.is_spot) == ("", "", None)
+
+
 # When they do not answer ----------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,18 @@ def test_without_cgroups_affinity_and_the_machines_memory_count(tmp_path):
     assert findings.disk_bytes > 0
 
 
+@pytest.mark.parametrize("body", ["exec sleep 600", "exit 1", "echo nonsense"])
+def test_a_disk_that_does_not_answer_has_unknown_room_and_the_rest_is_known(tmp_path, monkeypatch, body):
+    monkeypatch.setattr("gpulayer.plugins.builtin.host._DISK_S", 0.3)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+    found = HostProbe(python=str(python)).look(ProbeSite(tmp_path, {"PATH": "/usr/bin:/bin"}))
+    assert found.disk_bytes is None
+    assert found.memory_bytes > 0
+    assert HostProbe(python=str(tmp_path / "none")).look(ProbeSite(tmp_path, {})).disk_bytes is None
+
+
 @pytest.mark.parametrize(
     ("cgroup", "files"),
     [

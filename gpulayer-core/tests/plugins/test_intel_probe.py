@@ -21,6 +21,7 @@ class Machine:
     def __init__(self, root):
         self.root = root
         self.calls = root / "calls"
+        self.allowed = None
         (root / "bin").mkdir(parents=True)
         (root / "dev/dri").mkdir(parents=True)
 
@@ -46,7 +47,7 @@ class Machine:
         return self.calls.read_text().splitlines() if self.calls.exists() else []
 
     def probe(self):
-        return IntelProbe(sys_root=self.root / "sys", dev_root=self.root / "dev")
+        return IntelProbe(sys_root=self.root / "sys", dev_root=self.root / "dev", allowed=lambda: self.allowed)
 
     def look(self, **environment):
         return self.probe().look(ProbeSite(self.root, {"PATH": f"{self.root / 'bin'}:/usr/bin:/bin", **environment}))
@@ -74,6 +75,23 @@ def test_a_card_is_told_of_by_the_tool_and_by_the_kernel(machine):
     assert (device.pci_address, device.numa_node, device.cores) == ("0000:97:00.0", 1, "24-47,72-95")
     assert (device.temperature_c, device.use_percent, device.state) == (41, None, DeviceState.USABLE)
     assert machine.asked() == ["xpu-smi discovery -j", "xpu-smi discovery --dump 1,2,8,11,16"]
+
+
+def test_of_the_near_cores_those_that_the_worker_may_run_on_are_told(machine):
+    machine.card("0000:97:00.0", node="renderD128", files={"numa_node": "-1", "local_cpulist": "0-7"})
+    machine.allowed = {2, 3, 9}
+    [device] = machine.look().devices
+    assert (device.cores, device.numa_node) == ("2-3", None)
+    machine.allowed = {9}
+    assert machine.look().devices[0].cores == ""
+
+
+def test_a_driver_that_does_not_tell_how_warm_a_card_is_costs_that_figure(machine, monkeypatch):
+    monkeypatch.setattr("gpulayer.plugins.builtin.intel.probe._FILES_S", 0.3)
+    folder = machine.card("0000:97:00.0", node="renderD128", files={"hwmon/hwmon1/name": "xe"})
+    os.mkfifo(folder / "hwmon/hwmon1/temp1_input")  # nobody ever writes to it
+    [device] = machine.look().devices
+    assert (device.temperature_c, device.state) == (None, DeviceState.USABLE)
 
 
 def test_a_figure_that_nobody_tells_is_unknown_and_never_none_at_all():

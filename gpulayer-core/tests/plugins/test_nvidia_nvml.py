@@ -11,6 +11,7 @@ from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
 from gpulayer.testing import ProbeContract
 from gpulayer.worker.findings import checked_findings
+from gpulayer.worker.known_devices import KnownDevices
 from tests.nvidia import FakeSmi, built_nvml, nvml_environment, row
 
 MIB = 2**20
@@ -187,13 +188,14 @@ def test_memory_that_a_card_has_not_of_its_own_is_the_machines(look):
     ],
 )
 def test_a_card_in_trouble_is_unhealthy_by_its_uuid_and_the_other_is_not_and_it_comes_back(look, lines, reason):
-    before = look(TWO)
-    found = look(TWO | lines)
-    assert [device.uuid for device in found.devices] == ["GPU-a", "GPU-b"]
-    assert found.devices[0].state is DeviceState.UNHEALTHY
-    assert found.devices[0].reason.startswith(reason)
-    assert found.devices[1] == before.devices[1]
-    assert look(TWO) == before
+    known = KnownDevices()
+    before = known.settle(look(TWO).devices, {})
+    found = known.settle(look(TWO | lines).devices, {})
+    assert [device.uuid for device in found] == ["GPU-a", "GPU-b"]
+    assert found[0].state is DeviceState.UNHEALTHY
+    assert found[0].reason.startswith(reason)
+    assert found[1] == before[1]
+    assert known.settle(look(TWO).devices, {}) == before
 
 
 def test_a_row_that_waits_to_be_remapped_is_no_trouble(look):

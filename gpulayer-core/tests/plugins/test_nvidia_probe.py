@@ -152,14 +152,15 @@ def test_a_card_in_mig_mode_without_slices_is_there_and_why_it_can_not_be_used_i
     ]
 
 
-def test_a_card_that_can_not_be_opened_is_offered_by_its_number_too(probe, smi):
+def test_a_card_that_can_not_be_opened_is_offered_by_its_number_too(probe, smi, tmp_path):
     """E3: as without the variable."""
     lost = (DATA / "odd_device_handle_then_table.out").read_text().splitlines()[:1]
     smi.tell(rows=[row(0, "GPU-q", "NVIDIA H100", bus="0a")], before=lost)
     devices = look(probe, smi.environment).devices
     assert [device.state for device in devices] == [DeviceState.USABLE, DeviceState.UNHEALTHY]
     for text, kept in (("0,1", devices), ("0", devices[:1]), ("1", devices[1:])):
-        assert look(probe, smi.environment | {"CUDA_VISIBLE_DEVICES": text}).devices == kept
+        worker = NvidiaProbe(root=tmp_path / "root", with_nvml=False)
+        assert look(worker, smi.environment | {"CUDA_VISIBLE_DEVICES": text}).devices == kept
 
 
 @pytest.mark.parametrize(
@@ -198,6 +199,12 @@ def test_whatever_it_says_is_a_reason_that_can_be_told(probe, smi, said):
     assert kind == "cuda"
     assert why.startswith("nvidia-smi says: ")
     assert why.isprintable()
+
+
+def test_no_more_complaints_are_taken_for_cards_than_can_be_told(probe, smi):
+    handle = "Unable to determine the device handle for GPU 0000:{:02x}:{:02x}.0: Unknown Error"
+    smi.tell(rows=FOUR, before=[handle.format(at // 32, at % 32) for at in range(4096, 8000)])
+    assert len(checked_findings(look(probe, smi.environment)).devices) == 1024
 
 
 def test_more_cards_and_processes_than_can_be_told_are_cut(probe, smi):
@@ -254,10 +261,62 @@ def test_a_driver_that_can_not_be_ended_has_one_stuck_process_and_is_asked_again
     assert len(look(NvidiaProbe(root=tmp_path / "root", with_nvml=False, child=child), smi.environment).devices) == 2
 
 
-def test_one_that_hangs_after_the_first_question_is_no_answer_either(tmp_path, smi):
-    smi.tell(rows=ROWS, hang="--query-compute-apps")
+@pytest.mark.parametrize("hangs", ["table", "--query-compute-apps"])
+def test_a_text_that_hangs_takes_no_figures_that_were_read(tmp_path, smi, hangs):
+    table = (DATA / "table_l40s.out").read_text()
+    smi.tell(rows=ROWS, hang=hangs, table=table, apps="GPU-4090, 4711, 1024\n")
+    found = look(NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=1.5), smi.environment)
+    assert [(device.uuid, device.state, device.temperature_c) for device in found.devices] == [
+        ("GPU-3060", DeviceState.USABLE, 40), ("GPU-4090", DeviceState.USABLE, 40),
+    ]  # fmt: skip
+    assert found.missing == ()
+    if hangs == "table":
+        assert found.processes == (ProcessOnDevice("GPU-4090", 4711, memory_bytes=1024 * MIB),)
+        assert found.devices[0].runtime == ""
+    else:
+        assert found.processes is None
+
+
+def test_where_the_list_of_slices_hangs_nobody_says_that_there_are_none(tmp_path, smi):
+    """What was known of them stays: they are unhealthy for this reason."""
+    smi.tell(rows=[row(0, "GPU-p", "NVIDIA H100", bus="09", mig__mode__current="Enabled")], hang="-L")
     found = look(NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=1.0), smi.environment)
+    assert found.devices == ()
     assert "the driver does not answer" in found.missing[0][1]
+
+
+def test_of_two_cards_with_one_uuid_the_second_is_told_and_can_not_be_used(probe, smi):
+    smi.tell(rows=[FOUR[0], FOUR[1] | {"uuid": "GPU-0"}, FOUR[2]], apps="GPU-0, 5, 1\n")
+    found = look(probe, smi.environment)
+    assert [(device.uuid, device.index, device.reason) for device in found.devices] == [
+        ("GPU-0", 0, ""),
+        ("CUDA-0000:01:00.0", 1, "it has the same UUID as device 0: GPU-0"),
+        ("GPU-2", 2, ""),
+    ]
+    assert found.devices[1].state is DeviceState.UNHEALTHY
+
+
+def test_a_row_that_is_there_twice_is_one_card(probe, smi):
+    smi.tell(rows=[FOUR[0], FOUR[0], FOUR[1]])
+    assert [device.uuid for device in look(probe, smi.environment).devices] == ["GPU-0", "GPU-1"]
+
+
+@pytest.mark.parametrize("what", ["folder", "not executable", "leads nowhere"])
+def test_an_nvidia_smi_that_can_not_be_run_at_all_is_told(tmp_path, probe, what):
+    path = tmp_path / "nvidia-smi"
+    if what == "folder":
+        path.mkdir()
+    elif what == "leads nowhere":
+        path.symlink_to(tmp_path / "gone")
+    else:
+        path.write_text("#!/bin/sh\n")
+    environment = {"PATH": f"{tmp_path}/none:{tmp_path}"}
+    [(kind, why)] = look(probe, environment).missing
+    assert (kind, why[: len(str(path))]) == ("cuda", str(path))
+    assert why.endswith(what)
+    (tmp_path / "root" / "dev").mkdir(parents=True)
+    (tmp_path / "root" / "dev" / "nvidiactl").touch()
+    assert why in look(probe, environment).missing[0][1], "beside what else is there"
 
 
 def test_where_there_is_nothing_of_nvidias_nobody_is_asked(tmp_path, monkeypatch):
@@ -339,12 +398,32 @@ def test_a_card_that_is_put_in_takes_no_number_of_another(probe, smi):
     assert indices == {"GPU-0": 0, "GPU-1": 1, "GPU-2": 2, "GPU-3": 3, "GPU-new": 4}
 
 
+@pytest.mark.parametrize("named", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("text", ["1", "GPU-1"])
+def test_the_one_card_that_a_worker_may_use_vanishes_and_no_variable_is_blamed(probe, smi, named, text):
+    smi.tell(rows=FOUR)
+    environment, known = smi.environment | {named: text}, KnownDevices()
+    before = settled(known, look(probe, environment))
+    assert [device.uuid for device in before] == ["GPU-1"]
+    smi.tell(rows=[FOUR[0], FOUR[2] | {"index": "1"}, FOUR[3] | {"index": "2"}])
+    [gone] = settled(known, look(probe, environment))
+    assert (gone.uuid, gone.index, gone.reason) == ("GPU-1", 1, "it is not found any more")
+    complaint = "Unable to determine the device handle for GPU 00000000:01:00.0: GPU is lost.  Reboot the system"
+    smi.tell(rows=[FOUR[0], FOUR[2], FOUR[3]], before=[complaint])
+    [lost] = settled(known, look(probe, environment))
+    assert (lost.uuid, lost.index) == ("GPU-1", 1)
+    assert "GPU is lost" in lost.reason
+    smi.tell(rows=FOUR)
+    assert settled(known, look(probe, environment)) == before
+
+
 def test_a_card_that_can_not_be_read_any_more_is_known_by_its_address(probe, smi):
     smi.tell(rows=FOUR)
-    look(probe, smi.environment)
+    known = KnownDevices()
+    settled(known, look(probe, smi.environment))
     complaint = "Unable to determine the device handle for GPU 00000000:02:00.0: GPU is lost.  Reboot the system"
     smi.tell(rows=[FOUR[0], FOUR[1], FOUR[3]], before=[complaint])
-    devices = {device.uuid: device for device in look(probe, smi.environment).devices}
+    devices = {device.uuid: device for device in settled(known, look(probe, smi.environment))}
     assert set(devices) == {f"GPU-{number}" for number in range(4)}
     assert (devices["GPU-2"].index, devices["GPU-2"].state) == (2, DeviceState.UNHEALTHY)
     assert "GPU is lost" in devices["GPU-2"].reason

@@ -1,9 +1,11 @@
 """Which devices the worker's own variables leave it."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpulayer.plugins.builtin.nvidia.cards import Card, Slice
-from gpulayer.plugins.builtin.nvidia.visibility import offered
+from gpulayer.plugins.builtin.nvidia.visibility import Visible, offered
 
 FOUR = tuple(Card(number, f"GPU-{letter}{number}{number}", "NVIDIA L40S") for number, letter in enumerate("abca"))
 ALL = frozenset(card.uuid for card in FOUR)
@@ -148,3 +150,61 @@ def test_why_nothing_is_left_is_told():
     )
     assert offered(FOUR, {"NVIDIA_VISIBLE_DEVICES": "none"}).why.startswith("NVIDIA_VISIBLE_DEVICES=none: ")
     assert len(offered(FOUR, {"CUDA_VISIBLE_DEVICES": "x" * 10_000}).why) < 400
+
+
+PLACED = tuple(replace(card, pci_address=f"0000:0{card.index}:00.0") for card in FOUR)
+
+
+def left(*cards):
+    """As the driver counts them now."""
+    return tuple(replace(card, index=index) for index, card in enumerate(cards))
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"])
+def test_numbers_mean_the_cards_that_they_meant_first_whoever_falls_off(name):
+    visible, environment = Visible(), {name: "1,2"}
+    assert visible.offered(PLACED, environment).uuids == {B, C}
+    for there, uuids in (
+        (left(*PLACED[1:]), {B, C}),
+        (left(PLACED[0], *PLACED[2:]), {C}),
+        (left(PLACED[0], PLACED[3]), set()),
+        (PLACED, {B, C}),
+    ):
+        kept_now = visible.offered(there, environment)
+        assert (kept_now.uuids, kept_now.why) == (uuids, ""), "no variable is to blame"
+
+
+@pytest.mark.parametrize("text", ["1,2", f"{B},{C}", f"{B[:6]},{C[:6]}"])
+def test_what_can_not_be_read_at_the_place_of_one_that_is_meant_is_meant(text):
+    visible, environment = Visible(), {"CUDA_VISIBLE_DEVICES": text}
+    visible.offered(PLACED, environment)
+    unread = tuple(replace(card, uuid="") for card in PLACED)
+    there = (unread[0], unread[1], PLACED[3])
+    assert visible.offered(left(*there), environment).uuids == {unread[1].device_uuid}
+
+
+def test_one_that_was_meant_before_it_could_be_read_is_meant_when_it_can():
+    visible, environment = Visible(), {"CUDA_VISIBLE_DEVICES": "1"}
+    unread = replace(PLACED[1], uuid="")
+    assert visible.offered((PLACED[0], unread), environment).uuids == {unread.device_uuid}
+    assert visible.offered(PLACED, environment).uuids == {B}
+
+
+def test_slices_that_are_made_later_on_a_card_that_is_meant_are_meant():
+    visible, environment = Visible(), {"CUDA_VISIBLE_DEVICES": "0"}
+    whole = (replace(SLICED[0], is_sliced=False, slices=()), SLICED[1])
+    assert visible.offered(whole, environment).uuids == {"GPU-p0"}
+    assert visible.offered(SLICED, environment).uuids == {"GPU-p0", "MIG-a1", "MIG-a2"}
+    assert Visible().offered(SLICED, {}).uuids is None
+
+
+def test_slices_that_are_named_are_all_that_is_meant_of_their_card():
+    visible, environment = Visible(), {"CUDA_VISIBLE_DEVICES": "MIG-a2"}
+    assert visible.offered(SLICED, environment).uuids == {"MIG-a2"}
+    assert visible.offered(SLICED, environment).uuids == {"MIG-a2"}
+
+
+def test_where_nothing_was_ever_meant_the_variable_says_why():
+    visible = Visible()
+    assert "is empty" in visible.offered(FOUR, {"CUDA_VISIBLE_DEVICES": ""}).why
+    assert "PCI_BUS_ID" in visible.offered(MIXED, {"CUDA_VISIBLE_DEVICES": "1"}).why

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulayer.plugins.builtin.child import Child, Said, Unanswered
-from gpulayer.plugins.builtin.nvidia import nvml_links
-from gpulayer.plugins.builtin.nvidia.near import with_near
-from gpulayer.plugins.builtin.nvidia.nvml_links import told_of_links
+from gpulayer.plugins.builtin.near import with_near
+from gpulayer.plugins.builtin.nvidia import nvml_child
+from gpulayer.plugins.builtin.nvidia.nvml_child import told_of_links
 from gpulayer.plugins.builtin.nvidia.nvml_topology import read_topology, topology_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, parse_topo
-from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
+from gpulayer.plugins.builtin.nvidia.topology_asking import RememberedTopology, ask_topology
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
 
@@ -106,7 +106,7 @@ def test_all_that_is_asked_is_there_in_the_real_module():
     assert pynvml.NVML_ERROR_INVALID_ARGUMENT == 2
     assert pynvml.NVML_ERROR_NOT_SUPPORTED == 3
     assert pynvml.NVML_ERROR_FUNCTION_NOT_FOUND == 13
-    assert pynvml.NVML_NVLINK_MAX_LINKS <= nvml_links._MOST_LINKS
+    assert pynvml.NVML_NVLINK_MAX_LINKS <= nvml_child._MOST_LINKS
     ends = [pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU]
     assert [*ends, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH] == [GPU, PROCESSOR, SWITCH]
 
@@ -114,7 +114,7 @@ def test_all_that_is_asked_is_there_in_the_real_module():
 def run(tmp_path, module):
     """The program as the worker runs it, with this instead of pynvml."""
     (tmp_path / "pynvml.py").write_text(module)
-    command = [sys.executable, "-I", "-S", str(NVML_LINKS), str(tmp_path), "/no/such/library.so"]
+    command = [sys.executable, "-I", "-S", nvml_child.__file__, "links", str(tmp_path), "/no/such/library.so"]
     return Child().ask(command, environment={}, deadline_s=60).out
 
 
@@ -123,6 +123,7 @@ class NVMLError(Exception):
     value = 3
     def __str__(self): return "Not Supported"
 def nvmlInit(): pass
+def nvmlErrorString(number): return "Not Supported"
 def nvmlDeviceGetCount(): return 3
 def nvmlDeviceGetHandleByIndex(index):
     if index == 1: raise NVMLError

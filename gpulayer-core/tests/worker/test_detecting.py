@@ -1,9 +1,11 @@
-"""What looks at a machine loads nothing of the vendors, and none of the frameworks, into its own process."""
+"""What looks at a machine says what it waits for; it loads nothing of vendors and frameworks into its own process."""
 
 import json
 import subprocess
 import sys
 
+from gpulayer.plugins.settings import PluginSettings
+from gpulayer.worker.detecting import detect
 from tests.nvidia import FakeSmi, row
 
 LOOK = """
@@ -43,3 +45,26 @@ def test_nothing_of_vendors_and_frameworks_is_imported_into_a_worker(tmp_path):
     assert not {name.partition(".")[0] for name in modules}.intersection(THEIRS)
     tried = {pid for path in traps.glob("*.pids") for pid in path.read_text().split()}
     assert own not in tried  # an import that failed leaves no module behind
+
+
+def test_who_waits_is_told_which_frameworks_it_waits_for(tmp_path):
+    """A torch whose import ends when that was told, and not before."""
+    (tmp_path / "packages").mkdir()
+    go_on = tmp_path / "go-on"
+    hanging = f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\nraise ImportError\n"
+    (tmp_path / "packages/torch.py").write_text(hanging)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    told = []
+
+    def now(what):
+        told.append(what)
+        if what.startswith("waiting for torch: "):
+            go_on.touch()
+
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    detect(environment=environment, plugins=PluginSettings(), python=str(python), now=now, tell_every_s=0.05)
+    assert go_on.exists(), told
+    assert told[0].startswith("looking at the machine, 10 s at most")
+    assert any(what.startswith(f"computing with the frameworks of {python}, 60 s at most") for what in told)

@@ -432,6 +432,30 @@ def test_a_probe_that_is_late_at_a_start_has_found_what_it_found_before_it(host_
         hangs.go.set()
 
 
+@pytest.mark.parametrize("plugin", ["nvidia", "amd"])
+def test_a_probe_of_ours_that_fails_at_a_start_says_why_there_is_no_device_until_it_answers(start, plugin):
+    clock, kind = ManualClock(), {"nvidia": "cuda", "amd": "rocm"}[plugin]
+    [(missing, why)] = start(ValueError("x\0y"), clock=clock, name=plugin, is_builtin=True).missing
+    assert missing == kind
+    assert why.startswith("looking for it failed: ")
+    assert "ValueError" in why
+    assert "\0" not in why
+    assert start(ValueError("x"), Findings(), clock=clock, name=plugin, is_builtin=True).missing == ()
+    assert start(ValueError("x"), clock=clock, name=plugin).missing == (), "an outside plugin may look for anything"
+
+
+def test_a_device_that_is_missing_after_a_restart_is_told_of_and_the_others_keep_their_numbers(start):
+    clock = ManualClock()
+    one, two = (replace(GPU, uuid=f"GPU-{letter}", index=index) for index, letter in enumerate("ab"))
+    assert start(Findings(devices=(one, two)), clock=clock).devices == (one, two)
+    gone, left = start(Findings(devices=(replace(two, index=0),)), clock=clock).devices
+    assert (gone.uuid, gone.index, gone.reason) == ("GPU-a", 0, "it is not found any more")
+    assert (left.uuid, left.index, left.mask_index) == ("GPU-b", 1, 0)
+    gone, left = start(OSError("late"), clock=clock, is_builtin=True).devices
+    assert gone.reason == left.reason == "it is not found, and not every probe has answered since the worker's start"
+    assert start(Findings(devices=(one, two)), clock=clock).devices == (one, two)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -53,10 +53,10 @@ def test_a_card_that_replaces_another_gets_a_number_that_nobody_has():
 def test_a_card_that_is_cut_into_slices_or_made_whole_again_has_not_vanished():
     known = KnownDevices()
     whole = gpu(0)
-    slices = tuple(gpu(index, f"MIG-{index}", parent=whole.uuid) for index in range(2))
+    slices = tuple(gpu(0, f"MIG-{number}", parent=whole.uuid) for number in range(2))
     known.settle([whole], {})
     assert [device.uuid for device in known.settle(slices, {})] == ["MIG-0", "MIG-1"]
-    assert {device.index for device in known.settle(slices, {})} == {0, 1}, "as their probe numbers them"
+    assert {device.index for device in known.settle(slices, {})} == {0}
     assert [device.uuid for device in known.settle(slices[:1], {})] == ["MIG-0"], "slices are unmade on purpose"
     assert known.settle((), {"cuda": "it hangs"})[0].reason == "it hangs"
     assert [device.uuid for device in known.settle([whole], {})] == [whole.uuid]
@@ -79,6 +79,68 @@ def test_what_can_be_read_at_last_and_what_replaces_another_take_its_place():
     known.settle([gpu(0, "CUDA-0000:02:00.0", pci_address="0000:02:00.0", state=DeviceState.UNHEALTHY)], {})
     readable = gpu(0, pci_address="0000:02:00.0")
     assert known.settle([readable], {}) == (readable,)
+
+
+PLACED = tuple(replace(device, pci_address=f"0000:0{device.index}:00.0") for device in FOUR)
+
+
+def unread(index, pci_address=""):
+    uuid = f"CUDA-{pci_address or index}"
+    return gpu(index, uuid, pci_address=pci_address, state=DeviceState.UNHEALTHY, reason="it is lost")
+
+
+def test_slices_keep_the_number_of_their_card_when_another_one_vanishes():
+    known = KnownDevices()
+    slices = tuple(gpu(1, f"MIG-{number}", parent="GPU-b") for number in range(2))
+    known.settle([gpu(0), *slices], {})
+    settled = known.settle([replace(one, index=0) for one in slices], {})
+    assert [(device.uuid, device.index) for device in settled] == [("GPU-0", 0), ("MIG-0", 1), ("MIG-1", 1)]
+
+
+def test_one_that_can_not_be_read_is_who_was_met_at_its_address_whatever_the_tool_counts():
+    known = KnownDevices()
+    known.settle(PLACED, {})
+    settled = known.settle([replace(PLACED[3], index=0), unread(1, PLACED[2].pci_address)], {})
+    assert [(device.uuid, device.index, device.reason) for device in settled] == [
+        ("GPU-0", 0, "it is not found any more"),
+        ("GPU-1", 1, "it is not found any more"),
+        ("GPU-2", 2, "it is lost"),
+        ("GPU-3", 3, ""),
+    ]
+    assert settled[2].model == "H100"
+    assert known.settle(PLACED, {}) == PLACED
+
+
+def test_slices_of_a_card_that_can_not_be_read_say_so():
+    known = KnownDevices()
+    slices = tuple(gpu(1, f"MIG-{number}", parent="GPU-a", pci_address="0000:01:00.0") for number in range(2))
+    assert known.settle([gpu(0), *slices], {}) == (gpu(0), *slices)
+    settled = known.settle([gpu(0), unread(1, "0000:01:00.0")], {})
+    assert [(device.uuid, device.index, device.reason) for device in settled] == [
+        ("GPU-0", 0, ""), ("MIG-0", 1, "it is lost"), ("MIG-1", 1, "it is lost"),
+    ]  # fmt: skip
+
+
+def test_without_an_address_it_is_the_one_that_has_gone():
+    known = KnownDevices()
+    known.settle(FOUR, {})
+    settled = known.settle([FOUR[0], unread(1), FOUR[2], FOUR[3]], {})
+    assert [(device.uuid, device.reason) for device in settled] == [
+        ("GPU-0", ""), ("GPU-1", "it is lost"), ("GPU-2", ""), ("GPU-3", ""),
+    ]  # fmt: skip
+
+
+def test_where_more_have_gone_than_can_not_be_read_nobody_says_which_it_is_and_it_is_not_missed_later():
+    """Card 0 has fallen off, and what was card 1 is counted first now."""
+    known = KnownDevices()
+    known.settle(FOUR[:2], {})
+    settled = known.settle([unread(0)], {})
+    assert [(device.uuid, device.index, device.reason) for device in settled] == [
+        ("GPU-0", 0, "it is not found any more"),
+        ("GPU-1", 1, "it is not found any more"),
+        ("CUDA-0", 2, "it is lost"),
+    ]
+    assert known.settle(FOUR[:2], {}) == FOUR[:2]
 
 
 @pytest.mark.parametrize(

@@ -1,121 +1,132 @@
-"""What stands below the table of ``gpulayer resources``: how devices are linked, and what can't be used and why."""
+"""What ``gpulayer resources`` shows of all workers: the devices of each in few rows; below the table frameworks that
+compute, how devices are linked, and what can't be used and why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gpulayer.cli.machine import (
+    devices_from,
+    link_lines,
+    memory_text,
+    said_of,
+    short_model,
+    short_reason,
+    spans,
+)
+from gpulayer.cli.records import resources_text
 from gpulayer.spec.machine import Device
-from gpulayer.spec.plain import plain_line
-from gpulayer.spec.request import Accelerator
-from gpulayer.spec.topology import drawn
+from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
-    from gpulayer.wire.workers import DeviceFields, WorkerRecord
+    from gpulayer.wire.workers import WorkerRecord
 
-__all__ = ["device_text", "grouped", "link_lines", "pending_lines", "said_of", "shown_model", "unusable_lines"]
+__all__ = ["device_rows", "lines_below", "worker_table"]
 
-_NAMED: Final = 8  # of workers with the same links
-_MODEL: Final = 40  # characters of a device's name: longer ones would push all else off the screen
-
-
-def device_text(index: int, kind: str, model: str) -> str:
-    """``0 cuda NVIDIA L40S``."""
-    return f"{index} {kind} {shown_model(model)}".rstrip()
+_NAMED: Final = 8  # of workers of which the same is said
 
 
-def shown_model(model: str) -> str:
-    """As much of it as a table has room for."""
-    return plain_line(model, _MODEL)
-
-
-def grouped(said: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Numbers of devices by what is said of them."""
-    groups: dict[str, list[int]] = {}
-    for index, words in said:
-        groups.setdefault(words, []).append(index)
-    return groups
-
-
-def said_of(numbers: Sequence[int]) -> str:
-    """``device 3``, or ``devices 0-3, 7``."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    text = ", ".join("-".join(map(str, span)) for span in spans)
-    return f"devices {text}" if len(set(numbers)) > 1 else f"device {text}"
-
-
-def link_lines(workers: "Sequence[WorkerRecord]") -> list[str]:
-    """One matrix for all workers whose devices are linked alike."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+def worker_table(workers: "Sequence[WorkerRecord]") -> tuple[list[str], list[list[str]]]:
+    """Headers and rows: of each worker what it has and what is free, in the first of its rows, and its devices."""
+    is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
+    rows: list[list[str]] = []
     for worker in workers:
-        devices = [_device(fields) for fields in worker["devices"]]
-        if any(device.links for device in devices):
-            alike.setdefault(tuple(drawn(devices)), []).append(worker["name"])
-    lines: list[str] = []
-    for matrix, names in alike.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        lines += ["", f"links of {', '.join(names[:_NAMED])}{more}", *(f"  {line}" for line in matrix)]
-    return lines
-
-
-def unusable_lines(workers: "Sequence[WorkerRecord]") -> list[str]:
-    """Devices and kinds of them, and frameworks of what there are devices for; the same words once."""
-    said: list[str] = []
-    for worker in workers:
-        name = worker["name"]
-        told: set[tuple[str, str]] = set()
-        kinds = list(dict.fromkeys(device["kind"] for device in worker["devices"]))
-        for kind in kinds:
-            devices = [device for device in worker["devices"] if device["kind"] == kind and device["reason"]]
-            told |= {(kind, device["reason"]) for device in devices}
-            groups = grouped((device["index"], f"{device['state']}: {device['reason']}") for device in devices)
-            for words, numbers in groups.items():
-                which = said_of(numbers) if len(kinds) == 1 else f"{kind} {said_of(numbers)}"
-                said.append(f"{name}: {which} {'are' if len(numbers) > 1 else 'is'} {words}")
-        said += [
-            f"{name}: no {kind}: {reason}"
-            for kind, reason in worker.get("missing", {}).items()
-            if (kind, reason) not in told
+        own = [
+            worker["name"],
+            worker["state"],
+            f"{worker['cpus_free']}/{worker['cpus']}",
+            format_bytes(worker["memory_bytes"]),
+            *([resources_text(worker)] if is_counted else []),
         ]
-        by_words: dict[tuple[str, str], list[str]] = {}
-        for framework in worker["frameworks"]:
-            is_known = not (framework["usable"] or framework.get("pending"))
-            if is_known and framework["accelerator"] in kinds and framework["reason"]:
-                by_words.setdefault((framework["name"], framework["reason"]), []).append(framework["accelerator"])
-        said += [f"{name}: {one} on {', '.join(on)}: {reason}" for (one, reason), on in by_words.items()]
-        said += _failures(worker)
-    return ["", "can't be used", *(f"  {line}" for line in said)] if said else []
+        first, *more = device_rows(worker)
+        rows += [own + first, *([""] * len(own) + row for row in more)]
+    headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
+    return [*headers, "device", "memory free", "state"], rows
 
 
-def pending_lines(workers: "Sequence[WorkerRecord]") -> list[str]:
-    """Frameworks whose checks have not ended, with what they wait for."""
-    lines: list[str] = []
+def device_rows(worker: "WorkerRecord") -> list[list[str]]:
+    """Device, its free memory and its state; those of which all of that is the same in one row."""
+    alike: dict[tuple[str, str, str, str], list[Device]] = {}
+    for device, fields in zip(devices_from(worker["devices"]), worker["devices"], strict=True):
+        key = (fields["kind"], short_model(device), memory_text(device), fields["state"])
+        alike.setdefault(key, []).append(device)
+    rows: list[list[str]] = []
+    for (kind, model, memory, state), devices in alike.items():
+        numbers = {device.index for device in devices}
+        slices = f" × {len(devices)}" if len(devices) > len(numbers) else ""
+        rows.append([f"{spans(numbers)} {kind} {model}".rstrip() + slices, memory, state])
+    return rows or [["no device", "", ""]]
+
+
+def lines_below(workers: "Sequence[WorkerRecord]") -> list[str]:
+    """Parts with an empty line before each; a part that has nothing to say is left out."""
+    computing = [f"  {names}: {said}" for (said,), names in _alike(workers, _computing)]
+    lines = ["", "frameworks", *computing] if computing else []
+    for matrix, names in _alike(workers, lambda worker: link_lines(devices_from(worker["devices"]))):
+        lines += ["", f"links of {names}", *(f"  {line}" for line in matrix)]
+    unusable = [f"  {worker['name']}: {said}" for worker in workers for said in _unusable(worker)]
+    lines += ["", "can't be used", *unusable] if unusable else []
+    pending = [f"  {worker['name']}: {said}" for worker in workers for said in _pending(worker)]
+    return lines + (["", "not checked yet", *pending] if pending else [])
+
+
+def _alike(
+    workers: "Sequence[WorkerRecord]", said: "Callable[[WorkerRecord], Sequence[str]]"
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is said of any, once, with the names of all of which it is."""
+    names: dict[tuple[str, ...], list[str]] = {}
     for worker in workers:
-        by_words: dict[str, list[str]] = {}
-        for framework in worker["frameworks"]:
-            if framework.get("pending"):
-                names = by_words.setdefault(framework["reason"] or "the checks are under way", [])
-                names += [] if framework["name"] in names else [framework["name"]]
-        lines += [f"  {worker['name']}: {', '.join(names)}: {words}" for words, names in by_words.items()]
-    return ["", "not checked yet", *lines] if lines else []
+        if lines := tuple(said(worker)):
+            names.setdefault(lines, []).append(worker["name"])
+    for lines, of in names.items():
+        more = f" and {len(of) - _NAMED} more" if len(of) > _NAMED else ""
+        yield lines, ", ".join(of[:_NAMED]) + more
 
 
-def _failures(worker: "WorkerRecord") -> list[str]:
-    """Of frameworks that compute on some devices of a kind only."""
-    there = {device["uuid"]: f"{device['kind']} {device['index']}" for device in worker["devices"]}
-    return [
-        f"{worker['name']}: {framework['name']} on {there[uuid]}: {reason}"
-        for framework in worker["frameworks"]
-        for uuid, reason in framework.get("failed_on", {}).items()
-        if uuid in there
-    ]
+def _computing(worker: "WorkerRecord") -> list[str]:
+    """``torch 2.9.0 on cuda, cpu; jax 0.10.2 on cpu``, as one line; none: nothing computes."""
+    on: dict[str, list[str]] = {}
+    for one in worker["frameworks"]:
+        if one["usable"]:
+            on.setdefault(f"{one['name']} {one['version']}", []).append(one["accelerator"])
+    said = "; ".join(f"{framework} on {', '.join(kinds)}" for framework, kinds in on.items())
+    return [said] if said else []
 
 
-def _device(fields: "DeviceFields") -> Device:
-    kind = fields["kind"] if fields["kind"] in list(Accelerator) else Accelerator.ANY  # a newer worker's
-    return Device(
-        fields["uuid"], fields["index"], Accelerator(kind), fields["model"], links=tuple(fields["links"].items())
-    )
+def _pending(worker: "WorkerRecord") -> Iterator[str]:
+    """Frameworks whose checks have not ended, with what they wait for."""
+    names: dict[str, dict[str, None]] = {}
+    for one in worker["frameworks"]:
+        if one.get("pending"):
+            names.setdefault(one["reason"] or "the checks are under way", {})[one["name"]] = None
+    for words, ones in names.items():
+        yield f"{', '.join(ones)}: {short_reason(words)}"
+
+
+def _unusable(worker: "WorkerRecord") -> Iterator[str]:
+    """Devices and kinds of them, and frameworks of what there are devices for; the same words once."""
+    devices = devices_from(worker["devices"])
+    kinds = list(dict.fromkeys(fields["kind"] for fields in worker["devices"]))
+    told: set[tuple[str, str]] = set()
+    by_words: dict[tuple[str, str], list[Device]] = {}
+    for device, fields in zip(devices, worker["devices"], strict=True):
+        if fields["reason"]:
+            told.add((fields["kind"], fields["reason"]))
+            words = f"{fields['state']}: {short_reason(fields['reason'])}"
+            by_words.setdefault((fields["kind"], words), []).append(device)
+    for (kind, words), ones in by_words.items():
+        which = said_of(ones) if len(kinds) == 1 else f"{kind} {said_of(ones)}"
+        yield f"{which} {'are' if 'devices ' in which else 'is'} {words}"
+    for kind, reason in worker.get("missing", {}).items():
+        if (kind, reason) not in told:
+            yield f"no {kind}: {short_reason(reason)}"
+    numbers = {fields["uuid"]: f"{fields['kind']} {fields['index']}" for fields in worker["devices"]}
+    on: dict[tuple[str, str], list[str]] = {}
+    for one in worker["frameworks"]:
+        for uuid, reason in one.get("failed_on", {}).items():
+            if uuid in numbers:
+                on.setdefault((one["name"], reason), []).append(numbers[uuid])
+        is_known = not (one["usable"] or one.get("pending"))
+        if is_known and one["accelerator"] in kinds and one["reason"]:
+            on.setdefault((one["name"], one["reason"]), []).append(one["accelerator"])
+    for (name, reason), accelerators in on.items():
+        yield f"{name} on {', '.join(accelerators)}: {short_reason(reason)}"

@@ -4,6 +4,15 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from gpulayer.cli.machine import (
+    device_lines,
+    devices_from,
+    drivers_text,
+    framework_lines,
+    frameworks_from,
+    link_lines,
+    near_lines,
+)
 from gpulayer.spec.outcome import signal_text
 from gpulayer.spec.units import format_bytes, format_duration
 
@@ -11,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpulayer.wire.jobs import AttemptRecord, JobRecord, OutputRecord
-    from gpulayer.wire.workers import DeviceFields, FrameworkFields, WorkerRecord
+    from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
     "age",
@@ -124,6 +133,7 @@ def _shown(log: str) -> str:
 def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
     """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
     place = [f"{key.replace('_', ' ')} {value}" for key, value in record["locality"].items() if value]
+    devices = devices_from(record["devices"])
     return [
         ("worker", record["name"]),
         ("id", record["id"]),
@@ -135,31 +145,21 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("place", ", ".join(place)),
         ("addresses", ", ".join(record.get("addresses", ()))),
         ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
+        ("processor", record.get("cpu_model", "")),
         ("cpus", f"{record['cpus_free']} of {record['cpus']} free"),
         ("memory", format_bytes(record["memory_bytes"])),
         ("resources", resources_text(record)),
         ("disk", format_bytes(record["disk_bytes"]) if record["disk_bytes"] is not None else ""),
         ("can also", ", ".join(name.replace(":", " ", 1) for name in record.get("capabilities", ()))),
         ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
-        ("devices", "\n".join(_device(device) for device in record["devices"]) or "none"),
-        (
-            "frameworks",
-            "\n".join(
-                f"{found['name']} {found['version']}".rstrip() + f" on {found['accelerator']}{_verdict(found)}"
-                for found in record["frameworks"]
-            ),
-        ),
+        ("drivers", drivers_text(devices)),
+        ("devices", "\n".join(device_lines(devices, has_uuids=True)) or "none"),
+        ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in record.get("missing", {}).items())),
+        ("nearest", "\n".join(near_lines(devices))),
+        ("links", "\n".join(link_lines(devices))),
+        ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"])))),
         ("leases", ", ".join(map(str, record["leases"]))),
     ]
-
-
-def _verdict(found: "FrameworkFields") -> str:
-    if found["usable"]:
-        failed = "; ".join(f"{uuid}: {reason}" for uuid, reason in found.get("failed_on", {}).items())
-        return f", but not on {failed}" if failed else ""
-    if found.get("pending"):
-        return ": not checked yet" + (f": {found['reason']}" if found["reason"] else "")
-    return f": {found['reason'] or 'can not be used'}"
 
 
 def devices_text(record: "WorkerRecord") -> str:
@@ -247,20 +247,6 @@ def _attempt(attempt: "AttemptRecord") -> str:
         end += f" (blame: {attempt['blame']})"
     parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", "; ")]
     return "  ".join(part for part in parts if part)
-
-
-def _device(device: "DeviceFields") -> str:
-    memory = "" if device["memory_bytes"] is None else f"  {format_bytes(device['memory_bytes'])}"
-    free = "" if device["memory_free_bytes"] is None else f" ({format_bytes(device['memory_free_bytes'])} free)"
-    reason = f": {device['reason']}" if device["reason"] else ""
-    return "  ".join(
-        [
-            f"{device['index']}: {device['kind']}",
-            device["model"] + memory + free,
-            device["state"] + reason,
-            device["uuid"],
-        ]
-    )
 
 
 def _plain(value: object) -> str:

@@ -1,23 +1,20 @@
 """``gpulayer resources``: what all workers offer, and what is free now; ``detect``: what this machine would."""
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
 from gpulayer.cli.ending import told_to_end
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
-from gpulayer.cli.offers import device_text, link_lines, pending_lines, unusable_lines
-from gpulayer.cli.records import resources_text
+from gpulayer.cli.offers import lines_below, worker_table
 from gpulayer.errors import UsageError
-from gpulayer.spec.units import format_bytes
-
-if TYPE_CHECKING:
-    from gpulayer.wire.workers import DeviceFields
 
 app = command_app(help="What all workers offer, and what is free now; detect: what this machine would.")
 
@@ -35,7 +32,7 @@ def resources(
 
 @app.command("list")
 def list_resources(*, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """A line a device, with its number; then how devices are linked, and what can't be used."""
+    """A line for devices that are alike; then frameworks, how devices are linked, and what can't be used."""
     _show(target, as_json=json)
 
 
@@ -56,8 +53,8 @@ def detect(
 
     path = "" if python is None else _python(python)
     tell = say if sys.stderr.isatty() else lambda _: None
-    # What plugins print is no part of the answer.
-    with contextlib.redirect_stdout(sys.stderr), told_to_end():
+    # What plugins print is no part of the answer, and what is logged is in it.
+    with contextlib.redirect_stdout(sys.stderr), _unlogged(), told_to_end():
         found = look(
             environment=dict(os.environ),
             plugins=PluginSettings.of(os.environ),
@@ -70,6 +67,17 @@ def detect(
         return
     for line in detected_lines(found):
         print_line(line)
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Where nobody listens to the log, Python writes its warnings to stderr."""
+    logger, nobody = logging.getLogger("gpulayer"), logging.NullHandler()
+    logger.addHandler(nobody)
+    try:
+        yield
+    finally:
+        logger.removeHandler(nobody)
 
 
 def _python(named: str) -> str:
@@ -95,38 +103,7 @@ def _show(target: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"workers": workers})
         return
-    is_counted = any(map(resources_text, workers))  # few have any, and a screen has little room
-    rows: list[list[str]] = []
-    for worker in workers:
-        cpus = f"{worker['cpus_free']} of {worker['cpus']}"
-        frameworks = ", ".join(
-            dict.fromkeys(f"{found['name']} {found['version']}" for found in worker["frameworks"] if found["usable"])
-        )
-        devices: list[DeviceFields | None] = [*worker["devices"]] or [None]
-        for number, device in enumerate(devices):
-            is_first = number == 0
-            rows.append(
-                [
-                    worker["name"] if is_first else "",
-                    worker["state"] if is_first else "",
-                    cpus if is_first else "",
-                    format_bytes(worker["memory_bytes"]) if is_first else "",
-                    *([resources_text(worker) if is_first else ""] if is_counted else []),
-                    device_text(device["index"], device["kind"], device["model"]) if device else "no device",
-                    _memory(device) if device else "",
-                    device["state"] if device else "",
-                    frameworks if is_first else "",
-                ]
-            )
-    headers = ["worker", "state", "cpus free", "memory", *["resources"] * is_counted]
-    headers += ["device", "device memory", "device state", "frameworks"]
+    headers, rows = worker_table(workers)
     print_table(headers, rows, empty="no workers; gpulayer join makes a machine one")
-    for line in [*link_lines(workers), *unusable_lines(workers), *pending_lines(workers)]:
+    for line in lines_below(workers):
         print_line(line)
-
-
-def _memory(device: "DeviceFields") -> str:
-    free, total = device["memory_free_bytes"], device["memory_bytes"]
-    if total is None:
-        return "shared with the machine" if device.get("is_memory_shared") else "unknown"
-    return format_bytes(total) if free is None else f"{format_bytes(free)} of {format_bytes(total)} free"

@@ -91,21 +91,16 @@ def _told(devices: Sequence[Device]) -> dict[tuple[str, str], str]:
 
 def _matrix(kind: str, devices: Sequence[Device], told: Mapping[tuple[str, str], str]) -> Iterator[str]:
     names = [str(device.index) for device in devices]
-    nodes = ["" if device.numa_node is None else str(device.numa_node) for device in devices]
-    has_nodes = any(nodes)
     first = max(map(len, [kind, *names]))
-    last = max(map(len, ["numa", *nodes])) + 2 if has_nodes else 0
     cell = max(_WORD, *map(len, names)) + 1
-    columns = min(_MOST_COLUMNS, (_WIDTH - first - last) // cell)
+    columns = min(_MOST_COLUMNS, (_WIDTH - first) // cell)
     for start in range(0, len(devices), columns):
         part = range(start, min(start + columns, len(devices)))
-        head = [kind.rjust(first), *(names[column].rjust(cell) for column in part)]
-        yield "".join([*head, "numa".rjust(last) if has_nodes else ""]).rstrip()
+        yield "".join([kind.rjust(first), *(names[column].rjust(cell) for column in part)])
         for row, device in enumerate(devices):
             links = [told.get((device.uuid, devices[column].uuid), "") for column in part]
             words = ["-" if row == column else _shown(link) for column, link in zip(part, links, strict=True)]
-            line = [names[row].rjust(first), *(word.rjust(cell) for word in words), nodes[row].rjust(last)]
-            yield "".join(line).rstrip()
+            yield "".join([names[row].rjust(first), *(word.rjust(cell) for word in words)])
 
 
 def _shown(link: str) -> str:

@@ -34,6 +34,7 @@ __all__ = ["Detected", "NoPythonError", "detect", "ensure_python"]
 _CHECK: Final = "check "
 _CHECKS_S: Final = 60.0  # all together
 _LOOK_S: Final = 10.0  # what a probe has
+_TELL_EVERY_S: Final = 5.0
 _OLDEST: Final = (3, 8)
 _ASKED_S: Final = 10.0
 _SAID_LIMIT: Final = 200
@@ -61,12 +62,13 @@ def detect(
     plugins: PluginSettings,
     python: str = "",
     now: Callable[[str], None] = lambda _: None,
+    tell_every_s: float = _TELL_EVERY_S,
 ) -> Detected:
     """environment: of the worker that this machine would be. python: that of the jobs whose frameworks are checked;
-    empty: the one that a job finds on its ``PATH``. now: told what is waited for."""
+    empty: the one that a job finds on its ``PATH``. now: told what is waited for, and again every ``tell_every_s``."""
     asked = python or jobs_python(environment, otherwise=sys.executable)
     with tempfile.TemporaryDirectory(prefix="gpulayer-detect-", ignore_cleanup_errors=True) as folder:
-        return asyncio.run(_detect(Path(folder), environment, plugins, asked, now))
+        return asyncio.run(_detect(Path(folder), environment, plugins, asked, now, tell_every_s=tell_every_s))
 
 
 def ensure_python(program: str, *, environment: Mapping[str, str]) -> None:
@@ -93,7 +95,13 @@ def ensure_python(program: str, *, environment: Mapping[str, str]) -> None:
 
 
 async def _detect(
-    folder: Path, environment: Mapping[str, str], plugins: PluginSettings, python: str, now: Callable[[str], None]
+    folder: Path,
+    environment: Mapping[str, str],
+    plugins: PluginSettings,
+    python: str,
+    now: Callable[[str], None],
+    *,
+    tell_every_s: float,
 ) -> Detected:
     def load(abandoned: Abandoned) -> Host:
         return load_plugins(
@@ -117,11 +125,23 @@ async def _detect(
             checks = FrameworkChecks(host, folder, environment=environment, python=python)
             if host.registry.framework_checks:
                 now(f"computing with the frameworks of {python}, {_CHECKS_S:g} s at most …")
-                await checks.run(facts, within_s=_CHECKS_S)
+                async with asyncio.TaskGroup() as group:
+                    telling = group.create_task(_tell(checks, python, now, tell_every_s))
+                    await checks.run(facts, within_s=_CHECKS_S)
+                    telling.cancel()
             known = KnownFacts(await probing.catch_up() or facts, probing, checks.found)
         return Detected(known.seen, python, _checked(host), _faults(host))
     finally:
         host.close()
+
+
+async def _tell(checks: FrameworkChecks, python: str, now: Callable[[str], None], every_s: float) -> None:
+    """Until cancelled: what is waited for, and since when."""
+    started_s = asyncio.get_running_loop().time()
+    while True:
+        await asyncio.sleep(every_s)
+        what = ", ".join(checks.running) or f"{python}, which is asked what is installed"
+        now(f"waiting for {what}: {asyncio.get_running_loop().time() - started_s:.0f} s")
 
 
 def _checked(host: Host) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ before a start gives none, nothing starts on its devices until it does.
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,14 @@ from typing import Final, TypeVar
 from gpulayer.clock import Clock
 from gpulayer.errors import PluginFault
 from gpulayer.net.interfaces import own_first
+from gpulayer.plugins.builtin import LOOK_FOR
 from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.labels import located
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
+from gpulayer.spec.plain import plain_line
 from gpulayer.whole import write_whole
 from gpulayer.worker.devices import is_masked_by_number
 from gpulayer.worker.findings import (
@@ -39,6 +42,7 @@ from gpulayer.worker.findings import (
     checked_findings,
 )
 from gpulayer.worker.kept import KeptFindings
+from gpulayer.worker.kept_devices import KeptDevices
 from gpulayer.worker.known_devices import KnownDevices
 from gpulayer.worker.occupancy import Lent, Occupancy
 
@@ -47,6 +51,7 @@ __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
 _log: Final = logging.getLogger(__name__)
 _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
 _MAX_CAPABILITIES: Final = 256
+_MAX_REASON: Final = 1000
 _LATE_FOR_MS: Final = 3_600_000
 _MOMENT_S: Final = 2.0
 _WATCH_S: Final = 2.0
@@ -91,11 +96,19 @@ class Probing:
         self._kept = KeptFindings(site.work_dir / "found-by-probes.json", clock)
         self._own: frozenset[str] = frozenset()  # plugins of the core
         self._failures: dict[int, int] = {}  # in a row
+        self._faults: dict[int, str] = {}  # the last of each
         self._looks: dict[int, asyncio.Task[bool]] = {}  # on their way
         self._inside: set[int] = set()  # whose code runs, be it that nobody waits for it any more
         self._silent: set[int] = set()  # when a start depended on them, and since
         self._is_missed = False
         self._devices = KnownDevices()
+        self._kept_devices = KeptDevices(
+            site.work_dir / "known-devices.json",
+            clock,
+            environment=site.environment,
+            host=socket.gethostname(),
+            probes={probe.plugin for probe in host.registry.probes},
+        )
         self._going_on: set[asyncio.Task[None]] = set()
         self._has_more_to_come = False
         self._occupancy = occupancy
@@ -109,6 +122,7 @@ class Probing:
         keys = [f"{probe.plugin} {versions.get(probe.plugin, '')} {probe.key}" for probe in self._host.registry.probes]
         known = await asyncio.to_thread(self._late.read)
         await asyncio.to_thread(self._kept.read)
+        self._devices = await asyncio.to_thread(self._kept_devices.read)
         soon: list[asyncio.Task[None]] = []
         later: list[asyncio.Task[None]] = []
         for number, probe in enumerate(self._host.registry.probes):
@@ -213,17 +227,28 @@ class Probing:
                 _log.info("plugin %s, %s: what it found before this start stands", probe.plugin, probe.key)
 
     async def _facts(self) -> WorkerFacts:
-        found = [self._last.get(number, Findings()) for number in range(len(self._host.registry.probes))]
+        probes = self._host.registry.probes
+        found = [self._last.get(number) or self._unfound(number, probe) for number, probe in enumerate(probes)]
         self._note_doubles(found)
         facts = combine(found, version=self._version, labels=self._labels)
         silent = {device.uuid for number in self._silent for device in found[number].devices}
         devices = [_unanswered(device) if device.uuid in silent else device for device in facts.devices]
-        facts = replace(facts, devices=self._devices.settle(devices, dict(facts.missing)))
+        has_all = self._last.keys() >= set(range(len(found)))
+        known = self._devices.settle(devices, dict(facts.missing), is_whole=has_all)
+        facts = replace(facts, devices=known)
+        await asyncio.to_thread(self._kept_devices.write, self._devices)
         if self._occupancy is not None and facts.devices:
             processes = [process for finding in found for process in finding.processes or ()]
             judge = partial(self._occupancy.judge, facts.devices, processes, lent=self.lent())
             facts = replace(facts, devices=await asyncio.to_thread(judge))
         return replace(facts, capabilities=capabilities_of(self._host.registry))
+
+    def _unfound(self, number: int, probe: Registered[Probe]) -> Findings:
+        """Of one that has not answered yet: where it is one of ours and has failed, why there is none of its kind."""
+        kind = LOOK_FOR.get(probe.plugin) if probe.plugin in self._own else None
+        if kind is None or number not in self._faults:
+            return Findings()
+        return Findings(missing=((kind, plain_line(f"looking for it failed: {self._faults[number]}", _MAX_REASON)),))
 
     async def _first_look(self, number: int, probe: Registered[Probe], key: str) -> None:
         loop = asyncio.get_running_loop()
@@ -255,6 +280,7 @@ class Probing:
         except PluginFault as fault:
             _log.warning("%s", fault.message)
             self._failures[number] = self._failures.get(number, 0) + 1
+            self._faults[number] = fault.message
             return False
         self._last[number] = found
         self._failures.pop(number, None)

@@ -144,6 +144,11 @@ class FrameworkChecks:
         return not self._host.registry.framework_checks or self._kept is not None
 
     @property
+    def running(self) -> tuple[str, ...]:
+        """The frameworks that are computed with at this moment."""
+        return tuple(self._asked[number].name for number in self._running)
+
+    @property
     def found(self) -> tuple[Framework, ...]:
         """The first check that knows a framework on an accelerator is believed. What nobody knows yet is told of, as
         not checked: it is not known to be missing."""

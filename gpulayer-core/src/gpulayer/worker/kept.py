@@ -19,7 +19,7 @@ from gpulayer.spec.request import Accelerator
 from gpulayer.whole import write_whole
 from gpulayer.worker.findings import checked_findings
 
-__all__ = ["KeptFindings"]
+__all__ = ["KeptFindings", "device_of"]
 
 _log: Final = logging.getLogger(__name__)
 _KEPT_MS: Final = 3_600_000
@@ -85,6 +85,11 @@ def _steady(found: Findings) -> Findings:
         disk_bytes=None,
         devices=tuple(device.without_flowing_figures() for device in found.devices),
     )
+
+
+def device_of(fields: dict[str, Any]) -> Device:
+    """Of a file. Raises TypeError, ValueError, KeyError or AttributeError for what is no device."""
+    return checked_findings(Findings(devices=(_device(fields),))).devices[0]
 
 
 def _findings(fields: dict[str, Any]) -> Findings:  # Any: of a file; what is no findings is found out in the end

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["BUILTINS"]
+__all__ = ["BUILTINS", "LOOK_FOR"]
 
 BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -22,3 +22,6 @@ BUILTINS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Modules by the names of the plugins; imported when plugins are loaded."""
+
+LOOK_FOR: Final[Mapping[str, str]] = MappingProxyType({"amd": "rocm", "apple": "mps", "intel": "xpu", "nvidia": "cuda"})
+"""By the names of those with a probe for devices: which kind of device."""

@@ -19,7 +19,7 @@ from typing import Final
 
 from gpulayer.dying import dying_with_us, started_error
 
-__all__ = ["CHILD_DEADLINE_S", "Child", "Said", "Unanswered", "Unstarted", "found_program"]
+__all__ = ["CHILD_DEADLINE_S", "Child", "Said", "Unanswered", "Unstarted", "blocked_program", "found_program"]
 
 CHILD_DEADLINE_S: Final = 6.0  # of the ten that a probe has
 _DYING_S: Final = 1.0
@@ -152,6 +152,25 @@ def _heard(process: subprocess.Popen[bytes], ends_s: float) -> tuple[bytes, byte
 def found_program(name: str, *, environment: Mapping[str, str], also: Sequence[str] = ()) -> str:
     """Its path, looked for on the ``PATH`` of the environment and then in the folders ``also``; empty: nowhere. What is
     no absolute path there would depend on where one stands, and is left out."""
-    folders = [*environment.get("PATH", os.defpath).split(os.pathsep), *also]
-    path = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
+    path = os.pathsep.join(_folders(environment, also))
     return (shutil.which(name, path=path) or "") if path else ""
+
+
+def blocked_program(name: str, *, environment: Mapping[str, str], also: Sequence[str] = ()) -> str:
+    """Of what has this name where ``found_program`` looks and found none: why it can't be run; empty: nothing has."""
+    for folder in _folders(environment, also):
+        path = os.path.join(folder, name)
+        if os.path.lexists(path):
+            return f"{path} can't be run: {_why_blocked(path)}"
+    return ""
+
+
+def _why_blocked(path: str) -> str:
+    if os.path.isdir(path):
+        return "it is a folder"
+    return "it is not executable" if os.path.exists(path) else "it leads nowhere"
+
+
+def _folders(environment: Mapping[str, str], also: Sequence[str]) -> list[str]:
+    folders = [*environment.get("PATH", os.defpath).split(os.pathsep), *also]
+    return [folder for folder in folders if os.path.isabs(folder)]

@@ -1,6 +1,6 @@
-"""What the kernel tells of a device on the PCI bus, in a few small files: no tool is asked, nothing hangs for long.
+"""What the kernel tells of a device on the PCI bus, in a few small files, for which no driver is asked: nothing hangs.
 
-Format: https://www.kernel.org/doc/html/latest/PCI/sysfs-pci.html; ``hwmon`` temperatures are thousandths of a degree.
+Format: https://www.kernel.org/doc/html/latest/PCI/sysfs-pci.html.
 """
 
 import os
@@ -25,24 +25,6 @@ class PciDevice:
     device: int
     kind: int
     driver: str
-
-    @property
-    def numa_node(self) -> int | None:
-        node = read_number(self.folder / "numa_node")
-        return node if node is not None and node >= 0 else None  # -1: the machine has but one
-
-    @property
-    def cores(self) -> str:
-        return read_text(self.folder / "local_cpulist")
-
-    @property
-    def temperature_c(self) -> int | None:
-        """Of the first sensor that answers."""
-        for path in sorted(self.folder.glob("hwmon/hwmon*/temp*_input")):
-            thousandths = read_number(path)
-            if thousandths is not None and -100_000 <= thousandths <= 1_000_000:
-                return round(thousandths / 1000)
-        return None
 
     @property
     def render_node(self) -> str:

@@ -7,27 +7,32 @@ children, first of the one that answered last; what none of them tells the files
 A GPU inside a processor is a device where ROCm is installed: elsewhere it draws, and nobody means jobs to run there.
 """
 
+import logging
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from gpulayer.plugins.builtin.amd.answers import Row, parsed_amd_smi, parsed_library, parsed_rocm_smi
-from gpulayer.plugins.builtin.amd.topology import KfdGpu, kfd_gpus, kfd_processes
+from gpulayer.plugins.builtin.amd.topology import FILES, FOLDER, KfdGpu, KfdProcess, kfd_gpus, kfd_processes
 from gpulayer.plugins.builtin.amd.visible import visible_positions
 from gpulayer.plugins.builtin.believable import believable, percent, words
 from gpulayer.plugins.builtin.child import Child, Said, Unanswered, found_program
-from gpulayer.plugins.builtin.pci import ACCELERATOR, PciDevice, gpus_on_bus, read_number, read_text
+from gpulayer.plugins.builtin.kernel_files import TEMPERATURES, number_of, read_device_files, read_files, temperature_of
+from gpulayer.plugins.builtin.near import allowed_cores, with_near
+from gpulayer.plugins.builtin.pci import ACCELERATOR, PciDevice, gpus_on_bus, read_text
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite, ProcessOnDevice
 from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
 
 __all__ = ["AmdProbe"]
 
+_log: Final = logging.getLogger(__name__)
 _VENDOR: Final = 0x1002
 _COMPUTE_KINDS: Final = (0x0380, 0x1200)  # cards without a display
 _MI300A: Final = 0x74A0
@@ -35,6 +40,19 @@ _MI300A: Final = 0x74A0
 _INTEGRATED: Final = frozenset(
     ("gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1103")
 ).union(("gfx1150", "gfx1151", "gfx1152", "gfx1153"))
+_FIGURES: Final = (
+    "mem_info_vram_total",
+    "mem_info_vram_used",
+    "mem_info_gtt_total",
+    "mem_info_gtt_used",
+    "gpu_busy_percent",
+    "product_name",
+    TEMPERATURES,
+)  # of the driver's, which may wait for the GPU
+_BUDGET_S: Final = 8.0  # of the ten that a probe has; a child that dies hard takes one more
+_LEAST_S: Final = 0.1
+_LIST_S: Final = 2.0
+_FIGURES_S: Final = 1.5
 _FIRST_S: Final = 5.0
 _LATER_S: Final = (3.0, 1.5)
 _METRIC_S: Final = 2.0
@@ -64,12 +82,16 @@ class AmdProbe:
         dev_root: Path = Path("/dev"),
         rocm_root: Path = Path("/opt/rocm"),
         python: str = sys.executable,
+        budget_s: float = _BUDGET_S,
+        allowed: Callable[[], Collection[int] | None] = allowed_cores,
     ) -> None:
+        self._allowed = allowed
         self._sys_root = sys_root
         self._dev_root = dev_root
         self._rocm_root = rocm_root
         self._python = python
-        self._children = {name: Child() for name in ("library", "amd-smi", "rocm-smi")}
+        self._budget_s = budget_s
+        self._children = {name: Child() for name in ("kfd", "library", "amd-smi", "rocm-smi", "figures")}
         self._answered = ""
 
     @property
@@ -77,8 +99,23 @@ class AmdProbe:
         return "amd"
 
     def look(self, site: ProbeSite) -> Findings:
-        every = self._given(kfd_gpus(self._sys_root))
+        ends_s = time.monotonic() + self._budget_s
         on_bus = {pci.address: pci for pci in gpus_on_bus(self._sys_root, vendor=_VENDOR, also=ACCELERATOR)}
+        folder = self._sys_root / FOLDER
+        if not on_bus and not (folder / "topology/nodes").is_dir():
+            return Findings()
+        try:
+            listed = read_files(
+                self._children["kfd"],
+                folder,
+                FILES,
+                environment=site.environment,
+                deadline_s=self._left_s(_LIST_S, ends_s),
+                python=self._python,
+            )
+        except Unanswered as error:
+            return _missing(f"the kernel's driver does not answer: {error}")
+        every = self._given(kfd_gpus(listed))
         if not every and not on_bus:
             return Findings()
         has_rocm = self._has_rocm(site)
@@ -91,14 +128,16 @@ class AmdProbe:
             return Findings()
         if not (self._dev_root / "kfd").exists():
             return _missing(f"/dev/kfd is not there, and AMD has {len(wanted)} GPUs here")
-        rows, stuck, why = self._asked(site)
+        rows, stuck, why = self._asked(site, ends_s)
         is_told = all(_row_of(every[number], rows) is not None for number in wanted)
         by_kernel = not is_told or any(uuid.startswith("ROCM-") for uuid in uuids)
+        gpus = [every[number] for number in wanted]
+        figures = {} if stuck else self._figures(gpus, rows, on_bus, site, ends_s)
         devices: list[Device] = []
         for number in wanted:
             gpu = every[number]
             row = _row_of(gpu, rows) or Row(number)
-            device = self._device(gpu, on_bus.get(gpu.address), row, runtime=self._runtime(site))
+            device = self._device(gpu, figures.get(gpu.address, {}), row, runtime=self._runtime(site))
             reason = words(row.fault) or stuck or self._why_closed(gpu)
             devices.append(
                 replace(
@@ -110,11 +149,46 @@ class AmdProbe:
                     links=tuple((uuids[other], "XGMI") for other in wanted if every[other].number in gpu.links),
                 )
             )
-        processes = self._processes([every[number] for number in wanted], [uuids[number] for number in wanted], rows)
+        processes = _processes(kfd_processes(listed), gpus, [uuids[number] for number in wanted], rows)
         unusable = all(device.state is not DeviceState.USABLE for device in devices)
         reason = stuck or why
         missing = ((str(Accelerator.ROCM), words(reason)),) if unusable and reason else ()
-        return Findings(devices=tuple(devices), processes=processes, missing=missing)
+        near = with_near(devices, allowed=self._allowed(), sys_root=self._sys_root)
+        return Findings(devices=near, processes=processes, missing=missing)
+
+    def _left_s(self, at_most_s: float, ends_s: float) -> float:
+        """Raises Unanswered where nothing is left."""
+        left_s = ends_s - time.monotonic()
+        if left_s < _LEAST_S:
+            raise Unanswered(f"no time was left of the {self._budget_s:g} s that all of AMD's tools have together")
+        return min(at_most_s, left_s)
+
+    def _figures(
+        self,
+        gpus: Sequence[KfdGpu],
+        rows: Sequence[Row],
+        on_bus: Mapping[str, PciDevice],
+        site: ProbeSite,
+        ends_s: float,
+    ) -> dict[str, dict[str, str]]:
+        """The driver's files of those of which the tool has not told all, by address. Where it does not answer, what
+        they would tell is not known."""
+        addresses = [gpu.address for gpu in gpus if gpu.address in on_bus and _lacks(gpu, _row_of(gpu, rows))]
+        if not addresses:
+            return {}
+        try:
+            return read_device_files(
+                self._children["figures"],
+                self._sys_root,
+                addresses,
+                _FIGURES,
+                environment=site.environment,
+                deadline_s=self._left_s(_FIGURES_S, ends_s),
+                python=self._python,
+            )
+        except Unanswered as error:
+            _log.debug("figures of AMD's GPUs are not known: %s", error)
+            return {}
 
     def _given(self, listed: Sequence[KfdGpu]) -> Sequence[KfdGpu]:
         """Without those whose files a container was not given, where it was given any."""
@@ -131,18 +205,18 @@ class AmdProbe:
             return _missing(f"the GPU at {first.address} is not driven by amdgpu: {first.driver or 'no driver'}")
         return _missing(f"the kernel's compute driver (amdkfd) does not list the GPU at {first.address}")
 
-    def _asked(self, site: ProbeSite) -> tuple[Sequence[Row], str, str]:
+    def _asked(self, site: ProbeSite, ends_s: float) -> tuple[Sequence[Row], str, str]:
         """What the first tool tells that answers; why the driver hangs; and why none of them told anything.
 
         One that answered last time and does not now has met a driver that hangs; the same goes for the first one that
         is asked at all. Then no other is asked.
         """
-        asks = self._asks(site)
+        asks = self._asks(site, ends_s)
         names = sorted(asks, key=lambda name: name != self._answered)
         why = ""
         for place, name in enumerate(names):
             try:
-                rows = asks[name](_FIRST_S if place == 0 else _LATER_S[place - 1])
+                rows = asks[name](self._left_s(_FIRST_S if place == 0 else _LATER_S[place - 1], ends_s))
             except Unanswered as error:
                 if place == 0:
                     return (), str(error), ""
@@ -156,7 +230,7 @@ class AmdProbe:
                 why = why or f"{name} tells of no GPU"
         return (), "", why
 
-    def _asks(self, site: ProbeSite) -> dict[str, Ask]:
+    def _asks(self, site: ProbeSite, ends_s: float = 0.0) -> dict[str, Ask]:
         """What can be asked here, the best first."""
         root = self._rocm(site)
         asks: dict[str, Ask] = {}
@@ -166,16 +240,17 @@ class AmdProbe:
             command = [self._python, "-I", script, *([str(folder)] if (folder / "amdsmi").is_dir() else [])]
             asks["library"] = lambda deadline_s: parsed_library(self._say("library", command, site, deadline_s).out)
         if amd_smi := found_program("amd-smi", environment=site.environment, also=[str(root / "bin")]):
-            asks["amd-smi"] = lambda deadline_s: self._ask_amd_smi(amd_smi, site, deadline_s)
+            asks["amd-smi"] = lambda deadline_s: self._ask_amd_smi(amd_smi, site, deadline_s, ends_s)
         if rocm_smi := found_program("rocm-smi", environment=site.environment, also=[str(root / "bin")]):
             full = [rocm_smi, *_ROCM_SMI]
             asks["rocm-smi"] = lambda deadline_s: parsed_rocm_smi(self._say("rocm-smi", full, site, deadline_s).out)
         return asks
 
-    def _ask_amd_smi(self, program: str, site: ProbeSite, deadline_s: float) -> Sequence[Row]:
+    def _ask_amd_smi(self, program: str, site: ProbeSite, deadline_s: float, ends_s: float) -> Sequence[Row]:
         said = self._say("amd-smi", [program, "static", "--json"], site, deadline_s)
         try:
-            flowing = self._say("amd-smi", [program, "metric", "--json"], site, _METRIC_S).out
+            left_s = self._left_s(_METRIC_S, ends_s)
+            flowing = self._say("amd-smi", [program, "metric", "--json"], site, left_s).out
         except Unanswered:
             flowing = ""  # what flows stays unknown
         return parsed_amd_smi(said.out, flowing)
@@ -187,21 +262,18 @@ class AmdProbe:
             raise ValueError(lines[-1] if lines else f"it ended with {said.code} and said nothing")
         return said
 
-    def _device(self, gpu: KfdGpu, pci: PciDevice | None, row: Row, *, runtime: str) -> Device:
-        """But for what it is called, and whether it can be used."""
+    def _device(self, gpu: KfdGpu, files: Mapping[str, str], row: Row, *, runtime: str) -> Device:
+        """But for what it is called, what stands near, and whether it can be used. files: of the driver."""
         is_shared = _is_inside(gpu) or gpu.device == _MI300A
-        total, used = _memory(gpu, pci, row, is_shared=is_shared)
+        total, used = _memory(gpu, files, row, is_shared=is_shared)
         driver = row.driver or read_text(self._sys_root / "module/amdgpu/version")
         heat, busy = row.temperature_c, row.use_percent
-        if pci is not None:
-            heat = pci.temperature_c if heat is None else heat
-            busy = percent(read_number(pci.folder / "gpu_busy_percent")) if busy is None else busy
         return believable(
             Device(
                 uuid="",
                 index=row.index,
                 kind=Accelerator.ROCM,
-                model=row.model or (pci and read_text(pci.folder / "product_name")) or f"AMD GPU [{gpu.device:#06x}]",
+                model=row.model or files.get("product_name") or f"AMD GPU [{gpu.device:#06x}]",
                 memory_bytes=total,
                 memory_free_bytes=None if total is None or used is None else max(0, total - used),
                 compute_capability=gpu.gfx or row.gfx,
@@ -210,32 +282,9 @@ class AmdProbe:
                 runtime=runtime,
                 is_memory_shared=is_shared,
                 ecc=row.ecc,
-                numa_node=None if pci is None else pci.numa_node,
-                cores="" if pci is None else pci.cores,
-                temperature_c=heat,
-                use_percent=busy,
+                temperature_c=temperature_of(files) if heat is None else heat,
+                use_percent=percent(number_of(files, "gpu_busy_percent")) if busy is None else busy,
             )
-        )
-
-    def _processes(
-        self, gpus: Sequence[KfdGpu], uuids: Sequence[str], rows: Sequence[Row]
-    ) -> tuple[ProcessOnDevice, ...] | None:
-        listed = kfd_processes(self._sys_root)
-        if listed is not None:
-            names = {gpu.gpu_id: uuid for gpu, uuid in zip(gpus, uuids, strict=True)}
-            return tuple(
-                ProcessOnDevice(names[one.gpu_id], one.pid, memory_bytes=one.memory_bytes)
-                for one in listed
-                if one.gpu_id in names
-            )
-        told = [(uuid, _row_of(gpu, rows)) for gpu, uuid in zip(gpus, uuids, strict=True)]
-        if any(row is None or row.processes is None for _, row in told):
-            return None
-        return tuple(
-            ProcessOnDevice(uuid, pid, memory_bytes=memory)
-            for uuid, row in told
-            for pid, memory in (row.processes if row is not None and row.processes is not None else ())
-            if memory != 0
         )
 
     def _why_closed(self, gpu: KfdGpu) -> str:
@@ -267,6 +316,27 @@ def _uuids(gpus: Sequence[KfdGpu]) -> tuple[str, ...]:
     )
 
 
+def _processes(
+    listed: Sequence[KfdProcess] | None, gpus: Sequence[KfdGpu], uuids: Sequence[str], rows: Sequence[Row]
+) -> tuple[ProcessOnDevice, ...] | None:
+    if listed is not None:
+        names = {gpu.gpu_id: uuid for gpu, uuid in zip(gpus, uuids, strict=True)}
+        return tuple(
+            ProcessOnDevice(names[one.gpu_id], one.pid, memory_bytes=one.memory_bytes)
+            for one in listed
+            if one.gpu_id in names
+        )
+    told = [(uuid, _row_of(gpu, rows)) for gpu, uuid in zip(gpus, uuids, strict=True)]
+    if any(row is None or row.processes is None for _, row in told):
+        return None
+    return tuple(
+        ProcessOnDevice(uuid, pid, memory_bytes=memory)
+        for uuid, row in told
+        for pid, memory in (row.processes if row is not None and row.processes is not None else ())
+        if memory != 0
+    )
+
+
 def _row_of(gpu: KfdGpu, rows: Sequence[Row]) -> Row | None:
     by_address = [row for row in rows if row.address == gpu.address]
     by_id = [row for row in rows if not row.address and row.unique_id and row.unique_id == gpu.unique_id]
@@ -278,19 +348,23 @@ def _is_inside(gpu: KfdGpu) -> bool:
     return (gpu.gfx in _INTEGRATED or gpu.has_cores) and gpu.device != _MI300A
 
 
-def _memory(gpu: KfdGpu, pci: PciDevice | None, row: Row, *, is_shared: bool) -> tuple[int | None, int | None]:
+def _lacks(gpu: KfdGpu, row: Row | None) -> bool:
+    """Something that the driver's files may tell."""
+    if row is None or _is_inside(gpu) or gpu.device == _MI300A or not row.model:
+        return True
+    return None in (row.memory_bytes, row.memory_used_bytes, row.temperature_c, row.use_percent)
+
+
+def _memory(gpu: KfdGpu, files: Mapping[str, str], row: Row, *, is_shared: bool) -> tuple[int | None, int | None]:
     """In all, and taken. Of shared memory the driver lets ROCm have the larger of what is set aside and the rest."""
     total, used = row.memory_bytes, row.memory_used_bytes
-    if pci is None:
-        return total or gpu.memory_bytes, used
-    own = read_number(pci.folder / "mem_info_vram_total") or None
     if total is None:
-        total, used = own or gpu.memory_bytes, read_number(pci.folder / "mem_info_vram_used")
-    elif used is None:
-        used = read_number(pci.folder / "mem_info_vram_used")
-    rest = read_number(pci.folder / "mem_info_gtt_total")
+        total, used = number_of(files, "mem_info_vram_total") or gpu.memory_bytes, None
+    if used is None:
+        used = number_of(files, "mem_info_vram_used")
+    rest = number_of(files, "mem_info_gtt_total")
     if is_shared and rest is not None and rest > (total or 0):
-        return rest, read_number(pci.folder / "mem_info_gtt_used")
+        return rest, number_of(files, "mem_info_gtt_used")
     return total, used
 
 

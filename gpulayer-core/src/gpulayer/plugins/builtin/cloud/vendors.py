@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Protocol, assert_never
 
 __all__ = ["AskedFor", "Cloud", "Place", "cloud_of", "read_place"]
@@ -21,6 +22,11 @@ _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of every name o
 _SECRET: Final = re.compile(r"[\x21-\x7e]{1,1024}")
 _GCP_NAME: Final = re.compile(r"\Aprojects/[^/]+/(?:zones|machineTypes)/")  # projects/123/zones/us-central1-a
 _AWS_REGION: Final = re.compile(r"[a-z]+(?:-[a-z]+)+-\d+")  # with which every zone begins: us-west-2-lax-1a
+
+_AWS_TYPE: Final = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")  # p5.48xlarge, u-6tb1.metal
+_AWS_LIFE_CYCLES: Final[Mapping[str, bool]] = MappingProxyType(
+    {"spot": True, "on-demand": False, "scheduled": False, "capacity-block": False}
+)
 
 _GCP: Final = "/computeMetadata/v1/instance/"
 _AWS: Final = "/latest/meta-data/"
@@ -105,11 +111,12 @@ def _aws(asked: AskedFor) -> Place:
     if begins is None or begins[0] == zone:
         zone = ""  # a region's alone, cut short, or somebody else's words
     life_cycle = asked(f"{_AWS}instance-life-cycle", headers=headers)
+    instance_type = _word(asked(f"{_AWS}instance-type", headers=headers))
     return Place(
         zone,
         begins[0] if begins else "",
-        _word(asked(f"{_AWS}instance-type", headers=headers)),
-        life_cycle == "spot" if _word(life_cycle) else None,
+        instance_type if _AWS_TYPE.fullmatch(instance_type) else "",
+        _AWS_LIFE_CYCLES.get(life_cycle),
     )
 
 

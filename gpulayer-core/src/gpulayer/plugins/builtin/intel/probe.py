@@ -7,12 +7,16 @@ the one that Intel gives was the same for all cards of a model in older releases
 """
 
 import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from gpulayer.plugins.builtin.believable import believable, words
 from gpulayer.plugins.builtin.child import Child, Unanswered, found_program
 from gpulayer.plugins.builtin.intel.answers import DETAILS, Listed, Mask, affinity_mask, parsed_list, with_details
+from gpulayer.plugins.builtin.kernel_files import TEMPERATURES, read_device_files, temperature_of
+from gpulayer.plugins.builtin.near import allowed_cores, with_near
 from gpulayer.plugins.builtin.pci import PciDevice, gpus_on_bus
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device, DeviceState
@@ -23,6 +27,9 @@ __all__ = ["IntelProbe"]
 _VENDOR: Final = 0x8086
 _DRIVERS: Final = ("i915", "xe")
 _OTHER_DISPLAY: Final = 0x0380  # data center cards have no display: their class is not that of VGA
+_BUDGET_S: Final = 8.0  # of the ten that a probe has; a child that dies hard takes one more
+_LEAST_S: Final = 0.1
+_FILES_S: Final = 1.0
 _LIST_S: Final = 5.0
 _DETAILS_S: Final = 2.5
 
@@ -30,10 +37,18 @@ _DETAILS_S: Final = 2.5
 class IntelProbe:
     """Starts no program where the bus has no discrete GPU of Intel's. The roots are parameters for tests."""
 
-    def __init__(self, *, sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> None:
+    def __init__(
+        self,
+        *,
+        sys_root: Path = Path("/sys"),
+        dev_root: Path = Path("/dev"),
+        allowed: Callable[[], Collection[int] | None] = allowed_cores,
+    ) -> None:
         self._sys_root = sys_root
         self._dev_root = dev_root
+        self._allowed = allowed
         self._child = Child()
+        self._reading = Child()
 
     @property
     def name(self) -> str:
@@ -43,9 +58,10 @@ class IntelProbe:
         every = gpus_on_bus(self._sys_root, vendor=_VENDOR)
         if not any(is_discrete(pci) for pci in every):
             return Findings()
-        listed, stuck, why = self._listed(site)
+        ends_s = time.monotonic() + _BUDGET_S
+        listed, stuck, why = self._listed(site, ends_s)
         mask = affinity_mask(site.environment)
-        devices: list[Device] = []
+        offered: list[tuple[PciDevice, Listed]] = []
         hidden: list[str] = []
         for number, pci in enumerate(every):
             told = listed.get(pci.address)
@@ -55,13 +71,30 @@ class IntelProbe:
             if mask is not None and index not in mask.whole:
                 hidden.append(_why_hidden(index, mask))
                 continue
-            devices.append(self._device(pci, told or Listed(index, pci.address), stuck))
+            offered.append((pci, told or Listed(index, pci.address)))
+        files = {} if stuck else self._files([pci.address for pci, _ in offered], site, ends_s)
+        found = [self._device(pci, told, stuck, files.get(pci.address, {})) for pci, told in offered]
+        devices = with_near(found, allowed=self._allowed(), sys_root=self._sys_root)
         if any(device.state is DeviceState.USABLE for device in devices):
-            return Findings(devices=tuple(devices))
+            return Findings(devices=devices)
         reason = words(why or "; ".join(dict.fromkeys(word for word in hidden if word)))
-        return Findings(devices=tuple(devices), missing=((str(Accelerator.XPU), reason),) if reason else ())
+        return Findings(devices=devices, missing=((str(Accelerator.XPU), reason),) if reason else ())
 
-    def _listed(self, site: ProbeSite) -> tuple[dict[str, Listed], str, str]:
+    def _files(self, addresses: Sequence[str], site: ProbeSite, ends_s: float) -> dict[str, dict[str, str]]:
+        """What their driver tells of them by itself, by address; where it does not answer that is not known."""
+        try:
+            return read_device_files(
+                self._reading,
+                self._sys_root,
+                addresses,
+                [TEMPERATURES],
+                environment=site.environment,
+                deadline_s=_left_s(_FILES_S, ends_s),
+            )
+        except Unanswered:
+            return {}
+
+    def _listed(self, site: ProbeSite, ends_s: float) -> tuple[dict[str, Listed], str, str]:
         """By address; with why the driver hangs, and why the tool gave nothing."""
         program = found_program("xpu-smi", environment=site.environment)
         if not program:
@@ -76,13 +109,13 @@ class IntelProbe:
             return {}, "", f"xpu-smi: {(said.err.strip().splitlines() or [str(why)])[0][:200]}"
         try:
             command = [program, "discovery", "--dump", DETAILS]
-            details = self._child.ask(command, environment=site.environment, deadline_s=_DETAILS_S)
+            details = self._child.ask(command, environment=site.environment, deadline_s=_left_s(_DETAILS_S, ends_s))
             devices = with_details(devices, details.out)
         except Unanswered:
             pass  # its figures stay unknown
         return {device.address: device for device in devices}, "", ""
 
-    def _device(self, pci: PciDevice, told: Listed, stuck: str) -> Device:
+    def _device(self, pci: PciDevice, told: Listed, stuck: str, files: Mapping[str, str]) -> Device:
         reason = stuck or self._why_closed(pci)
         return believable(
             Device(
@@ -97,9 +130,7 @@ class IntelProbe:
                 pci_address=pci.address,
                 driver=told.driver[:64],
                 ecc=told.ecc,
-                numa_node=pci.numa_node,
-                cores=pci.cores,
-                temperature_c=pci.temperature_c,
+                temperature_c=temperature_of(files),
             )
         )
 
@@ -113,6 +144,10 @@ class IntelProbe:
         if not os.access(path, os.R_OK | os.W_OK):
             return f"/dev/dri/{node} can't be opened; is the worker's user in the group render?"
         return ""
+
+
+def _left_s(at_most_s: float, ends_s: float) -> float:
+    return max(_LEAST_S, min(at_most_s, ends_s - time.monotonic()))
 
 
 def is_discrete(pci: PciDevice) -> bool:

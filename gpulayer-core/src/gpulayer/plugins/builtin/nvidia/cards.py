@@ -92,7 +92,12 @@ class Card:
     @property
     def device_uuid(self) -> str:
         """Of the device that it is: its own, or one that is made of where it stands."""
-        return self.uuid or f"CUDA-{self.pci_address or self.index}"
+        return self.uuid or self.name_by_place
+
+    @property
+    def name_by_place(self) -> str:
+        """For one that can't be read."""
+        return f"CUDA-{self.pci_address or self.index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +112,28 @@ class Reading:
 
 def devices_of(reading: Reading) -> tuple[Device, ...]:
     """Every card, or its slices where it is in MIG mode: then the card as a whole is no device, but for one that has no
-    slices, which is there and can't be used. Of several with one uuid the first is it."""
+    slices, which is there and can't be used. Of several with one uuid the first is it, and those that stand elsewhere
+    can't be used: no job could be given one of them for certain."""
     devices: dict[str, Device] = {}
     for card in reading.cards:
         for device in _devices(card, reading):
+            known = devices.get(device.uuid)
+            if known is not None and not _is_same_place(device, known):
+                device = replace(  # noqa: PLW2901
+                    device,
+                    uuid=card.name_by_place,
+                    state=DeviceState.UNHEALTHY,
+                    reason=f"it has the same UUID as device {known.index}: {device.uuid}",
+                )
             if len(devices) < _MAX_DEVICES:
                 devices.setdefault(device.uuid, believable(device))
     return tuple(devices.values())
+
+
+def _is_same_place(one: Device, other: Device) -> bool:
+    if one.pci_address and other.pci_address:
+        return one.pci_address == other.pci_address
+    return one.index == other.index
 
 
 def _devices(card: Card, reading: Reading) -> list[Device]:

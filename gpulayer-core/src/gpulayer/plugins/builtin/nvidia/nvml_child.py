@@ -1,8 +1,9 @@
-"""Reads NVML in a process of its own and prints what it read as one JSON document: a program,
-never imported.
+"""Reads NVML in a process of its own and prints what it read as one JSON document: a program, never imported by the
+worker.
 
-``python -I -S nvml_child.py FOLDER_OF_PYNVML LIBRARY ROOT``. Each figure is read on its own: ``read`` has those that
-could be, ``failed`` the number and the words of the error of each of the others. Nothing is judged here.
+``python -I -S nvml_child.py cards|links FOLDER_OF_PYNVML LIBRARY ROOT``. Of cards each figure is read on its own:
+``read`` has those that could be, ``failed`` the number and the words of the error of each of the others. Of links see
+``told_of_links``. Nothing is judged here: ``nvml`` and ``nvml_topology`` do that.
 """
 
 import ctypes
@@ -10,15 +11,22 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import combinations
 from typing import Any
 
+_MOST_LINKS = 64  # NVML ends the count sooner: by an invalid argument
+_INVALID_ARGUMENT = 2
+_NOT_SUPPORTED = 3
 _FUNCTION_NOT_FOUND = 13
+_LEAST_AFFINITY_WORDS = 16
+_NODE_WORDS = 16
+_SCOPE_NODE = 0
 
 
-def main(folder: str, library: str, root: str) -> dict[str, Any]:
+def main(what: str, folder: str, library: str, root: str) -> dict[str, Any]:
     """All of it, or ``error``, with NVML's number for it in ``code`` where NVML itself said so."""
     if folder:
         sys.path.append(folder)
@@ -31,21 +39,33 @@ def main(folder: str, library: str, root: str) -> dict[str, Any]:
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     try:
         pynvml.nvmlInit()
+        return _links(pynvml) if what == "links" else _cards(pynvml, root)
     except pynvml.NVMLError as error:
         return {"error": _words(pynvml, error), "code": error.value}
-    about = _Reads(pynvml)
-    about.read("driver", pynvml.nvmlSystemGetDriverVersion)
-    about.read("cuda", pynvml.nvmlSystemGetCudaDriverVersion_v2)
-    about.read("count", pynvml.nvmlDeviceGetCount)
-    cards = [_card(pynvml, index) for index in range(about.got.get("count", 0))]
+
+
+def _cards(nvml: Any, root: str) -> dict[str, Any]:  # pynvml has no types
+    about = _Reads(nvml)
+    about.read("driver", nvml.nvmlSystemGetDriverVersion)
+    about.read("cuda", nvml.nvmlSystemGetCudaDriverVersion_v2)
+    about.read("count", nvml.nvmlDeviceGetCount)
+    cards = [_card(nvml, index) for index in range(about.got.get("count", 0))]
     document = about.document() | {"cards": cards}
     if any("uuid" in card["failed"] for card in cards):
         document["known_to_kernel"] = list(_known_to_kernel(root))
     return document
 
 
+def _links(nvml: Any) -> dict[str, Any]:
+    handles: dict[int, Any] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):  # one that is lost
+            handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+    return told_of_links(nvml, handles)
+
+
 class _Reads:
-    def __init__(self, nvml: Any) -> None:  # pynvml has no types
+    def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self.got: dict[str, Any] = {}
         self.failed: dict[str, tuple[int, str]] = {}
@@ -154,6 +174,56 @@ def _known_to_kernel(root: str) -> Iterator[dict[str, str]]:
         yield found
 
 
+def told_of_links(nvml: Any, handles: Mapping[int, Any]) -> dict[str, Any]:
+    """By the indices of devices.
+
+    ``ancestors``: [index, index, level of their nearest common one]. ``nvlinks``: of each device, [type of the other
+    end or None, its PCI address] for every active one; None: it could not say. ``pci``: its address.
+    ``cores`` and ``nodes``: the words of the bit masks of what is near.
+    """
+    told: dict[str, Any] = {"ancestors": [], "nvlinks": {}, "pci": {}, "cores": {}, "nodes": {}}
+    words = max(_LEAST_AFFINITY_WORDS, ((os.cpu_count() or 1) + 63) // 64)
+    for index, handle in handles.items():
+        name = str(index)
+        told["pci"][name] = _address(_said(nvml, "nvmlDeviceGetPciInfo", handle))
+        told["cores"][name] = list(_said(nvml, "nvmlDeviceGetCpuAffinity", handle, words) or ())
+        told["nodes"][name] = list(_said(nvml, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE) or ())
+        told["nvlinks"][name] = _nvlinks(nvml, handle)
+    for (one, first), (other, second) in combinations(handles.items(), 2):
+        level = _said(nvml, "nvmlDeviceGetTopologyCommonAncestor", first, second)
+        told["ancestors"].append([one, other, level])
+    return told
+
+
+def _nvlinks(nvml: Any, handle: Any) -> list[list[Any]] | None:
+    found: list[list[Any]] = []
+    for link in range(_MOST_LINKS):
+        try:
+            is_active = nvml.nvmlDeviceGetNvLinkState(handle, link)
+        except nvml.NVMLError as error:
+            if error.value in (_INVALID_ARGUMENT, _FUNCTION_NOT_FOUND):  # no more, or a driver without any
+                break
+            if error.value == _NOT_SUPPORTED:  # by the whole device, or by this link of it
+                continue
+            return None
+        if is_active:
+            end = _said(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            found.append([end, _address(_said(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link))])
+    return found
+
+
+def _said(nvml: Any, function: str, *arguments: Any) -> Any:
+    """None: it refused, or this pynvml lacks it."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _address(info: Any) -> str | None:
+    return None if info is None else _text(info.busId)
+
+
 def _words(nvml: Any, error: Any) -> str:
     """The library's own, which are nvidia-smi's too; pynvml has others for some."""
     with suppress(nvml.NVMLError, UnicodeError):
@@ -167,4 +237,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*[*sys.argv[1:], "", "", ""][:3])))  # noqa: T201 - what it is for
+    print(json.dumps(main(*[*sys.argv[1:], "", "", "", ""][:4])))  # noqa: T201 - what it is for

@@ -1,4 +1,4 @@
-"""What NVML told of links (``nvml_links``), as the ``Topology`` that ``nvidia-smi topo -m`` shows. Pure.
+"""What NVML told of links (``nvml_child``), as the ``Topology`` that ``nvidia-smi topo -m`` shows. Pure.
 
 NVLinks come first: those straight to the other device and, where both lead to switches, as many as the one with fewer
 has there. Without any it is the level of the nearest common ancestor on the PCIe side. Constants are of nvml.h.
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def read_topology(printed: str) -> Topology:
-    """What the program ``nvml_links`` printed. Never raises: an error is the reason."""
+    """What the program ``nvml_child`` printed of links. Never raises: an error is the reason."""
     try:
         document = json.loads(printed)
     except (ValueError, RecursionError):

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulayer.plugins.builtin.child import found_program
+from gpulayer.plugins.builtin.child import blocked_program, found_program
 
 __all__ = ["Signs", "signs_of"]
 
+_TOOL: Final = "nvidia-smi"
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS: Final = (
     "usr/lib/wsl/lib",
@@ -35,12 +36,14 @@ _TOOL_FOLDERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """library, tool: paths, empty where they are not. board: what a Jetson calls itself."""
+    """library, tool: paths, empty where they are not. board: what a Jetson calls itself. blocked: what has the tool's
+    name and can't be run, and why."""
 
     library: str = ""
     tool: str = ""
     has_driver: bool = False
     board: str = ""
+    blocked: str = ""
 
     @property
     def is_any(self) -> bool:
@@ -52,9 +55,12 @@ def signs_of(environment: Mapping[str, str], *, root: Path = Path("/")) -> Signs
     own = environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     folders = [*(Path(folder) for folder in own if folder.startswith("/")), *(root / one for one in _LIBRARY_FOLDERS)]
     library = next((str(path) for folder in folders if (path := folder / _LIBRARY).exists()), "")
+    also = [str(root / one) for one in _TOOL_FOLDERS]
+    tool = found_program(_TOOL, environment=environment, also=also)
     return Signs(
         library=library,
-        tool=found_program("nvidia-smi", environment=environment, also=[str(root / one) for one in _TOOL_FOLDERS]),
+        tool=tool,
+        blocked="" if tool else blocked_program(_TOOL, environment=environment, also=also),
         has_driver=(root / "proc/driver/nvidia").exists() or any(_devices(root / "dev")),
         board=_board(root / "proc/device-tree"),
     )

@@ -5,19 +5,19 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from gpulayer.plugins.builtin.believable import words
 from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
+from gpulayer.plugins.builtin.near import allowed_cores, with_near
 from gpulayer.plugins.builtin.nvidia import nvml, smi
 from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
-from gpulayer.plugins.builtin.nvidia.near import with_near
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
-from gpulayer.plugins.builtin.nvidia.remembering import Remembered
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
-from gpulayer.plugins.builtin.nvidia.topology_asking import NVML_LINKS, RememberedTopology, ask_topology
-from gpulayer.plugins.builtin.nvidia.visibility import offered
+from gpulayer.plugins.builtin.nvidia.topology_asking import RememberedTopology, ask_topology
+from gpulayer.plugins.builtin.nvidia.visibility import Visible
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
 
@@ -48,7 +48,7 @@ class NvidiaProbe:
         self._with_nvml = with_nvml
         self._budget_s = budget_s
         self._child = child or Child()  # one for all: a driver that hangs has one stuck process
-        self._remembered = Remembered()
+        self._visible = Visible()
         self._topology = RememberedTopology()
         self._fields = list(smi.FIELDS)  # without those that this driver has refused
 
@@ -59,7 +59,7 @@ class NvidiaProbe:
     def look(self, site: ProbeSite) -> Findings:
         signs = signs_of(site.environment, root=self._root)
         if not signs.is_any:
-            return Findings()
+            return _none(signs.blocked) if signs.blocked else Findings()
         ends_s = time.monotonic() + self._budget_s
         try:
             reading = self._read(signs, site.environment, ends_s)
@@ -69,10 +69,8 @@ class NvidiaProbe:
             return _none(f"the driver does not answer: {error}{self._what_helps()}")
         if not reading.cards:
             return _none(_why_none(reading, signs))
-        cards = self._remembered.recognised(reading.cards)
-        offer = offered(self._remembered.all_of(cards), site.environment)
-        counted = {card.uuid: card.index for card in reading.cards if card.uuid}
-        reading = Reading(cards, driver=reading.driver, runtime=reading.runtime)
+        offer = self._visible.offered(reading.cards, site.environment)
+        counted = {card.uuid: card.index for card in reversed(reading.cards) if card.uuid}
         devices = devices_of(reading)
         if offer.uuids is not None:
             devices = tuple(device for device in devices if device.uuid in offer.uuids)
@@ -97,7 +95,7 @@ class NvidiaProbe:
         """With their links and what stands near. counted: as the tools count now. Asked once, until it is others."""
 
         def ask() -> Topology:
-            nvml_links = _reader(NVML_LINKS, signs) if self._with_nvml and sys.executable else ()
+            nvml_links = _reader("links", signs) if self._with_nvml and sys.executable else ()
             left_s = max(_LEAST_S, ends_s - time.monotonic())
             return ask_topology(
                 self._child, environment=environment, nvml=nvml_links, tool=signs.tool, deadline_s=left_s
@@ -106,8 +104,7 @@ class NvidiaProbe:
         # With less time than that they stay unknown until the next look.
         if len(counted) > 1 and ends_s - time.monotonic() > min(_LEAST_FOR_LINKS_S, self._budget_s / 4):
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
-        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        return with_near(devices, allowed=allowed, sys_root=self._root / "sys")
+        return with_near(devices, allowed=allowed_cores(), sys_root=self._root / "sys")
 
     def _what_helps(self) -> str:
         if (self._root / "run/nvidia-persistenced/socket").exists():
@@ -125,11 +122,11 @@ class NvidiaProbe:
         if signs.tool:
             return self._read_smi(signs.tool, environment, ends_s)
         nobody = "something of NVIDIA's driver is here, but neither NVML nor nvidia-smi can be asked"
-        return Reading(said=f"{nobody}: {without}" if without else nobody)
+        return Reading(said=": ".join(part for part in (nobody, without, signs.blocked) if part))
 
     def _read_nvml(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """It has all the time: where it hangs, so does all that could be asked instead."""
-        command = _reader(_PROGRAM, signs, str(self._root))
+        command = _reader("cards", signs, str(self._root))
         deadline_s = max(_LEAST_S, ends_s - time.monotonic())
         said = self._child.ask(command, environment=environment, deadline_s=deadline_s, called="NVML")
         if said.code < 0:
@@ -140,7 +137,9 @@ class NvidiaProbe:
 
     def _read_smi(self, tool: str, environment: Mapping[str, str], ends_s: float) -> Reading:
         def ask(*arguments: str) -> tuple[int, str]:
-            left_s = max(_LEAST_S, ends_s - time.monotonic())
+            left_s = ends_s - time.monotonic()
+            if left_s < _LEAST_S:
+                raise Unanswered("nvidia-smi has no time left")
             said = self._child.ask([tool, *arguments], environment=environment, deadline_s=left_s)
             return said.code, said.out or said.err
 
@@ -157,18 +156,24 @@ class NvidiaProbe:
             ending = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
             said = reading.said or f"nvidia-smi said nothing and {ending}"
             return Reading(driver=reading.driver, said=said)
-        _, table = ask()
+        # What hangs of the rest takes no figure that was read; but without the list nobody knows what slices there are.
         listed = ask("-L")[1] if any(card.is_sliced for card in reading.cards) else ""
-        code, apps = ask(*smi.query(smi.APPS, of="compute-apps"))
-        return smi.reading_of(queried, fields, table=table, listed=listed, apps=None if code else apps)
+        apps: str | None = None
+        table = ""
+        with suppress(Unanswered):
+            code, printed = ask(*smi.query(smi.APPS, of="compute-apps"))
+            apps = None if code else printed
+        with suppress(Unanswered):
+            _, table = ask()
+        return smi.reading_of(queried, fields, table=table, listed=listed, apps=apps)
 
 
 def _none(why: str) -> Findings:
     return Findings(missing=((_KIND, words(why)),))
 
 
-def _reader(program: Path, signs: Signs, *more: str) -> list[str]:
-    return [sys.executable, "-I", "-S", str(program), _folder_of_pynvml(), signs.library, *more]
+def _reader(what: str, signs: Signs, *more: str) -> list[str]:
+    return [sys.executable, "-I", "-S", str(_PROGRAM), what, _folder_of_pynvml(), signs.library, *more]
 
 
 def _folder_of_pynvml() -> str:

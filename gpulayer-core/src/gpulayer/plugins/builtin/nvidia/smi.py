@@ -201,10 +201,10 @@ def _trouble(row: Mapping[str, str]) -> str:
 
 def _unopened(said: Iterable[str], *, taken: set[int]) -> list[Card]:
     """Cards that it only complains of. Where it does not say their number, they have those that nobody else has."""
-    cards = []
+    cards: list[Card] = []
     for line in said:
         found = _NO_HANDLE.search(line)
-        if found is None:
+        if found is None or len(taken) >= _MAX_CARDS:
             continue
         number, address, words = found.groups()
         index = int(number) if number else next(free for free in range(len(taken) + 1) if free not in taken)

@@ -3,7 +3,7 @@
 Reading is pure and gives up cell by cell: what is blank, glued to its neighbour or contradicted by the other half of
 the matrix is not known, and nothing else is lost by it. The formats are those of public reports, in tests/data/topo:
 tabs or what people's terminals made of them, escapes in the header, NICs by two kinds of names, two to five columns at
-the end, of which any may be blank. NVML (``nvml_links``, ``nvml_topology``) is the other way to the same ``Topology``.
+the end, of which any may be blank. NVML (``nvml_child``, ``nvml_topology``) is the other way to the same ``Topology``.
 """
 
 import re

@@ -2,16 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from gpulayer.plugins.builtin.child import CHILD_DEADLINE_S, Child, Unanswered
 from gpulayer.plugins.builtin.nvidia.nvml_topology import read_topology
 from gpulayer.plugins.builtin.nvidia.topo import Topology, look
 
-__all__ = ["NVML_LINKS", "RememberedTopology", "ask_topology"]
+__all__ = ["RememberedTopology", "ask_topology"]
 
-NVML_LINKS: Final = Path(__file__).with_name("nvml_links.py")
 _LEAST_S: Final = 0.1
 _MOST_TRIES: Final = 3
 
@@ -26,7 +24,8 @@ def ask_topology(
 ) -> Topology:
     """Blocks for up to ``deadline_s``. Raises Unanswered.
 
-    nvml: the command that runs ``NVML_LINKS``; empty: there is no NVML. tool: the path of nvidia-smi; empty: none.
+    nvml: the command that runs ``nvml_child`` for links; empty: there is no NVML. tool: the path of nvidia-smi; empty:
+    none.
     """
     ends_s = time.monotonic() + deadline_s
     told = Topology(reason="neither NVML nor nvidia-smi can be asked")

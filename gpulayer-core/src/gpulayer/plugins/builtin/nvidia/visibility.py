@@ -21,7 +21,7 @@ from typing import Final
 
 from gpulayer.plugins.builtin.nvidia.cards import Card, Slice
 
-__all__ = ["Offered", "offered"]
+__all__ = ["Offered", "Visible", "offered"]
 
 _CUDA: Final = "CUDA_VISIBLE_DEVICES"
 _ORDER: Final = "CUDA_DEVICE_ORDER"
@@ -36,6 +36,50 @@ class Offered:
 
     uuids: frozenset[str] | None = None
     why: str = ""
+
+
+class Visible:
+    """What one worker's variables leave it, look after look.
+
+    Numbers mean the cards that they meant when every card was told of first, as for a program that was started then:
+    where one vanishes those behind it are counted anew, and none of them is meant instead. What can't be read is meant
+    where it stands at the place of one that is.
+    """
+
+    def __init__(self) -> None:
+        self._meant: set[str] = set()  # uuids of cards and slices; of what could not be read its name by its place
+        self._places: set[str] = set()
+        self._is_counted = False
+        self._variables: tuple[str | None, ...] = ()
+
+    def offered(self, cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:
+        """As ``offered``, of these cards now."""
+        now = offered(cards, environment)
+        variables = tuple(environment.get(name) for name in (_CUDA, _CONTAINER))
+        if variables != self._variables:
+            self._meant, self._places, self._is_counted, self._variables = set(), set(), False, variables
+        if now.uuids is None and not self._meant:
+            return now
+        if not self._is_counted or not _has_numbers(environment):
+            self._meant |= now.uuids or frozenset()
+            self._is_counted = all(card.uuid or card.pci_address for card in cards)
+        ours = {uuid for card in cards for uuid in self._ours(card)}
+        self._places |= {
+            card.pci_address for card in cards if card.pci_address and not ours.isdisjoint(_all_of([card]))
+        }
+        # What was there once is only gone: the variables don't keep it back.
+        return Offered(frozenset(ours), "" if self._meant else now.why)
+
+    def _ours(self, card: Card) -> frozenset[str]:
+        """Of this card and its slices."""
+        is_at_our_place = card.pci_address in self._places if not card.uuid else card.name_by_place in self._meant
+        return _all_of([card]) if is_at_our_place or card.device_uuid in self._meant else _all_of([card]) & self._meant
+
+
+def _has_numbers(environment: Mapping[str, str]) -> bool:
+    """Rather than names, in any of the variables."""
+    cuda, container = (environment.get(name, "").strip() for name in (_CUDA, _CONTAINER))
+    return cuda[:1].isdigit() or container.removeprefix("nvidia.com/gpu=")[:1].isdigit()
 
 
 def offered(cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:

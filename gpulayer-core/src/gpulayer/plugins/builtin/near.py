@@ -4,6 +4,7 @@ Two small files, which the kernel answers without the driver: nothing can hang.
 https://www.kernel.org/doc/html/latest/PCI/sysfs-pci.html
 """
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from gpulayer.plugins.builtin.pci import read_text
 from gpulayer.spec.cores import cores_of, cores_text
 from gpulayer.spec.machine import Device
 
-__all__ = ["with_near"]
+__all__ = ["allowed_cores", "with_near"]
 
 
 def with_near(
@@ -26,13 +27,18 @@ def with_near(
     return tuple(_near(device, allowed, sys_root) if device.pci_address else device for device in devices)
 
 
+def allowed_cores() -> Collection[int] | None:
+    """Of this process; None: this system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
 def _near(device: Device, allowed: Collection[int] | None, sys_root: Path) -> Device:
     folder = sys_root / "bus/pci/devices" / device.pci_address
     node = read_text(folder / "numa_node")  # -1: the machine has no nodes, or nobody knows
-    cores = cores_of(read_text(folder / "local_cpulist"))
+    cores = cores_of(device.cores or read_text(folder / "local_cpulist"))
     here = cores if allowed is None else cores & frozenset(allowed)
     return replace(
         device,
         numa_node=int(node) if device.numa_node is None and node.isdigit() and len(node) < 6 else device.numa_node,
-        cores=device.cores or cores_text(here),
+        cores=cores_text(here),
     )
