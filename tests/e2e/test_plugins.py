@@ -162,6 +162,7 @@ def plugged(shared, tmp_path_factory):
     path = os.pathsep.join(filter(None, (str(folder), shared.environment.get("PYTHONPATH"))))
     shared.environment["PYTHONPATH"] = path
     assert shared.run("submit", "--", "true").code == 0
+    shared.until(lambda: b"not checked yet" not in shared.run("resources").out, "all checks have ended")
     return shared
 
 

@@ -16,8 +16,8 @@ import venv
 from pathlib import Path
 
 from gpulayer.plugins.builtin.frameworks import CHECKS
+from gpulayer.worker.check_answers import read_answer
 from gpulayer.worker.check_script import run_script
-from gpulayer.worker.frameworks import read_answer
 
 # The second of a name is built for CUDA: without a GPU it has to say why it does not compute.
 PACKAGES = {

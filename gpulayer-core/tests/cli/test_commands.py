@@ -220,6 +220,26 @@ def test_an_explanation_names_the_choice_first_and_exits_with_3_where_none_can(c
     ]
 
 
+def test_an_explanation_says_what_is_waited_for_that_nobody_has_to_leave(cli, plane):
+    reason = {"code": "framework_unchecked", "message": "torch is not checked yet", "wanted": "torch", "has": ""}
+    lost = {**reason, "code": "device_unhealthy", "message": "device 0 is unhealthy: GPU is lost"}
+    blank = {"busy_with": [], "until": None, "fits_with": {}, "score": None, "verdict": "busy"}
+    verdicts = [{"worker": "a", "reasons": [reason], **blank}, {"worker": "b", "reasons": [lost], **blank}]
+    reply = {"request": "1 × cuda, torch", "choice": None, "verdicts": verdicts}
+    busy = {"worker": "c", "reasons": [{**reason, "code": "devices_busy", "message": "0 of 1 devices free"}], **blank}
+    plane.on("POST", "/v1/explain", [reply, {**reply, "verdicts": [*verdicts, busy]}])
+    said = cli("explain", "--accelerator", "cuda", plane=plane)
+    assert said.code == 0
+    assert said.out.decode().splitlines() == [
+        "1 × cuda, torch: would wait, no worker that fits is ready",
+        "  a    framework    torch is not checked yet",
+        "  b    devices      device 0 is unhealthy: GPU is lost",
+    ]
+    head, *_, last = cli("explain", "--accelerator", "cuda", plane=plane).out.decode().splitlines()
+    assert head == "1 × cuda, torch: would wait, all workers that fit are busy"
+    assert last == "  c    busy         0 of 1 devices free"
+
+
 def test_status_and_down_start_nothing(cli, away):
     said = cli("status")
     assert (said.code, said.out[:27]) == (0, b"no control plane runs here;")

@@ -81,6 +81,28 @@ def test_what_a_framework_says_of_several_kinds_is_said_once(parts):
     assert unusable(parts, facts)[2:] == ["  box: torch on cuda: no MPI"]
 
 
+def test_what_is_not_checked_yet_is_told_apart_from_what_can_not_be_used(parts):
+    pending = [Framework(name, "", kind, False, is_pending=True) for name in ("torch", "jax") for kind in (CUDA, CPU)]
+    pending.append(Framework("cupy", "13", CUDA, False, "another process holds it", is_pending=True))
+    facts = replace(FACTS, frameworks=tuple(pending))
+    assert "  jax, torch: not checked yet" in detected(facts)
+    assert "  cupy  13  cuda  not checked yet: another process holds it" in detected(facts)
+    assert unusable(parts, facts) == [
+        "",
+        "not checked yet",
+        "  box: torch, jax: the checks are under way",
+        "  box: cupy: another process holds it",
+    ]
+    assert "jax, torch: not checked yet" in dict(worker_fields(of_worker(parts, facts)))["frameworks"]
+
+
+def test_devices_on_which_a_framework_fails_are_named_and_it_computes_on_the_others(parts):
+    torch = Framework("torch", "2.6.0", CUDA, usable=True, failed_on=(("GPU-3", "no kernel image"),))
+    facts = replace(FACTS, frameworks=(torch,))
+    assert "  torch  2.6.0  cuda  computes, but not on GPU-3: no kernel image" in detected(facts)
+    assert "  box: torch on cuda 3: no kernel image" in unusable(parts, facts)
+
+
 def test_what_no_framework_could_be_asked_for_is_said_once():
     frameworks = [
         Framework(name, "", kind, False, "python3 hangs") for name in ("torch", "jax") for kind in (CUDA, CPU)

@@ -6,7 +6,7 @@ import pytest
 
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate, usable_capacity
-from gpulayer.placement.eligibility import is_eligible, why_ineligible
+from gpulayer.placement.eligibility import is_eligible, why_ineligible, why_not_now
 from gpulayer.placement.explain import WorkerView, choice, explain, smallest_change
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.opinion import Mark, Refusal
@@ -106,11 +106,22 @@ def test_p1_the_smallest_change_of_two_devices_one_of_unknown_memory_is_to_what_
     assert [str(one.value) for one in change] == ["16GB"]
 
 
-def test_an_unhealthy_device_is_named_with_its_reason():
+def verdict_of(request, facts, *, leased=()):
+    (verdict,) = explain(request, [view_of(facts, leased=leased)])
+    return verdict
+
+
+def test_an_unhealthy_device_is_waited_for_and_named_with_its_reason():
     facts = machine(gpu(0), gpu(1, state=DeviceState.UNHEALTHY, reason="Xid 79: fell off the bus"))
-    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=2), facts)
-    assert reason.code is ReasonCode.DEVICE_UNHEALTHY
+    request = Request(accelerators=CUDA, devices=2)
+    assert why_ineligible(request, facts) == (), "it comes back by itself"
+    assert allocate(request, WorkerId("w1"), facts, usable_capacity(facts)) is None
+    verdict = verdict_of(request, facts, leased=("GPU-0",))
+    (reason,) = verdict.reasons
+    assert (verdict.kind, reason.code) == (VerdictKind.BUSY, ReasonCode.DEVICE_UNHEALTHY)
     assert reason.message == "device 1 (NVIDIA RTX 4090) is unhealthy: Xid 79: fell off the bus; 1 of 2 can be used"
+    assert [change.flag for change in verdict.fits_with] == ["--devices 1"]
+    assert verdict.busy_with == (), "nobody's end would help"
 
 
 @pytest.mark.parametrize(
@@ -125,29 +136,122 @@ def test_an_unhealthy_device_is_named_with_its_reason():
 def test_an_unhealthy_device_that_would_do_is_named_though_others_are_enough_in_number(wanted):
     lost = gpu(0, 80 * GB, "NVIDIA A100", "8.0", state=DeviceState.UNHEALTHY, reason="GPU is lost")
     facts = machine(lost, gpu(1, 16 * GB, "Tesla T4", "7.5"), gpu(2, 8 * GB, "Tesla P4", "6.1"))
-    first, *more = why_ineligible(wanted, facts)
-    assert first.code is ReasonCode.DEVICE_UNHEALTHY
-    assert first.message.startswith("device 0 (NVIDIA A100) is unhealthy: GPU is lost")
-    assert more, "and what the others lack is said"
-    assert smallest_change(wanted, facts, name="box"), "they could do"
+    assert is_eligible(wanted, facts)
+    (reason,) = why_not_now(wanted, facts)
+    assert reason.code is ReasonCode.DEVICE_UNHEALTHY
+    assert reason.message.startswith("device 0 (NVIDIA A100) is unhealthy: GPU is lost")
 
 
 def test_an_unhealthy_device_that_would_not_do_either_is_not_in_the_way_of_the_reason():
+    asked = Request(accelerators=CUDA, devices=1, device_models=("A100",))
     lost = gpu(0, 16 * GB, "Tesla T4", state=DeviceState.UNHEALTHY, reason="GPU is lost")
-    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=1, device_models=("A100",)), machine(lost, gpu(1)))
+    (reason,) = why_ineligible(asked, machine(lost, gpu(1)))
     assert reason.code is ReasonCode.DEVICE_MODEL
-    unread = gpu(0, None, "", "", state=DeviceState.UNHEALTHY, reason="it can't be read")
-    reasons = why_ineligible(Request(accelerators=CUDA, devices=1, device_models=("A100",)), machine(unread, gpu(1)))
-    assert reasons[0].message == "device 0 is unhealthy: it can't be read", "it may be one"
+    unread = machine(gpu(0, None, "", "", state=DeviceState.UNHEALTHY, reason="it can't be read"), gpu(1))
+    assert is_eligible(asked, unread), "it may be one"
+    assert [reason.message for reason in why_not_now(asked, unread)] == ["device 0 is unhealthy: it can't be read"]
 
 
 def test_one_reason_of_several_unhealthy_devices_is_said_once():
     facts = machine(
         *(gpu(index, state=DeviceState.UNHEALTHY, reason="the driver hangs", model="") for index in range(4))
     )
-    (reason,) = why_ineligible(Request(accelerators=CUDA, devices=1), facts)
-    assert reason.message == "devices 0, 1, 2, 3 are unhealthy: the driver hangs"
-    assert not smallest_change(Request(accelerators=CUDA, devices=1), facts, name="box")
+    asked = Request(accelerators=CUDA, devices=1)
+    assert [reason.message for reason in why_not_now(asked, facts)] == [
+        "devices 0, 1, 2, 3 are unhealthy: the driver hangs"
+    ]
+    assert verdict_of(asked, facts).fits_with == ()
+
+
+def test_what_would_not_fit_either_when_all_is_healthy_is_refused_for_that_alone():
+    facts = machine(gpu(0), gpu(1, state=DeviceState.UNHEALTHY, reason="GPU is lost"))
+    verdict = verdict_of(Request(accelerators=CUDA, devices=3), facts)
+    assert (verdict.kind, [reason.message for reason in verdict.reasons]) == (VerdictKind.INELIGIBLE, ["has 2 devices"])
+
+
+PENDING = Framework("torch", "", Accelerator.CUDA, usable=False, is_pending=True)
+PENDING_CPU = replace(PENDING, accelerator=Accelerator.CPU)
+
+
+@pytest.mark.parametrize(
+    ("request_", "facts", "message"),
+    [
+        (Request(frameworks=(FrameworkNeed("torch"),)), machine(frameworks=(PENDING_CPU,)), "torch is not checked yet"),
+        (
+            Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch", ">=2.4"),)),
+            machine(gpu(0), frameworks=(PENDING, torch(accelerator=Accelerator.CPU))),
+            "torch is not checked yet",
+        ),
+        (
+            Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch", ">=2.4"),)),
+            machine(gpu(0), frameworks=(replace(PENDING, version="2.6.0", reason="all devices are busy"),)),
+            "torch 2.6.0 is not checked yet: all devices are busy",
+        ),
+    ],
+)
+def test_a_framework_that_is_not_checked_yet_is_waited_for(request_, facts, message):
+    assert why_ineligible(request_, facts) == ()
+    assert allocate(request_, WorkerId("w1"), facts, usable_capacity(facts)) is None
+    verdict = verdict_of(request_, facts)
+    assert verdict.kind is VerdictKind.BUSY
+    assert [(reason.code, reason.message) for reason in verdict.reasons] == [(ReasonCode.FRAMEWORK_UNCHECKED, message)]
+    ended = (replace(one, version="2.6.0", is_pending=False, usable=True) for one in facts.frameworks)
+    checked = replace(facts, frameworks=tuple(ended))
+    assert verdict_of(request_, checked).kind is VerdictKind.ELIGIBLE
+
+
+def test_a_pending_check_does_not_keep_what_needs_no_framework_or_has_another_device():
+    facts = machine(gpu(0), gpu(0, kind=Accelerator.ROCM), frameworks=(PENDING, torch(accelerator=Accelerator.ROCM)))
+    assert verdict_of(Request(accelerators=CUDA, devices=1), facts).kind is VerdictKind.ELIGIBLE
+    either = Request(accelerators=(*CUDA, Accelerator.ROCM), devices=1, frameworks=(FrameworkNeed("torch"),))
+    assert verdict_of(either, facts).kind is VerdictKind.ELIGIBLE
+
+
+def test_a_pending_check_does_not_hide_what_is_known_to_be_wrong():
+    old = replace(PENDING, version="1.0")
+    asked = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch", ">=2.4"),))
+    assert [reason.code for reason in why_ineligible(asked, machine(gpu(0), frameworks=(old,)))] == [
+        ReasonCode.FRAMEWORK_VERSION
+    ]
+
+
+def test_of_two_accelerators_the_one_that_lacks_less_gives_the_reasons():
+    facts = machine(
+        gpu(0, state=DeviceState.UNHEALTHY, reason="GPU is lost"),
+        replace(gpu(0, kind=Accelerator.ROCM), uuid="ROCM-0"),
+        frameworks=(PENDING, replace(PENDING, accelerator=Accelerator.ROCM)),
+    )
+    either = Request(accelerators=(*CUDA, Accelerator.ROCM), devices=1, frameworks=(FrameworkNeed("torch"),))
+    assert [reason.code for reason in why_not_now(either, facts)] == [ReasonCode.FRAMEWORK_UNCHECKED]
+
+
+OLD = (("GPU-1", "no kernel image is available"),)
+
+
+def test_a_framework_that_fails_on_some_devices_gets_only_those_on_which_it_computes():
+    facts = machine(gpu(0), gpu(1, model="Tesla K80"), frameworks=(replace(torch(), failed_on=OLD),))
+    asked = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch"),))
+    allocation = allocate(asked, WorkerId("w1"), facts, usable_capacity(facts))
+    assert allocation is not None
+    assert allocation.devices == ("GPU-0",)
+    verdict = verdict_of(asked, facts, leased=("GPU-0",))
+    assert verdict.kind is VerdictKind.BUSY
+    assert verdict.reasons[0].message.endswith("; torch 2.6.0 on device 1 (Tesla K80): no kernel image is available")
+    assert verdict_of(replace(asked, frameworks=()), facts, leased=("GPU-0",)).kind is VerdictKind.ELIGIBLE
+    refused = verdict_of(replace(asked, devices=2), facts)
+    assert refused.kind is VerdictKind.INELIGIBLE
+    assert [reason.message for reason in refused.reasons] == [
+        "1 of 2 devices can be used; torch 2.6.0 on device 1 (Tesla K80): no kernel image is available"
+    ]
+    assert [change.flag for change in refused.fits_with] == ["--devices 1"]
+
+
+def test_a_device_on_which_a_framework_fails_is_no_help_when_it_is_the_only_healthy_one():
+    lost = gpu(0, state=DeviceState.UNHEALTHY, reason="GPU is lost")
+    facts = machine(lost, gpu(1), frameworks=(replace(torch(), failed_on=OLD),))
+    asked = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("torch"),))
+    assert is_eligible(asked, facts)
+    assert [reason.code for reason in why_not_now(asked, facts)] == [ReasonCode.DEVICE_UNHEALTHY]
 
 
 ANN = "python (pid 4711, user ann) computes on it"

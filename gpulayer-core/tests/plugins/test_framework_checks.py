@@ -24,8 +24,8 @@ from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
 from gpulayer.spec.verdict import ReasonCode
+from gpulayer.worker.check_answers import read_answer
 from gpulayer.worker.check_script import run_script
-from gpulayer.worker.frameworks import read_answer
 
 FAKES = Path(__file__).parents[1] / "data" / "fake_frameworks"
 BY_NAME = {check.name: check for check in CHECKS}
@@ -51,7 +51,7 @@ MISSING = "libcublasLt.so.12: cannot open shared object file: No such file or di
 def ask(tmp_path):
     """What the check of a framework says where a build as ``fake`` says is installed."""
 
-    def ask(name, *, packages=(), deadline_s=60.0, variables=(), **fake):
+    def ask(name, *, packages=(), deadline_s=60.0, variables=(), seen=(), **fake):
         site = tmp_path / "site"
         site.mkdir()
         for one in ("fakes", "numpy", name):
@@ -72,7 +72,7 @@ def ask(tmp_path):
         )
         if not ran.is_late:
             assert not ran.failure
-        return read_answer(name, check.accelerators, ran.out)
+        return read_answer(name, check.accelerators, ran.out, seen={CUDA: seen})
 
     return ask
 
@@ -235,12 +235,28 @@ def test_p5_a_job_for_cuda_is_not_placed_there_and_is_told_the_librarys_words(as
     assert is_eligible(Request(frameworks=(FrameworkNeed("torch"),)), facts)  # who asks for no device gets the CPU
 
 
-def test_of_some_devices_that_fail_each_is_named_and_the_kind_is_not_offered(ask):
-    visible = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}
-    fake = {"cuda": "12.6", "devices": ["", NO_KERNEL, "an illegal memory access was encountered"]}
-    assert reasons(ask("torch", variables=visible, **fake))[CUDA] == (
-        f"device GPU-b: no code for this device in this build: {NO_KERNEL}; "
-        "device GPU-c: an illegal memory access was encountered; the other 1 of 3 compute"
+def on_cuda(answer):
+    return next(one for one in answer.frameworks if one.accelerator is CUDA)
+
+
+def test_where_some_devices_fail_and_one_computes_each_that_fails_is_told_by_its_uuid(ask):
+    fake = {"cuda": "12.6", "devices": ["", NO_KERNEL, "an illegal memory access was encountered", HELD]}
+    told = on_cuda(ask("torch", seen=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), **fake))
+    assert (told.usable, told.reason) == (True, "")
+    assert told.failed_on == (
+        ("GPU-b", f"no code for this device in this build: {NO_KERNEL}"),
+        ("GPU-c", "an illegal memory access was encountered"),
+    )
+
+
+def test_where_all_devices_fail_each_is_named(ask):
+    visible = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    fake = {"cuda": "12.6", "devices": [NO_KERNEL, "an illegal memory access was encountered"]}
+    told = on_cuda(ask("torch", variables=visible, **fake))
+    assert (told.usable, told.is_pending) == (False, False)
+    assert told.reason == (
+        f"device GPU-a: no code for this device in this build: {NO_KERNEL}; "
+        "device GPU-b: an illegal memory access was encountered"
     )
 
 
@@ -255,6 +271,7 @@ def test_what_others_use_just_now_is_asked_again(ask, words, cause):
     answer = ask("torch", cuda="12.6", devices=[words + TAIL])
     assert reasons(answer)[CUDA] == f"{cause}: {words}"
     assert answer.again == {CUDA}
+    assert on_cuda(answer).is_pending, "it is not checked yet, and has not failed"
 
 
 def test_a_device_that_is_held_says_nothing_against_the_others(ask):
@@ -263,10 +280,12 @@ def test_a_device_that_is_held_says_nothing_against_the_others(ask):
     assert answer.again == frozenset()
 
 
-def test_what_will_last_is_told_and_not_who_holds_another_one(ask):
-    answer = ask("torch", cuda="12.6", devices=[HELD, NO_KERNEL])
-    assert NO_KERNEL in reasons(answer)[CUDA]
-    assert answer.again == frozenset()
+def test_what_fails_on_all_that_are_free_may_compute_on_the_one_that_is_held(ask):
+    answer = ask("torch", cuda="12.6", devices=[HELD, NO_KERNEL], seen=("GPU-a", "GPU-b"))
+    assert answer.again == {CUDA}
+    told = on_cuda(answer)
+    assert told.is_pending
+    assert [uuid for uuid, _ in told.failed_on] == ["GPU-b"]
 
 
 def test_a_device_that_hangs_takes_not_the_processor_away(ask):
@@ -279,8 +298,11 @@ def test_a_device_that_hangs_takes_not_the_processor_away(ask):
 def test_onnxruntime_computes_on_each_device_that_it_may_see(ask, index):
     devices = ["", ""]
     devices[index] = NO_KERNEL
-    answer = ask("onnxruntime", cuda=True, devices=devices, variables={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
-    assert reasons(answer)[CUDA].startswith(f"device GPU-{'ab'[index]}: no code")
+    visible = ("GPU-a", "GPU-b")
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+    answer = ask("onnxruntime", cuda=True, devices=devices, seen=visible, variables=variables)
+    ((uuid, why),) = on_cuda(answer).failed_on
+    assert (uuid, why.partition(":")[0]) == (f"GPU-{'ab'[index]}", "no code for this device in this build")
 
 
 def test_what_can_not_be_imported_is_the_reason_on_all_accelerators(ask):

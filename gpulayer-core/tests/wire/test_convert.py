@@ -227,6 +227,8 @@ FACTS = WorkerFacts(
     ),
     frameworks=(
         Framework("torch", "2.13.0", Accelerator.CUDA, True, build="cuda 12.6", architectures=("sm_80", "sm_90")),
+        Framework("jax", "0.10", Accelerator.CUDA, True, failed_on=(("GPU-1", "no kernel image"),)),
+        Framework("cupy", "", Accelerator.CUDA, False, is_pending=True),
         Framework("jax", "0.10.2", Accelerator.CPU, True),
     ),
     labels=(("room", "cellar"),),

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gpulayer.placement.eligibility import why_ineligible
+from gpulayer.placement.eligibility import why_ineligible, why_not_now
 from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.plugins.contracts.framework import CheckScript
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
-from gpulayer.worker.frameworks import Answer, FrameworkChecks, jobs_python, read_answer, seen_devices
+from gpulayer.worker.check_answers import Answer, read_answer
+from gpulayer.worker.check_devices import seen_devices
+from gpulayer.worker.frameworks import FrameworkChecks, jobs_python
 
 CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
@@ -423,6 +425,7 @@ def test_a_python_that_hangs_is_the_reason_of_all_that_asks_it_and_is_asked_agai
     asyncio.run(checks.run(FACTS))
     assert {one.name for one in checks.found} == {"torch", "plain"}
     assert all("did not end within 0.5 s" in one.reason for one in checks.found)
+    assert all(one.is_pending for one in checks.found if one.name == "torch"), "that says nothing of what is installed"
     assert not checks.is_fresh
 
 
@@ -454,13 +457,13 @@ def test_what_is_not_known_yet_is_not_told_to_be_missing(hanging, tmp_path):
 
     assert checks.is_known
     asyncio.run(main())
-    assert {(one.name, one.usable, one.reason) for one in told} == {
-        ("torch", False, "not checked yet"),
-        ("plain", False, "not checked yet"),
+    assert {(one.name, one.usable, one.is_pending) for one in told} == {
+        ("torch", False, True),
+        ("plain", False, True),
     }
-    request = Request(devices=0, frameworks=(FrameworkNeed("torch"),))
-    (reason,) = why_ineligible(request, replace(FACTS, frameworks=tuple(told)))
-    assert reason.message == "torch: not checked yet"
+    request, facts = Request(devices=0, frameworks=(FrameworkNeed("torch"),)), replace(FACTS, frameworks=tuple(told))
+    assert why_ineligible(request, facts) == ()
+    assert [reason.message for reason in why_not_now(request, facts)] == ["torch is not checked yet"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="by the kernel's own means")
@@ -640,7 +643,16 @@ def test_a_check_sees_what_the_worker_offers():
 
 @pytest.mark.parametrize(
     "more",
-    [{"build": 7}, {"architectures": "sm_90"}, {"architectures": ["x"] * 65}, {"again": ["tpu"]}, {"again": 1}],
+    [
+        {"build": 7},
+        {"architectures": "sm_90"},
+        {"architectures": ["x"] * 65},
+        {"again": ["tpu"]},
+        {"again": 1},
+        {"failed": ["1"]},
+        {"failed": {"cpu": "1"}},
+        {"failed": {"tpu": {"1": "why"}}},
+    ],
 )
 def test_an_answer_that_says_more_says_it_as_agreed(more):
     with pytest.raises(ValueError, match=next(iter(more)) + "|registered"):
@@ -678,7 +690,10 @@ def test_no_check_computes_on_a_device_that_a_job_or_somebody_else_has(sees):
 def test_what_is_known_of_a_kind_stands_while_jobs_have_all_of_its_devices(sees):
     checks, seen = sees
     asyncio.run(checks.run(WITH_GPU, taken={"GPU-1"}))
-    assert {one.accelerator: one.reason.partition(":")[0] for one in checks.found} == {CUDA: "not tried yet", CPU: ""}
+    assert {one.accelerator: (one.is_pending, one.reason) for one in checks.found} == {
+        CUDA: (True, "somebody computes on every such device"),
+        CPU: (False, ""),
+    }
     asyncio.run(checks.run(WITH_GPU))
     assert all(one.usable for one in checks.found)
     asyncio.run(checks.run(WITH_GPU, taken={"GPU-1"}))
@@ -728,6 +743,150 @@ def test_a_device_that_only_went_has_nothing_run_again_and_one_that_came_has(hos
     lost = replace(FACTS, devices=(GPU, replace(SECOND, state=DeviceState.UNHEALTHY)))
     asyncio.run(checks.run(both))
     checks.renew(both, lost)
-    assert not checks._is_stale.is_set()
+    assert not checks._is_stale
     checks.renew(lost, both)
-    assert checks._is_stale.is_set()
+    assert checks._is_stale
+
+
+ALONE = """
+import json, os, time
+seen = [one for one in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if one]
+open({runs!r}, "a").write(" ".join(seen) + "\\n")
+while {hangs!r} in seen:
+    time.sleep(0.01)
+failed = {{str(number): "no code for it" for number, one in enumerate(seen) if one in {bad!r}}}
+why = "" if len(failed) < len(seen) else "no code for any" if seen else "no device is seen"
+print(json.dumps({{"version": "1", "devices": {{"cuda": why, "cpu": ""}}, "failed": {{"cuda": failed}}}}))
+"""
+
+
+@pytest.fixture
+def alone(host_of, tmp_path):
+    """``alone(*bad, hangs=…)``: checks of a framework that computes on devices one by one, but not on these; and a
+    function that says which devices it saw in each of its runs."""
+    runs = tmp_path / "runs"
+
+    def make(*bad, hangs=""):
+        source = ALONE.format(runs=str(runs), bad=bad, hangs=hangs)
+        host = host_of(environments=[SystemEnvironment()], framework_checks=[Check(source)])
+        checks = FrameworkChecks(host, tmp_path, environment={}, python=sys.executable, again_s=(0.01,))
+        return checks, lambda: runs.read_text().split("\n")[:-1] if runs.exists() else []
+
+    return make
+
+
+def on_cuda(checks):
+    return next(one for one in checks.found if one.accelerator is CUDA)
+
+
+TWO = replace(FACTS, devices=(GPU, SECOND))
+FAILED = (("GPU-2", "no code for it"),)
+
+
+def test_devices_on_which_it_fails_are_known_by_uuid_also_while_jobs_have_them(alone):
+    checks, _ = alone("GPU-2")
+    asyncio.run(checks.run(TWO))
+    assert (on_cuda(checks).usable, on_cuda(checks).failed_on) == (True, FAILED)
+    asyncio.run(checks.run(TWO, taken={"GPU-2"}))
+    assert on_cuda(checks).failed_on == FAILED
+    asyncio.run(checks.run(TWO, taken={"GPU-1"}))
+    assert (on_cuda(checks).is_pending, on_cuda(checks).failed_on) == (False, FAILED), "what was known stands"
+
+
+def test_a_device_that_a_job_has_is_not_checked_yet_where_all_others_fail(alone):
+    checks, _ = alone("GPU-2")
+    asyncio.run(checks.run(TWO, taken={"GPU-1"}))
+    assert on_cuda(checks).is_pending
+    asyncio.run(checks.run(TWO))
+    assert (on_cuda(checks).usable, on_cuda(checks).failed_on) == (True, FAILED)
+
+
+def test_what_was_known_of_single_devices_is_kept_for_the_next_life_and_tried_again(alone):
+    first, seen = alone("GPU-2")
+    asyncio.run(first.run(TWO))
+    second, _ = alone("GPU-2")
+    assert second.found == first.found
+    asyncio.run(second.run(TWO))
+    assert seen() == ["GPU-1 GPU-2"] * 2
+
+
+@pytest.mark.parametrize("narrow", [{"compute_mode": "exclusive_process"}, {"memory_bytes": 4 * 2**30}])
+def test_a_check_makes_way_for_a_job_on_a_device_for_one_or_with_little_memory(alone, narrow):
+    checks, seen = alone(hangs="GPU-1")
+    narrow_one = replace(GPU, **narrow)
+    facts = replace(FACTS, devices=(narrow_one, SECOND))
+
+    async def main():
+        running = asyncio.create_task(checks.run(facts))
+        async with asyncio.timeout(30):
+            while not seen():
+                await asyncio.sleep(0.01)
+            await checks.make_way([SECOND])
+            assert not running.done(), "on one that has room both may be"
+            await checks.make_way([narrow_one])
+            await running
+
+    asyncio.run(main())
+    assert seen() == ["GPU-1 GPU-2", "GPU-2"]
+    assert on_cuda(checks).usable
+    assert not checks.is_fresh, "the other one is still to be tried"
+
+
+def test_a_check_that_has_not_begun_sees_no_device_on_which_a_job_has_started_meanwhile(alone):
+    checks, seen = alone(hangs="GPU-1")
+    facts = replace(FACTS, devices=(replace(GPU, compute_mode="exclusive_process"),))
+
+    async def main():
+        running = asyncio.create_task(checks.run(facts))
+        await asyncio.sleep(0)
+        await checks.make_way(facts.devices)
+        async with asyncio.timeout(30):
+            await running
+
+    asyncio.run(main())
+    assert seen() == [""]
+    assert (on_cuda(checks).is_pending, on_cuda(checks).reason) == (True, "somebody computes on every such device")
+
+
+def test_what_a_job_has_left_is_tried_at_once(alone):
+    checks, seen = alone()
+    checks._again_s = (600.0,)
+    taken = {"GPU-1"}
+
+    async def main():
+        told = asyncio.Event()
+        watching = asyncio.create_task(checks.watch(lambda: WITH_GPU, tell=told.set, taken=lambda: taken))
+        async with asyncio.timeout(30):
+            while not seen():
+                await asyncio.sleep(0.01)
+            while not checks._waiting:
+                await asyncio.sleep(0.01)
+            taken.clear()
+            while not on_cuda(checks).usable:
+                checks.freed()
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert seen() == ["", "GPU-1"]
+
+
+def test_before_the_first_join_it_is_known_what_there_is_to_check_and_nothing_is_run(host_of, tmp_path, site):
+    class Absent(Found):
+        def script(self):
+            return CheckScript(self.source, ("no_such_module",))
+
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Found(COMPUTES), Absent(COMPUTES, "absent")])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python))
+    asyncio.run(checks.begin(WITH_GPU))
+    assert {(one.name, one.is_pending) for one in checks.found} == {("torch", True)}
+    assert site.count() == 1, "it was only looked what is installed"
+    asyncio.run(checks.run(WITH_GPU))
+    assert checks.found == BOTH
+
+
+def test_a_python_that_hangs_keeps_no_worker_from_joining(hanging):
+    checks = hanging()
+    asyncio.run(checks.begin(FACTS, within_s=0.1))
+    assert {(one.name, one.is_pending) for one in checks.found} == {("torch", True), ("plain", True)}

@@ -4,6 +4,7 @@ For what looks at this machine and for what a worker reported: both show the sam
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -100,6 +101,7 @@ def link_lines(devices: Sequence[Device]) -> list[str]:
 
 def framework_lines(frameworks: Sequence[Framework]) -> list[str]:
     """A row a framework and what is said of it, with the accelerators: what computed first."""
+    frameworks = [replace(one, reason=_pending(one)) if one.is_pending else one for one in frameworks]
     alike: dict[tuple[str, str, str], list[str]] = {}
     unknown: dict[str, list[str]] = {}  # of what could not even say its version, by the reason
     for one in frameworks:
@@ -110,11 +112,17 @@ def framework_lines(frameworks: Sequence[Framework]) -> list[str]:
         if one.name in several.get(one.reason, ()):
             continue
         words = "computes" if one.usable else short_reason(one.reason or "does not compute")
+        if one.usable and one.failed_on:
+            words += ", but not on " + short_reason("; ".join(f"{uuid}: {why}" for uuid, why in one.failed_on))
         version = f"{one.version} ({one.build})" if one.build else one.version
         alike.setdefault((one.name, version, words), []).append(str(one.accelerator))
     rows = [[name, version, ", ".join(on), words] for (name, version, words), on in alike.items()]
     lines = columns(_without_repeats(rows)) if rows else []
     return lines + [f"{', '.join(sorted(names))}: {short_reason(reason)}" for reason, names in several.items()]
+
+
+def _pending(framework: Framework) -> str:
+    return "not checked yet" + (f": {framework.reason}" if framework.reason else "")
 
 
 def said_of(devices: Sequence[Device]) -> str:
@@ -174,6 +182,8 @@ def frameworks_from(records: "Iterable[FrameworkFields]") -> list[Framework]:
             usable=fields["usable"],
             reason=fields["reason"],
             build=fields.get("build", ""),
+            is_pending=fields.get("pending", False),
+            failed_on=tuple(fields.get("failed_on", {}).items()),
         )
         for fields in records
     ]

@@ -64,7 +64,9 @@ def lines_below(workers: "Sequence[WorkerRecord]") -> list[str]:
     for matrix, names in _alike(workers, lambda worker: link_lines(devices_from(worker["devices"]))):
         lines += ["", f"links of {names}", *(f"  {line}" for line in matrix)]
     unusable = [f"  {worker['name']}: {said}" for worker in workers for said in _unusable(worker)]
-    return lines + (["", "can't be used", *unusable] if unusable else [])
+    lines += ["", "can't be used", *unusable] if unusable else []
+    pending = [f"  {worker['name']}: {said}" for worker in workers for said in _pending(worker)]
+    return lines + (["", "not checked yet", *pending] if pending else [])
 
 
 def _alike(
@@ -90,6 +92,16 @@ def _computing(worker: "WorkerRecord") -> list[str]:
     return [said] if said else []
 
 
+def _pending(worker: "WorkerRecord") -> Iterator[str]:
+    """Frameworks whose checks have not ended, with what they wait for."""
+    names: dict[str, dict[str, None]] = {}
+    for one in worker["frameworks"]:
+        if one.get("pending"):
+            names.setdefault(one["reason"] or "the checks are under way", {})[one["name"]] = None
+    for words, ones in names.items():
+        yield f"{', '.join(ones)}: {short_reason(words)}"
+
+
 def _unusable(worker: "WorkerRecord") -> Iterator[str]:
     """Devices and kinds of them, and frameworks of what there are devices for; the same words once."""
     devices = devices_from(worker["devices"])
@@ -107,9 +119,14 @@ def _unusable(worker: "WorkerRecord") -> Iterator[str]:
     for kind, reason in worker.get("missing", {}).items():
         if (kind, reason) not in told:
             yield f"no {kind}: {short_reason(reason)}"
+    numbers = {fields["uuid"]: f"{fields['kind']} {fields['index']}" for fields in worker["devices"]}
     on: dict[tuple[str, str], list[str]] = {}
     for one in worker["frameworks"]:
-        if not one["usable"] and one["accelerator"] in kinds and one["reason"]:
+        for uuid, reason in one.get("failed_on", {}).items():
+            if uuid in numbers:
+                on.setdefault((one["name"], reason), []).append(numbers[uuid])
+        is_known = not (one["usable"] or one.get("pending"))
+        if is_known and one["accelerator"] in kinds and one["reason"]:
             on.setdefault((one["name"], one["reason"]), []).append(one["accelerator"])
     for (name, reason), accelerators in on.items():
         yield f"{name} on {', '.join(accelerators)}: {short_reason(reason)}"

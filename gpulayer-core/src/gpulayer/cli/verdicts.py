@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explanation_lines", "rejection_lines"]
 
+_PASSING: Final = {"device_unhealthy", "framework_unchecked"}  # of workers that nobody has to leave
 _LABELS: Final = {
     "no_accelerator": "accelerator",
     "no_cuda_device": "accelerator",
@@ -19,6 +20,7 @@ _LABELS: Final = {
     "framework_missing": "framework",
     "framework_version": "framework",
     "framework_unusable": "framework",
+    "framework_unchecked": "framework",
     "worker_name": "worker",
     "plugin_rejected": "plugin",
     "unknown_value": "value",
@@ -32,7 +34,7 @@ def rejection_lines(record: "JobRecord") -> list[str]:
     wanted = needed_request(record["request"], record.get("options", {})).summary()
     verdicts = record["verdicts"]
     is_busy = any(verdict["verdict"] == "busy" for verdict in verdicts)
-    head = f"all workers that fit are busy: {wanted}" if is_busy else f"no worker fits: {wanted}"
+    head = f"{_all_busy(verdicts)}: {wanted}" if is_busy else f"no worker fits: {wanted}"
     if not verdicts:
         reason = record["reason"]
         return [head, *([f"  {reason['message']}"] if reason and reason["message"] else [])]
@@ -44,13 +46,19 @@ def explanation_lines(request: str, choice: str | None, verdicts: Sequence["Verd
     if choice is not None:
         head = f"{request}: would run on {choice}"
     elif any(verdict["verdict"] == "busy" for verdict in verdicts):
-        head = f"{request}: would wait, all workers that fit are busy"
+        head = f"{request}: would wait, {_all_busy(verdicts)}"
     elif verdicts:
         head = f"no worker fits: {request}"
     else:
         return [f"{request}: no worker is known", "  gpulayer up starts one here; gpulayer join adds a machine"]
     ordered = sorted(verdicts, key=lambda verdict: verdict["worker"] != choice)
     return [head, *_indented(_rows(ordered))]
+
+
+def _all_busy(verdicts: Sequence["VerdictRecord"]) -> str:
+    """Of verdicts of which one at least is busy."""
+    codes = {reason["code"] for verdict in verdicts if verdict["verdict"] == "busy" for reason in verdict["reasons"]}
+    return "no worker that fits is ready" if codes and codes <= _PASSING else "all workers that fit are busy"
 
 
 def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
@@ -63,7 +71,8 @@ def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
             continue
         reasons = verdict["reasons"] or [{"code": "busy", "message": "", "wanted": "", "has": ""}]
         for number, reason in enumerate(reasons):
-            label = "busy" if verdict["verdict"] == "busy" else _label(reason["code"])
+            is_busy = verdict["verdict"] == "busy" and reason["code"] not in _PASSING
+            label = "busy" if is_busy else _label(reason["code"])
             message = reason["message"] or _busy_with(verdict["busy_with"])
             rows.append(["" if number else verdict["worker"], label, message, "" if number else change])
     return rows

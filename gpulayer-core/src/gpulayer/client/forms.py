@@ -251,6 +251,8 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "reason": str,
         "build": str,
         "architectures": [str],
+        "pending": bool,
+        "failed_on": {"*": str},
     },
     "workers.LocalityFields": {"zone": str, "region": str, "network_group": str},
     "workers.WorkerPage": {"workers": ["workers.WorkerRecord"], "next": (str, None)},

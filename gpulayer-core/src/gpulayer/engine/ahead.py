@@ -27,6 +27,7 @@ from gpulayer.engine.state import Attempt, Job, Node, Pace, QueueEntry, RequestC
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Digest, Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, Free, allocate, usable_capacity
+from gpulayer.placement.eligibility import can_compute_now
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
@@ -334,7 +335,11 @@ def _needs_more_than_a_slot(request: Request) -> bool:
 
 
 def _may_go(state: State, known: RequestClass, worker: Worker) -> bool:
-    return schedule.is_eligible_for(known, worker) and opinions.may_take(state, known, worker)
+    return (
+        schedule.is_eligible_for(known, worker)
+        and can_compute_now(known.request, worker.facts)
+        and opinions.may_take(state, known, worker)
+    )
 
 
 def _class(state: State, request: Request) -> RequestClass:

@@ -12,7 +12,7 @@ from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, allocate
 from gpulayer.placement.choose import Candidate, choose, rank
-from gpulayer.placement.eligibility import is_eligible
+from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
@@ -23,6 +23,7 @@ __all__ = [
     "fits_nowhere",
     "has_other_place",
     "is_eligible_for",
+    "is_unsure",
     "run",
     "takes_work",
     "workers_changed",
@@ -48,6 +49,7 @@ def run(turn: Turn) -> None:
         task = job.tasks[best_entry[3]]
         if _place(turn, best, job, task):
             queue.pop(best)
+            best.unsure.clear()  # it does fit somewhere
         else:
             best.is_blocked = True
 
@@ -73,7 +75,8 @@ def workers_changed(state: State) -> None:
 
 
 def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
-    """True when workers are known, and fewer than ``nodes`` of them could ever run the request."""
+    """True when workers are known, and fewer than ``nodes`` of them could ever run the request, also when all that is
+    broken there works again, and all is checked."""
     if not state.workers:
         return False
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
@@ -85,11 +88,26 @@ def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
     return True
 
 
+def is_unsure(state: State, known: RequestClass) -> bool:
+    """True when checks that go on decide whether enough workers could ever run such a request. To be asked where it
+    fits somewhere."""
+    if not known.request.frameworks or not state.workers:
+        return False
+    sure = 0
+    for worker in state.workers.values():
+        sure += is_eligible_for(known, worker) and not awaits_checks(known.request, worker.facts)
+        if sure >= known.nodes:
+            return False
+    return True
+
+
 def has_other_place(state: State, request: Request, nodes: int, excluded: frozenset[WorkerId]) -> bool:
     """Could enough workers besides these run the request, now or once they are free?"""
     known = state.classes.get((request, nodes)) or RequestClass(request, nodes)
     return nodes <= sum(
-        worker.state in (WorkerState.JOINING, WorkerState.READY) and is_eligible_for(known, worker)
+        worker.state in (WorkerState.JOINING, WorkerState.READY)
+        and is_eligible_for(known, worker)
+        and can_compute_now(request, worker.facts)
         for worker in state.workers.values()
         if worker.id not in excluded
     )

@@ -199,6 +199,7 @@ class RequestClass:
     """Equal requests wait in one queue and share what is known of them.
 
     ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
+    unsure: jobs that were accepted only because checks of frameworks were to end; volatile: after a restart they wait.
     opinions: of its request, once they were looked at. looks_ms: engine time at which that is due again; 0: at once.
     """
 
@@ -207,6 +208,7 @@ class RequestClass:
     queue: list[QueueEntry] = field(default_factory=list)
     eligible: dict[Digest, bool] = field(default_factory=dict)  # by facts digest
     is_blocked: bool = False
+    unsure: dict[JobId, None] = field(default_factory=dict)
     opinions: Opinions | None = None
     looks_ms: int = 0
 

@@ -97,6 +97,8 @@ def step(state: State, event: Event) -> Step:
             workers.removed(turn, event)
         case _:
             assert_never(event)
+    if turn.has_checked:
+        _refuse_what_was_unsure(turn)
     for attempt in ahead.promote(turn):
         attempts.refresh(turn, attempt)
     asking.look(turn)
@@ -137,6 +139,9 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
     state.jobs[entry.id] = job
     turn.has_new_head |= queue.push(state, job, job.tasks[0])
     if entry.wait:
+        known = queue.class_of(state, job)
+        if known.unsure or schedule.is_unsure(state, known):
+            known.unsure[entry.id] = None
         return
     if state.policy.scorers:
         until_ms = state.now_ms + state.policy.opinion_wait_ms
@@ -145,6 +150,23 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
     schedule.run(turn)
     if job.tasks[0].epoch is None:
         _turn_away(turn, job)
+
+
+def _refuse_what_was_unsure(turn: Turn) -> None:
+    """Checks have ended: whoever was accepted in the hope of them is told what they found, as if it came now."""
+    state = turn.state
+    for known in [known for known in state.classes.values() if known.unsure]:
+        if not schedule.fits_nowhere(state, known.request, known.nodes):
+            if not schedule.is_unsure(state, known):
+                known.unsure.clear()
+            continue
+        for job_id in known.unsure:
+            job = state.jobs.get(job_id)
+            if job is not None and job.tasks[0].epoch is None and not job.tasks[0].attempts:
+                turn.jobs[job_id] = job
+                queue.forget(state, job)
+                _reject(turn, job, "no_worker_fits", f"no worker fits: {known.request.summary()}")
+        known.unsure.clear()
 
 
 def _decide(turn: Turn) -> None:

@@ -31,8 +31,8 @@ class Turn:
     """Collects what one ``step`` changes. Entities are touched by reference, before they leave the state.
 
     gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue.
-    opened: classes whose tasks may go where scorers kept them from before. rejected: the jobs that are, and what they
-    asked for.
+    opened: classes whose tasks may go where scorers kept them from before. has_checked: checks have ended.
+    rejected: the jobs that are, and what they asked for.
     """
 
     state: State
@@ -47,6 +47,7 @@ class Turn:
     gained: dict[WorkerId, Worker] = field(default_factory=dict)
     has_new_head: bool = False
     opened: list[RequestClass] = field(default_factory=list)
+    has_checked: bool = False
     rejected: dict[JobId, Request] = field(default_factory=dict)
 
     def records(self) -> tuple[Record, ...]:

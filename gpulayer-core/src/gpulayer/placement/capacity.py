@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpulayer.ids import WorkerId
-from gpulayer.placement.eligibility import matching_devices
+from gpulayer.placement.eligibility import can_compute_now, matching_devices
 from gpulayer.spec.machine import DeviceState, WorkerFacts
 from gpulayer.spec.request import Request
 
@@ -64,6 +64,8 @@ def allocate(request: Request, worker: WorkerId, facts: WorkerFacts, free: Free)
     if any(count > free.count_of(name) for name, count in request.resources):
         return None
     if not request.devices:
+        if not can_compute_now(request, facts):
+            return None
         return Allocation(worker, (), request.cpus, request.memory_bytes, request.resources)
     for devices in matching_devices(request, facts):
         chosen = [device.uuid for device in devices if device.uuid in free.devices][: request.devices]

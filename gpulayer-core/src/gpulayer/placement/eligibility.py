@@ -1,9 +1,11 @@
 """May this machine ever run this request? All reasons why not, each with what was wanted and what is there.
 
-"Ever" means with nothing leased, and no stranger on its devices: what is merely in use is ``capacity``'s question. A
-figure that the worker does not know (``None``) is never a reason to refuse.
+"Ever" means with nothing leased, no stranger on its devices, all devices that it has had healthy, and all frameworks
+checked: what is merely in use is ``capacity``'s question, and what passes by itself keeps a request waiting, but is no
+reason to refuse it. Nor is a figure that the worker does not know (``None``).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,7 +17,16 @@ from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Requ
 from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import Reason, ReasonCode
 
-__all__ = ["is_eligible", "matching_devices", "memory_for_jobs", "why_ineligible"]
+__all__ = [
+    "awaits_checks",
+    "can_compute_now",
+    "failures_of",
+    "is_eligible",
+    "matching_devices",
+    "memory_for_jobs",
+    "why_ineligible",
+    "why_not_now",
+]
 
 
 def is_eligible(request: Request, facts: WorkerFacts, *, name: str = "") -> bool:
@@ -24,12 +35,13 @@ def is_eligible(request: Request, facts: WorkerFacts, *, name: str = "") -> bool
 
 
 def why_ineligible(request: Request, facts: WorkerFacts, *, name: str = "") -> tuple[Reason, ...]:
-    """Every reason why a worker with these facts can't run the request, the most basic first."""
+    """Every reason why a worker with these facts can never run the request, the most basic first; nothing that passes
+    by itself."""
     reasons: list[Reason] = []
     if request.worker and request.worker != name:
         reasons.append(Reason(ReasonCode.WORKER_NAME, f"is {name}, not {request.worker}", request.worker, name))
-    reasons.extend(_device_reasons(request, facts))
-    reasons.extend(_framework_reasons(request, facts))
+    about_devices = [*_device_reasons(request, facts), *_framework_reasons(request, facts)]
+    reasons.extend(about_devices or _reasons_together(request, facts))
     if request.cpus > facts.cpus:
         reasons.append(Reason(ReasonCode.CPUS, f"has {facts.cpus} cpus", str(request.cpus), str(facts.cpus)))
     if request.memory_bytes > facts.memory_bytes:
@@ -54,21 +66,64 @@ def why_ineligible(request: Request, facts: WorkerFacts, *, name: str = "") -> t
     return tuple(reasons)
 
 
+def why_not_now(request: Request, facts: WorkerFacts) -> tuple[Reason, ...]:
+    """Of a machine that is eligible: what has to pass before the request can start there, whatever is leased; of the
+    accelerator that lacks the least. Broken devices come back by themselves, and checks of frameworks will end."""
+    if can_compute_now(request, facts):
+        return ()
+    if not request.devices:
+        return _pending_reasons(request, Accelerator.CPU, facts)
+    best: tuple[Reason, ...] = ()
+    for group in _groups(request, facts, is_hopeful=True):
+        if len(group) < request.devices:
+            continue
+        fitting = [device for device in group if device.state is not DeviceState.UNHEALTHY]
+        reasons = _pending_reasons(request, group[0].kind, facts)
+        if len(fitting) < request.devices:
+            reasons = (_unhealthy(request, group, fitting), *reasons)
+        if not best or len(reasons) < len(best):
+            best = reasons
+    return best
+
+
+def can_compute_now(request: Request, facts: WorkerFacts) -> bool:
+    """Of an eligible machine: whether all that it takes works, and is known to, whatever is leased."""
+    if not request.devices:
+        return not request.frameworks or not _pending_reasons(request, Accelerator.CPU, facts)
+    return _has_group(request, matching_devices(request, facts))
+
+
+def awaits_checks(request: Request, facts: WorkerFacts) -> bool:
+    """Of an eligible machine: whether it may turn out yet that it can never run the request."""
+    if not any(framework.is_pending for framework in facts.frameworks):
+        return False
+    return any(reason.code is ReasonCode.FRAMEWORK_UNCHECKED for reason in why_not_now(request, facts))
+
+
 def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device, ...]]:
     """Per accelerator wanted, in order of preference, the devices that match; lowest index first. What somebody else
     computes on just now is among them, what is broken is not.
 
-    Only kinds on which every framework of the request is usable count.
+    Only kinds on which every framework of the request is known to be usable count, and devices on which it is.
     """
+    return _groups(request, facts, is_hopeful=False)
+
+
+def _groups(request: Request, facts: WorkerFacts, *, is_hopeful: bool) -> list[tuple[Device, ...]]:
+    """is_hopeful: as if all devices were healthy, and all checks of frameworks had ended well."""
     groups: list[tuple[Device, ...]] = []
     for kind in _device_kinds(request):
         if any(_framework_reason(need, kind, facts.frameworks) for need in request.frameworks):
             continue
+        if not is_hopeful and request.frameworks and _pending_reasons(request, kind, facts):
+            continue
+        failed = {uuid for one in _usable_frameworks(request, kind, facts) for uuid, _ in one.failed_on}
         devices = [
             device
             for device in facts.devices
             if device.kind is kind
-            and device.state is not DeviceState.UNHEALTHY
+            and (is_hopeful or device.state is not DeviceState.UNHEALTHY)
+            and device.uuid not in failed
             and _device_matches(request, device, facts)
         ]
         if devices:
@@ -76,59 +131,54 @@ def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device,
     return groups
 
 
+def _has_group(request: Request, groups: list[tuple[Device, ...]]) -> bool:
+    return any(len(group) >= request.devices for group in groups)
+
+
 def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
+    """As if all devices were healthy."""
     if not request.devices:
         return []
     kinds = _device_kinds(request)
-    of_kind = [device for device in facts.devices if device.kind in kinds]
+    there = [device for device in facts.devices if device.kind in kinds]
     wanted = str(request.devices)
-    if not of_kind:
+    if not there:
         return [_no_device(request, facts)]
-    usable = [device for device in of_kind if device.state is not DeviceState.UNHEALTHY]
-    if _largest_group(usable) < request.devices <= _largest_group(of_kind):
-        return [_unhealthy(request, of_kind, usable)]
     reasons: list[Reason] = []
-    if _largest_group(usable) < request.devices:
-        count = _largest_group(usable)
+    count = _largest_group(there)
+    if count < request.devices:
         message = f"has {count} device" + ("" if count == 1 else "s")
         reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(count)))
-    enough = min(request.devices, len(usable))
+    enough = min(request.devices, len(there))
     if request.device_models:
-        fitting = [device for device in usable if _model_matches(request, device)]
+        fitting = [device for device in there if _model_matches(request, device)]
         if len(fitting) < enough:
-            models = ", ".join(sorted({device.model for device in usable}))
+            models = ", ".join(sorted({device.model for device in there if device.model}))
             reasons.append(Reason(ReasonCode.DEVICE_MODEL, f"has {models}", " or ".join(request.device_models), models))
     if request.device_memory_bytes:
-        fitting = [device for device in usable if _memory_matches(request, device, facts)]
+        fitting = [device for device in there if _memory_matches(request, device, facts)]
         if len(fitting) < enough:
-            largest = max(usable, key=lambda device: memory_for_jobs(device, facts) or 0)
+            largest = max(there, key=lambda device: memory_for_jobs(device, facts) or 0)
             has = memory_for_jobs(largest, facts) or 0
             reason = _bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", request.device_memory_bytes, has)
             shared = ", which it shares with the machine" if largest.is_memory_shared else ""
             reasons.append(replace(reason, message=reason.message + shared))
     if request.compute_capability:
-        fitting = [device for device in usable if _capability_matches(request, device)]
+        fitting = [device for device in there if _capability_matches(request, device)]
         if len(fitting) < enough:
-            best = max((device.compute_capability for device in usable), key=_version_key)
+            best = max((device.compute_capability for device in there), key=_version_key)
             message = f"best is {best}" if best else "compute capability is not known"
             reasons.append(Reason(ReasonCode.COMPUTE_CAPABILITY, message, request.compute_capability, best))
-    if not reasons and not any(
-        len(group) >= request.devices for group in matching_devices(_without_frameworks(request), facts)
-    ):
+    groups = _groups(_without_frameworks(request), facts, is_hopeful=True)
+    if not reasons and not _has_group(request, groups):
         # Each property is there, but not on enough of the same devices.
-        together = max((len(group) for group in matching_devices(_without_frameworks(request), facts)), default=0)
-        message = f"{together} of {len(usable)} devices have all of it"
+        together = max((len(group) for group in groups), default=0)
+        message = f"{together} of {len(there)} devices have all of it"
         reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(together)))
-    if reasons and len(usable) < len(of_kind):
-        # What the usable ones lack may be what a broken one has.
-        meant = [device for device in of_kind if _could_match(request, device, facts)]
-        fitting = [device for device in meant if device.state is not DeviceState.UNHEALTHY]
-        if _largest_group(fitting) < request.devices <= _largest_group(meant):
-            reasons.insert(0, _unhealthy(request, meant, fitting))
     return reasons
 
 
-def _unhealthy(request: Request, meant: list[Device], usable: list[Device]) -> Reason:
+def _unhealthy(request: Request, meant: Sequence[Device], usable: Sequence[Device]) -> Reason:
     """The broken ones by what is wrong with them, each said once. usable: of those meant."""
     by_reason: dict[str, list[Device]] = {}
     for device in meant:
@@ -147,17 +197,6 @@ def _unhealthy(request: Request, meant: list[Device], usable: list[Device]) -> R
     if usable:
         said.append(f"{len(usable)} of {len(meant)} can be used")
     return Reason(ReasonCode.DEVICE_UNHEALTHY, "; ".join(said), str(request.devices), str(len(usable)))
-
-
-def _could_match(request: Request, device: Device, facts: WorkerFacts) -> bool:
-    """As ``_device_matches``; of a broken one, what could not be read may be what is wanted."""
-    if device.state is not DeviceState.UNHEALTHY:
-        return _device_matches(request, device, facts)
-    return (
-        (not device.model or _model_matches(request, device))
-        and _memory_matches(request, device, facts)
-        and (not device.compute_capability or _capability_matches(request, device))
-    )
 
 
 def _no_device(request: Request, facts: WorkerFacts) -> Reason:
@@ -191,23 +230,89 @@ def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[
     found = [framework for framework in frameworks if framework.name == need.name]
     if not found:
         return Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed", str(need))
-    # One that could not even say its version is no other version: why it can't be used is what counts.
-    fitting = [
-        framework
-        for framework in found
-        if _version_fits(need.specifier, framework.version) or not (framework.version or framework.usable)
-    ]
+    fitting = [framework for framework in found if _may_be_version(need, framework)]
     if not fitting:
         versions = ", ".join(sorted({framework.version for framework in found}))
         return Reason(ReasonCode.FRAMEWORK_VERSION, f"{need.name} is {versions}", str(need), versions)
-    there = (Accelerator.MPS, Accelerator.MLX) if kind is Accelerator.MPS else (kind,)
-    on_kind = [framework for framework in fitting if framework.accelerator in there]
-    if any(framework.usable for framework in on_kind):
+    on_kind = [framework for framework in fitting if framework.accelerator in _computing_on(kind)]
+    if any(framework.usable or framework.is_pending for framework in on_kind):
         return None
     version = fitting[0].version
     why = on_kind[0].reason if on_kind else f"was not checked on {kind}"
     shown = f"{need.name} {version}".rstrip()
     return Reason(ReasonCode.FRAMEWORK_UNUSABLE, f"{shown}: {why}", f"{need} on {kind}", version)
+
+
+def _pending_reasons(request: Request, kind: Accelerator, facts: WorkerFacts) -> tuple[Reason, ...]:
+    """Of a kind that has no other reasons."""
+    reasons: list[Reason] = []
+    for need in request.frameworks:
+        on_kind = [
+            framework
+            for framework in facts.frameworks
+            if framework.name == need.name
+            and framework.accelerator in _computing_on(kind)
+            and _may_be_version(need, framework)
+        ]
+        pending = next((framework for framework in on_kind if framework.is_pending), None)
+        if pending is not None and not any(framework.usable for framework in on_kind):
+            shown = f"{need.name} {pending.version}".rstrip()
+            message = f"{shown} is not checked yet" + (f": {pending.reason}" if pending.reason else "")
+            wanted = str(need) if kind is Accelerator.CPU else f"{need} on {kind}"
+            reasons.append(Reason(ReasonCode.FRAMEWORK_UNCHECKED, message, wanted, pending.version))
+    return tuple(reasons)
+
+
+def _usable_frameworks(request: Request, kind: Accelerator, facts: WorkerFacts) -> list[Framework]:
+    names = {need.name for need in request.frameworks}
+    return [one for one in facts.frameworks if one.name in names and one.accelerator in _computing_on(kind)]
+
+
+def _reasons_together(request: Request, facts: WorkerFacts) -> list[Reason]:
+    """Devices and frameworks are each there, but not the frameworks on enough of the devices that are meant."""
+    if not request.devices or not request.frameworks or _has_group(request, _groups(request, facts, is_hopeful=True)):
+        return []
+    for meant in _groups(_without_frameworks(request), facts, is_hopeful=True):
+        kind = meant[0].kind
+        if len(meant) < request.devices:
+            continue
+        reasons = [reason for need in request.frameworks if (reason := _framework_reason(need, kind, facts.frameworks))]
+        if reasons:
+            return reasons
+        said, out = (
+            failures_of(request, meant, facts),
+            {uuid for one in _usable_frameworks(request, kind, facts) for uuid, _ in one.failed_on},
+        )
+        count = sum(device.uuid not in out for device in meant)
+        code = ReasonCode.TOO_FEW_DEVICES if count else ReasonCode.FRAMEWORK_UNUSABLE
+        message = f"{count} of {len(meant)} devices can be used{said}"
+        return [Reason(code, message, str(request.devices), str(count))]
+    return []
+
+
+def failures_of(request: Request, devices: Sequence[Device], facts: WorkerFacts) -> str:
+    """``; torch 2.6.0 on device 1 (Tesla K80): no kernel image is available``: of frameworks of the request that
+    compute on some devices only."""
+    there = {device.uuid: device for device in devices}
+    names = {need.name for need in request.frameworks}
+    said = dict.fromkeys(
+        f"; {one.name} {one.version}".rstrip() + f" on device {there[uuid].index} ({there[uuid].model}): {reason}"
+        for one in facts.frameworks
+        if one.name in names
+        for uuid, reason in one.failed_on
+        if uuid in there and one.accelerator in _computing_on(there[uuid].kind)
+    )
+    return "".join(said)
+
+
+def _may_be_version(need: FrameworkNeed, framework: Framework) -> bool:
+    """One that could not even say its version is no other version: why it can't be used is what counts."""
+    return _version_fits(need.specifier, framework.version) or not (framework.version or framework.usable)
+
+
+def _computing_on(kind: Accelerator) -> tuple[Accelerator, ...]:
+    """By which accelerators frameworks compute on devices of this kind."""
+    return (Accelerator.MPS, Accelerator.MLX) if kind is Accelerator.MPS else (kind,)
 
 
 def _device_kinds(request: Request) -> tuple[Accelerator, ...]:
@@ -236,7 +341,14 @@ def _device_matches(request: Request, device: Device, facts: WorkerFacts) -> boo
 
 
 def _model_matches(request: Request, device: Device) -> bool:
-    return not request.device_models or _model_rank(request, device) < len(request.device_models)
+    if not request.device_models or _is_unread(device, device.model):
+        return True
+    return _model_rank(request, device) < len(request.device_models)
+
+
+def _is_unread(device: Device, text: str) -> bool:
+    """Of one that is broken, what could not be read may be what is wanted."""
+    return not text and device.state is DeviceState.UNHEALTHY
 
 
 def _model_rank(request: Request, device: Device) -> int:
@@ -261,7 +373,7 @@ def _memory_matches(request: Request, device: Device, facts: WorkerFacts) -> boo
 
 
 def _capability_matches(request: Request, device: Device) -> bool:
-    if not request.compute_capability:
+    if not request.compute_capability or _is_unread(device, device.compute_capability):
         return True
     return bool(device.compute_capability) and _version_fits(request.compute_capability, device.compute_capability)
 

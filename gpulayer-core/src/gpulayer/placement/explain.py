@@ -10,7 +10,14 @@ from typing import Final
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate
 from gpulayer.placement.choose import Candidate, Rank, rank
-from gpulayer.placement.eligibility import is_eligible, memory_for_jobs, why_ineligible
+from gpulayer.placement.eligibility import (
+    can_compute_now,
+    failures_of,
+    is_eligible,
+    memory_for_jobs,
+    why_ineligible,
+    why_not_now,
+)
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import DEVICE_KINDS, Request
@@ -69,8 +76,6 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
     changes: list[FieldChange] = []
     for reason in reasons:
         match reason.code:
-            case ReasonCode.DEVICE_UNHEALTHY:
-                continue  # what stands beside it may fit
             case ReasonCode.CPUS:
                 changed, change = replace(changed, cpus=facts.cpus), FieldChange("cpus", str(facts.cpus))
             case ReasonCode.MEMORY:
@@ -108,6 +113,7 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
 
 
 _MAX_NAMED: Final = 4
+_NOBODYS: Final = (ReasonCode.DEVICE_UNHEALTHY, ReasonCode.FRAMEWORK_UNCHECKED)  # nobody's end helps
 _NO_RANK: Final = Rank(False, 0, 0.0, 0, 0, "")
 
 
@@ -129,7 +135,8 @@ def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[
     allocation = allocate(request, worker.id, worker.facts, worker.free)
     if allocation is None:
         busy = _busy_reasons(request, worker)
-        return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=_busy_with(request, worker, busy)), None
+        busy_with, fits_with = _busy_with(request, worker, busy), _fits_now(request, worker.facts, busy)
+        return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=busy_with, fits_with=fits_with), None
     mark = _mean_mark(worker.opinions)
     place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
     score = round(mark, 3) if has_marks else place.score
@@ -158,12 +165,13 @@ def _mean_mark(opinions: Sequence[tuple[str, Opinion | None]]) -> float:
 
 
 def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
-    reasons: list[Reason] = []
     free, facts = worker.free, worker.facts
-    if request.devices and not _has_free_devices(request, worker):
+    reasons = list(why_not_now(request, facts))
+    if request.devices and not reasons and not _has_free_devices(request, worker):
         usable = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
         count = sum(device.uuid in free.devices for device in usable)
         message = f"{count} of {len(usable)} devices free{_used_by(_holders(request, worker))}{_strangers(usable)}"
+        message += failures_of(request, usable, facts)
         reasons.append(Reason(ReasonCode.DEVICES_BUSY, message, str(request.devices), str(count)))
     if request.cpus > free.cpus:
         message = f"{free.cpus} of {facts.cpus} cpus free{_used_by(worker.jobs)}"
@@ -177,6 +185,13 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
         message = f"{left} of {there} {name} free{_used_by(_resource_holders(worker, name))}"
         reasons.append(Reason(ReasonCode.RESOURCE_BUSY, message, f"{name}={count}", f"{name}={left}"))
     return tuple(reasons)
+
+
+def _fits_now(request: Request, facts: WorkerFacts, busy: tuple[Reason, ...]) -> tuple[FieldChange, ...]:
+    """Where broken devices are waited for: as many as work."""
+    few = next((reason.has for reason in busy if reason.code is ReasonCode.DEVICE_UNHEALTHY), "0")
+    fits = few != "0" and can_compute_now(replace(request, devices=int(few)), facts)
+    return (FieldChange("devices", few),) if fits else ()
 
 
 def _strangers(devices: Sequence[Device]) -> str:
@@ -203,6 +218,8 @@ def _resource_holders(worker: WorkerView, resource: str) -> tuple[JobId, ...]:
 
 def _busy_with(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) -> tuple[JobId, ...]:
     """Where resources alone are wanting, whoever has those: nobody else's end would help."""
+    if all(reason.code in _NOBODYS for reason in busy):
+        return ()
     if any(reason.code is not ReasonCode.RESOURCE_BUSY for reason in busy):
         return _holders(request, worker)
     missing = [name for name, _ in _missing_resources(request, worker)]
@@ -237,10 +254,9 @@ def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[
 
 
 def _memory_level(request: Request, facts: WorkerFacts) -> int:
-    """The largest memory that enough usable devices have; what is not known is taken to be enough."""
+    """The largest memory that enough devices have; what is not known is taken to be enough."""
     kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
-    usable = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
-    there = [memory_for_jobs(device, facts) for device in usable if device.kind in kinds]
+    there = [memory_for_jobs(device, facts) for device in facts.devices if device.kind in kinds]
     sizes = sorted((request.device_memory_bytes if one is None else one for one in there), reverse=True)
     return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
 

@@ -79,6 +79,9 @@ class Framework:
 
     version: empty where it could not say. build: what it was built for, as ``cuda 12.6`` or ``cpu``. architectures: of
     devices that are compiled in, as ``sm_90``. Empty: not known.
+    is_pending: not checked yet, so that work which wants it waits; ``usable`` is False meanwhile, and ``reason`` says
+    what the check waits for, empty: for its end. failed_on: (uuid of a device, why) where it does not compute though it
+    does on others of that accelerator.
     """
 
     name: str
@@ -88,6 +91,8 @@ class Framework:
     reason: str = ""
     build: str = ""
     architectures: tuple[str, ...] = ()
+    is_pending: bool = False
+    failed_on: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

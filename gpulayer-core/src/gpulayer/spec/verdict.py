@@ -9,7 +9,8 @@ __all__ = ["FieldChange", "Reason", "ReasonCode", "Verdict", "VerdictKind"]
 
 
 class ReasonCode(StrEnum):
-    """For scripts: codes are added, never renamed. Those that end in ``_busy`` pass by themselves."""
+    """For scripts: codes are added, never renamed. Those that end in ``_busy`` pass by themselves, and so do
+    ``device_unhealthy`` and ``framework_unchecked``."""
 
     NO_ACCELERATOR = "no_accelerator"
     NO_CUDA_DEVICE = "no_cuda_device"
@@ -21,6 +22,7 @@ class ReasonCode(StrEnum):
     FRAMEWORK_MISSING = "framework_missing"
     FRAMEWORK_VERSION = "framework_version"
     FRAMEWORK_UNUSABLE = "framework_unusable"
+    FRAMEWORK_UNCHECKED = "framework_unchecked"
     CPUS = "cpus"
     MEMORY = "memory"
     DISK = "disk"
@@ -44,7 +46,8 @@ class ReasonCode(StrEnum):
 
 
 class VerdictKind(StrEnum):
-    """``busy``: its machine would do, but not now (full, draining or silent). ``ineligible``: not as it is."""
+    """``busy``: its machine would do, but not now (full, draining, silent, a device unhealthy, a framework not checked
+    yet). ``ineligible``: not as it is."""
 
     ELIGIBLE = "eligible"
     BUSY = "busy"

@@ -89,6 +89,10 @@ def _framework_to_wire(framework: Framework) -> FrameworkFields:
         fields["build"] = framework.build
     if framework.architectures:
         fields["architectures"] = list(framework.architectures)
+    if framework.is_pending:
+        fields["pending"] = True
+    if framework.failed_on:
+        fields["failed_on"] = dict(framework.failed_on)
     return fields
 
 
@@ -138,6 +142,8 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
                 reason=framework["reason"],
                 build=framework.get("build", ""),
                 architectures=tuple(framework.get("architectures", ())),
+                is_pending=framework.get("pending", False) and not framework["usable"],
+                failed_on=tuple(sorted(framework.get("failed_on", {}).items())),
             )
             for framework in fields["frameworks"]
         ),

@@ -72,7 +72,9 @@ class DeviceFields(TypedDict):
 
 class FrameworkFields(TypedDict):
     """``usable``: it computed on ``accelerator`` when checked; else ``reason`` says why not. ``build``: what it was
-    built for; ``architectures``: of devices, compiled in; left out where they are not known."""
+    built for; ``architectures``: of devices, compiled in; left out where they are not known. ``pending``: not checked
+    yet, left out where it is; ``reason`` says what the check waits for, empty: for its end. ``failed_on``: by uuid, why
+    it does not compute on devices of a kind on which it is usable; left out where it does on all."""
 
     name: Text
     version: Text
@@ -81,6 +83,8 @@ class FrameworkFields(TypedDict):
     reason: Text
     build: NotRequired[Word]
     architectures: NotRequired[Annotated[list[Word], MaxLen(64)]]
+    pending: NotRequired[bool]
+    failed_on: NotRequired[Annotated[dict[Text, Text], MaxLen(1024)]]
 
 
 class LocalityFields(TypedDict):

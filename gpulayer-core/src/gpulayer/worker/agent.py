@@ -136,6 +136,7 @@ class Agent:
         self._plugins = PluginRecords(host)
         self._checks = checks
         self._known = KnownFacts(facts, probing, checks.found)
+        self._looked = self._known.facts
         self._environments = Environments(
             host, patience, builds, settings.work_dir, environment=settings.environment, start=self._start
         )
@@ -151,6 +152,8 @@ class Agent:
             known=self._known,
             environments=self._environments,
             inputs=Inputs(host, patience, folders, environment=settings.environment),
+            make_way=checks.make_way,
+            tell_machine=self._tell_machine,
         )
         probing.lent = self._lent
         self._network = NetworkWatch()
@@ -501,18 +504,22 @@ class Agent:
     async def _watch_machine(self) -> None:
         look = self._known.catch_up
         while True:
-            before = self._known.facts
             if await look():
-                facts = self._known.facts
-                self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
-                if devices_of(before) != devices_of(facts):
-                    self._checks.renew(before, facts)
+                self._tell_machine()
             retry_in_s = self._known.retry_in_s
             look = self._known.look_again if retry_in_s is None else self._known.retry
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S if retry_in_s is None else retry_in_s):
                     await self._known.until_left()
                     look = self._known.look_again
+
+    def _tell_machine(self) -> None:
+        """A look has found something new."""
+        before, facts = self._looked, self._known.facts
+        self._looked = facts
+        self._feed(FactsChanged(facts.cpus, facts.memory_bytes, facts.resources))
+        if devices_of(before) != devices_of(facts):
+            self._checks.renew(before, facts)
 
     def _lent(self) -> Mapping[str, Lent] | None:
         if not self._state.boot:
@@ -633,6 +640,7 @@ class Agent:
         for task in self._tasks.pop(key, ()):
             if task is not current:
                 task.cancel()
+        self._checks.freed()
         self._unwanted.append(key)
         if len(self._unwanted) == 1:
             self._start(self._delete(), "forgetting")

@@ -136,6 +136,8 @@ def _framework(framework: Framework) -> Framework:
             checked_text("an architecture", one, at_most=_MAX_WORD)
             for one in list_of(str, framework.architectures, at_most=MAX_ARCHITECTURES)
         ),
+        is_pending=instance_of(bool, framework.is_pending),
+        failed_on=_pairs("failed_on", framework.failed_on, _label, at_most=MAX_DEVICES),
     )
 
 

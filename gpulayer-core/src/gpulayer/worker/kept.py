@@ -115,7 +115,8 @@ def _device(fields: dict[str, Any]) -> Device:
 
 def _framework(fields: dict[str, Any]) -> Framework:
     accelerator, architectures = Accelerator(fields["accelerator"]), tuple(fields["architectures"])
-    return Framework(**{**fields, "accelerator": accelerator, "architectures": architectures})
+    failed_on = _pairs(fields.get("failed_on", ()))
+    return Framework(**{**fields, "accelerator": accelerator, "architectures": architectures, "failed_on": failed_on})
 
 
 def _pairs(rows: Sequence[Sequence[object]]) -> tuple[tuple[Any, Any], ...]:

@@ -102,8 +102,9 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
     host = await _plugins(settings)
     try:
         async with aclosing(_probing(settings, host)) as probing:
-            facts = (await _look(probing, _checks(settings, host))).facts
-            return await _introduced(settings, identities, facts)
+            checks = _checks(settings, host)
+            facts = await _look(probing, checks)
+            return await _introduced(settings, identities, KnownFacts(facts, probing, checks.found).facts)
     finally:
         host.close()
 
@@ -164,13 +165,12 @@ def _checks(settings: WorkerSettings, host: Host) -> FrameworkChecks:
     return FrameworkChecks(host, settings.work_dir, environment=settings.environment, python=settings.jobs_python)
 
 
-async def _look(probing: Probing, checks: FrameworkChecks) -> KnownFacts:
-    """At the start. The first of all waits for the checks: the control plane refuses a job at once where none of the
-    workers that it knows has what it wants."""
+async def _look(probing: Probing, checks: FrameworkChecks) -> WorkerFacts:
+    """At the start: the facts as probed. What frameworks there are is known then, too, and that they are not checked
+    yet, where they never were."""
     facts = await probing.start()
-    if not checks.is_known:
-        await checks.run(facts)
-    return KnownFacts(facts, probing, checks.found)
+    await checks.begin(facts)
+    return facts
 
 
 class _Present:
@@ -238,7 +238,8 @@ async def _live_with(
     present: _Present,
 ) -> None:
     clock, checks = SystemClock(), _checks(settings, host)
-    facts = (await _or_stop(present.stop, _look(probing, checks))).facts
+    probed = await _or_stop(present.stop, _look(probing, checks))
+    facts = KnownFacts(probed, probing, checks.found).facts
     patience, builds = Patience(host, clock), Builds()
 
     def on_session(session: SessionReply) -> None:
@@ -287,7 +288,7 @@ async def _live_with(
                     builds=builds,
                     probing=probing,
                     checks=checks,
-                    facts=facts,
+                    facts=probed,
                     clock=clock,
                     boot=boot,
                 )

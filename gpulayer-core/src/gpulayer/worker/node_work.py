@@ -32,7 +32,6 @@ from gpulayer.protocol.messages import (
     AttemptsVoided,
     DiskFilled,
     ExtendFailed,
-    FactsChanged,
     Input,
     LogDrained,
     OutputsCollected,
@@ -50,6 +49,7 @@ from gpulayer.spawner.messages import ExitRecord
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT
 from gpulayer.spec.logs import not_whole
+from gpulayer.spec.machine import Device
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.worker.credentials import Vault
 from gpulayer.worker.disk import is_full_error
@@ -97,7 +97,11 @@ class NodeWork:
         known: KnownFacts,
         environments: Environments,
         inputs: Inputs,
+        make_way: Callable[[Collection[Device]], Awaitable[None]],
+        tell_machine: Callable[[], None],
     ) -> None:
+        """make_way: has devices left by what would be in the way of a job there. tell_machine: a look has found
+        something new."""
         self._feed = feed
         self._plane = plane
         self._link = link
@@ -109,6 +113,8 @@ class NodeWork:
         self._known = known
         self._environments = environments
         self._inputs = inputs
+        self._make_way = make_way
+        self._tell_machine = tell_machine
         self._vault = Vault(plane)
         self._spools: dict[NodeKey, ExitRecord] = {}
         self._put_off: dict[NodeKey, PluginResting] = {}  # because of its launcher
@@ -196,6 +202,8 @@ class NodeWork:
             refused = self._keeper.why_not(key)
             if refused is not None:
                 return SpawnFailed(key, None, self._keeper.full_text(refused.errno), EndedBy.DISK_FULL)
+            if assignment.devices:
+                await self._make_way([one for one in self._known.facts.devices if one.uuid in assignment.devices])
             if assignment.devices and (why := await self._still_unusable(assignment.devices)):
                 return SpawnFailed(key, None, why, EndedBy.DRIFT)
             variables: Mapping[str, str] = {}
@@ -266,7 +274,7 @@ class NodeWork:
         """Look how they are now and who is on them, and tell the control plane where that is new. Why nothing can start
         on the first that is busy or unhealthy; empty where they are all free."""
         if await self._known.look_at(devices):
-            self._feed(FactsChanged())
+            self._tell_machine()
         return self._known.why_unusable(devices)
 
     def call_off(self, key: NodeKey) -> bool:

@@ -22,7 +22,9 @@ class CheckScript:
 
     It may add ``"build": "cuda 12.6"``: what the framework was built for; ``"architectures": ["sm_90"]``: of devices,
     compiled in; and ``"again": ["cuda"]``: these reasons pass by themselves, as when another process holds a device, so
-    that the check runs again soon, and what was found before stands until then. ``"so_far": true`` marks an answer
+    that the check runs again soon, what was found before stands until then, and where nothing was, jobs wait;
+    ``"failed": {"cuda": {"1": "why not"}}``: devices on which it did not compute, by their numbers in the order in
+    which the program sees them: where it computed on others, jobs get those. ``"so_far": true`` marks an answer
     before the last: where the program dies or is killed later, what it says of accelerators is believed.
 
     modules: those without which the framework is not installed. Where one can't be found the script is not run, and

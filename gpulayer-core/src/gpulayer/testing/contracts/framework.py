@@ -72,6 +72,9 @@ class FrameworkCheckContract(SharedContract):
         assert all(isinstance(one, str) for one in found.get("architectures", []))
         failed = {accelerator for accelerator, reason in found["devices"].items() if reason}
         assert set(found.get("again", [])) <= failed, "only what failed is asked again"
+        for accelerator, reasons in found.get("failed", {}).items():
+            assert accelerator in known, f"it never said that it knows {accelerator}"
+            assert all(number.isdecimal() and reason for number, reason in reasons.items())
 
 
 def _printed(script: CheckScript, *flags: str) -> dict[str, Any]:

@@ -94,16 +94,19 @@ def tell(*, version, build, has, tries, architectures=()):
     build: what for, as ``cuda 12.6``; ``cpu``. has: the accelerators that are in the build. tries: by accelerator a
     function that gives a function for each device, which computes there and gives the sum of ``ROWS @ ROWS``.
     """
-    answer = {"version": str(version), "build": build, "architectures": list(architectures), "devices": {}, "again": []}
+    answer = {"version": str(version), "build": build, "architectures": list(architectures), "devices": {}}
+    answer.update(failed={}, again=[])
     # The processor first: it is known then whatever a driver does to this program.
     for kind in sorted(ACCELERATORS, key=lambda kind: kind != "cpu"):
-        cause, why = tried(tries[kind], list(SAID) if kind in has and kind != "cpu" else [])
+        cause, why, failed = tried(tries[kind], list(SAID) if kind in has and kind != "cpu" else [])
         if not why and kind not in has:
             answer["build"] = kind  # what has computed is right
         elif why and kind not in has:
             other = "a CPU-only build" if build == "cpu" else "a build for %s, not for %s" % (build, kind)
             cause, why = other, other + (": " + why if kind in why.lower() else "")
         answer["devices"][kind] = why
+        if failed:
+            answer["failed"][kind] = failed
         if cause in (HELD, FULL):
             answer["again"].append(kind)
         print(json.dumps(dict(answer, so_far=True)), flush=True)
@@ -111,7 +114,8 @@ def tell(*, version, build, has, tries, architectures=()):
 
 
 def tried(devices, before):
-    """Why it does not compute on each of them, as cause and text; empty where it does. before: what may say why, too."""
+    """Why it computes on none of them, as cause and text; empty where it does on any. And by number why it does not on
+    some, where that will last. before: what may say why, too."""
     said = []
     try:
         with listening(said):
@@ -119,7 +123,7 @@ def tried(devices, before):
             if not computes:
                 raise Unseen("no device is seen")
     except Exception as error:
-        return reason(error, said + before)
+        return (*reason(error, said + before), {})
     failed = {}
     for number, compute in enumerate(computes):
         said = []
@@ -132,18 +136,17 @@ def tried(devices, before):
             failed[number] = reason(error, said)
     worked = len(computes) - len(failed)
     lasting = {number: why for number, why in failed.items() if why[0] not in (HELD, FULL)}
-    if not failed or (worked and not lasting):
-        return "", ""  # what is in use by others now says nothing against it
-    causes = {cause for cause, _ in (lasting or failed).values()}
-    cause = causes.pop() if len(causes) == 1 else ""
+    alone = {number: why for number, (_, why) in lasting.items()}
+    if worked or not failed:
+        return "", "", alone  # what is in use by others now says nothing against it
+    causes = {cause for cause, _ in failed.values()}
+    cause = HELD if len(lasting) < len(failed) else causes.pop() if len(causes) == 1 else ""
     if len(computes) == 1:
-        return cause, failed[0][1]
+        return cause, failed[0][1], alone
     texts = ["device %s: %s" % (device_name(number), why) for number, (_, why) in list(failed.items())[:SHOWN]]
     if len(failed) > SHOWN:
         texts.append("and %d more" % (len(failed) - SHOWN))
-    if worked:
-        texts.append("the other %d of %d compute" % (worked, len(computes)))
-    return cause, "; ".join(texts)
+    return cause, "; ".join(texts), alone
 
 
 def device_name(number):
