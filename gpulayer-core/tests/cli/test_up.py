@@ -175,6 +175,27 @@ def test_a_port_in_use_is_of_the_former_one_where_the_folder_was_restored(cli, a
     assert "--port N" not in ended.err
 
 
+def test_a_background_control_plane_that_another_start_has_ended_is_taken_over_from(tmp_path, monkeypatch, capsys):
+    """Two at once: the second finds nobody there any more. One that is there, and can't be asked, stays."""
+    ended = endpoint(url="http://127.0.0.1:9")
+    monkeypatch.setattr(up, "wait_until_gone", lambda *_, **__: True)
+    up._take_over(ended, tmp_path)
+    monkeypatch.setattr(up, "wait_until_gone", lambda *_, **__: False)
+    with pytest.raises(Unreachable):
+        up._take_over(ended, tmp_path)
+    assert "taking over" in capsys.readouterr().err
+
+
+def test_a_port_that_another_start_got_meanwhile_is_no_foreign_one(tmp_path, monkeypatch):
+    background, standing = replace(endpoint(), pid=1), replace(endpoint(), pid=2)
+    monkeypatch.setattr(up, "find_plane", lambda _: standing)
+    assert up._is_another(background, tmp_path)
+    assert up._is_another(None, tmp_path)
+    assert not up._is_another(standing, tmp_path)
+    monkeypatch.setattr(up, "find_plane", lambda _: None)
+    assert not up._is_another(background, tmp_path)
+
+
 def test_a_client_token_that_nobody_used_goes_with_the_next_one(program, away):
     def run(*argv, **environment):
         process = program(*argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1)

@@ -15,6 +15,7 @@ from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.endpoints import ENDPOINTS
 from gpulayer.client.limits import LIMITS
 from gpulayer.client.location import Configured, Local, Location
+from gpulayer.client.reach import Awaited
 from gpulayer.client.transport import StreamBroken, Transport
 from gpulayer.errors import (
     GpulayerError,
@@ -214,6 +215,30 @@ def test_a_control_plane_that_says_that_it_is_starting_is_waited_for_beyond_the_
     assert now[0] < 700, "it has an end"
 
 
+def test_the_next_control_plane_of_a_machine_is_waited_for_while_it_starts(plane, parts, shell):
+    """Who takes over from another may take long to start; whoever asks meanwhile is patient, to an end."""
+    plane.on("GET", "/v1/plane", parts.plane())
+    now, looks = [0.0], [0]
+
+    def sleep(seconds):
+        now[0] += max(seconds, 1.0)
+
+    def relocate():
+        looks[0] += 1
+        return plane.location if looks[0] == 20 else Awaited.STARTS
+
+    patient = shell("http://127.0.0.1:9", retry_for_s=3.0, sleep=sleep, monotonic=lambda: now[0], relocate=relocate)
+    assert patient.send(calls.get_plane())["version"] == "0.1.0"
+    assert now[0] > 10
+    patient = shell(
+        "http://127.0.0.1:9", retry_for_s=3.0, sleep=sleep, monotonic=lambda: now[0], relocate=lambda: Awaited.STARTS
+    )
+    began = now[0]
+    with pytest.raises(Unreachable):
+        patient.send(calls.get_plane())
+    assert 50 < now[0] - began < 100, "it has an end"
+
+
 def test_nothing_listening_is_unreachable_and_names_the_address(shell):
     with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: connection refused|All connection") as caught:
         shell("http://127.0.0.1:9", retry_for_s=0.0).send(calls.get_plane())
@@ -324,7 +349,7 @@ def test_a_control_plane_of_this_machine_that_ended_in_order_is_waited_for_a_mom
     settings = Settings(Local(tmp_path), {}, "0.1.0", "test")
     relocate = connect._relocation(settings)
     assert connect.has_ended(settings)
-    assert relocate() is None
+    assert relocate() is Awaited.STARTS, "`gpulayer up` ends a background one and starts its own"
     monkeypatch.setattr(connect, "COMES_BACK_S", -1.0)
     with pytest.raises(Unreachable, match="the control plane of this machine has ended") as ended:
         relocate()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 app = command_app()
 
 _START_S: Final = 30.0
+_GOES_S: Final = 5.0
 _POLL_S: Final = 0.01
 _KEPT_MS: Final = 30 * 86_400_000  # of --keep-logs and --keep-events
 _SHORTEST_EVENTS_MS: Final = 3_600_000
@@ -112,7 +113,7 @@ def up(
         try:
             _check_port(host, port, chosen)
         except UsageError as error:
-            if is_starting(folder) and time.monotonic() < ends:
+            if (is_starting(folder) or _is_another(running, folder)) and time.monotonic() < ends:
                 continue  # another command's start has it by now
             if is_restored(folder):
                 raise UsageError(
@@ -147,6 +148,12 @@ def _settled(folder: Path, ends: float) -> "EndpointFound | None":
             say("a control plane starts here, or ends: waiting for it")
             has_said = True
         time.sleep(_POLL_S)
+
+
+def _is_another(running: "EndpointFound | None", folder: Path) -> bool:
+    """Whether another control plane serves the folder by now."""
+    found = find_plane(folder)
+    return found is not None and (running is None or found.pid != running.pid)
 
 
 def _already(running: "EndpointFound", argv: Sequence[str], folder: Path, *, is_enough: bool) -> int:
@@ -298,8 +305,12 @@ def _check_port(host: str, port: int, tls: "Literal['auto', 'off'] | Certificate
 def _take_over(running: "EndpointFound", folder: Path) -> None:
     """The background control plane makes room; its worker and jobs go on."""
     say("taking over from the background control plane")
-    with telling(Transport(running.location), say) as transport:
-        transport.send(calls.shutdown_plane(keep_worker=True))
+    try:
+        with telling(Transport(running.location), say) as transport:
+            transport.send(calls.shutdown_plane(keep_worker=True))
+    except Unreachable:
+        if not wait_until_gone(running, folder, deadline_s=_GOES_S):
+            raise  # another start has not ended it, either
     if not wait_until_gone(running, folder, deadline_s=_START_S):
         raise TimedOut(
             f"the background control plane (process {running.pid}) does not end",

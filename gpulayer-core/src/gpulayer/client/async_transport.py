@@ -30,7 +30,7 @@ from gpulayer.client.async_tunnel import NoTunnel, PlaneTransport
 from gpulayer.client.calls import Call, FileBody
 from gpulayer.client.limits import LIMITS, Limits, Pace
 from gpulayer.client.location import Location
-from gpulayer.client.reach import Reach, Route, Tries, Way
+from gpulayer.client.reach import Awaited, Reach, Route, Tries, Way
 from gpulayer.client.transport import StreamBroken, StreamQuiet
 from gpulayer.errors import GpulayerError
 from gpulayer.net import Address, Pin, tls_context, trust_failure
@@ -62,7 +62,7 @@ class AsyncTransport:
         *,
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
-        relocate: Callable[[], Location | None] = lambda: None,
+        relocate: Callable[[], Location | Awaited | None] = lambda: None,
         limits: Limits = LIMITS,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
@@ -143,7 +143,7 @@ class AsyncTransport:
             except Failed as failed:
                 then = tries.after(failed, way, now=self._monotonic(), random01=self._random01())
             if then.is_lost:
-                tries.looked_up(then, await asyncio.to_thread(self._relocate))
+                tries.looked_up(then, await asyncio.to_thread(self._relocate), now=self._monotonic())
             await self._sleep(then.wait_s)
 
     async def _exchange(self, call: Call[Any], way: Way) -> httpx.Response:

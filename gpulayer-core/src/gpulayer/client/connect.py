@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpulayer.client.embedded import EmbeddedPlane, ensure_plane, find_plane, is_stale
+from gpulayer.client.embedded import EmbeddedPlane, ensure_plane, find_plane, is_stale, is_starting
 from gpulayer.client.holder import ENDPOINT_FILE, FORMER_FILE
 from gpulayer.client.location import Configured, Local, Location
+from gpulayer.client.reach import Awaited
 from gpulayer.client.transport import Transport
 from gpulayer.errors import GpulayerError, Unreachable
 from gpulayer.variables import background_variables
@@ -108,10 +109,10 @@ def _location(settings: Settings, say: Callable[[str], None]) -> Location:
             return ensure_plane(settings.plane(state_dir), say=say).endpoint.location
 
 
-def _relocation(settings: Settings) -> Callable[[], Location | None]:
+def _relocation(settings: Settings) -> Callable[[], Location | Awaited | None]:
     ended_at: float | None = None
 
-    def look() -> Location | None:
+    def look() -> Location | Awaited | None:
         nonlocal ended_at
         if isinstance(settings.where, Configured):
             return _context_now(settings, settings.where.context)
@@ -131,7 +132,9 @@ def _relocation(settings: Settings) -> Callable[[], Location | None]:
                 endpoint = ensure_plane(settings.plane(state_dir)).endpoint
             except GpulayerError:
                 return None
-        return None if endpoint is None else endpoint.location
+        if endpoint is not None:
+            return endpoint.location
+        return Awaited.STARTS if ended_at is not None or is_starting(state_dir) else None
 
     return look
 

@@ -6,6 +6,7 @@ taken as one value, so that no token goes to an address that another location na
 
 import threading
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from gpulayer.client.answers import BACKOFF, Failed
@@ -14,10 +15,11 @@ from gpulayer.errors import GpulayerError, Overloaded
 from gpulayer.net import Address, Pin
 from gpulayer.protocol.retry import FailureKind, Repeatable, next_try_ms
 
-__all__ = ["Reach", "Route", "Then", "Tries", "Way"]
+__all__ = ["Awaited", "Reach", "Route", "Then", "Tries", "Way"]
 
 _CONNECT_S: Final = 10.0
 _STARTS_S: Final = 600.0  # of a control plane that says that it is only just starting
+_NEXT_S: Final = 60.0  # of the one after it, which is about to start
 _BUSY_S: Final = 120.0  # of one that says that it has too much to do just now
 _CONNECT_OF_SEVERAL_S: Final = 4.0  # the next address may be the one that answers
 _TURNS: Final = frozenset({502, 503, 504})  # of a standby, or of a proxy before one that is down
@@ -48,6 +50,12 @@ class Way:
     route: Route
     token: str = field(repr=False)
     connect_s: float = _CONNECT_S
+
+
+class Awaited(Enum):
+    """Stands for a location that there will be: the control plane has ended, and the next one starts in its place."""
+
+    STARTS = "starts"
 
 
 class Reach:
@@ -81,10 +89,10 @@ class Reach:
             if addresses[self._index] == failed.route.address:
                 self._index = (self._index + 1) % len(addresses)
 
-    def move(self, location: Location | None) -> bool:
-        """What somebody who looked it up found. Returns whether that is news; None never is."""
+    def move(self, location: Location) -> bool:
+        """What somebody who looked it up found. Returns whether that is news."""
         with self._lock:
-            if location is None or location == self._location:
+            if location == self._location:
                 return False
             before = self._location.addresses[self._index]
             self._location = location
@@ -113,6 +121,7 @@ class Tries:
         self._ends = started + retry_for_s
         self._retry_for_s = retry_for_s
         self._starts_until = started + _STARTS_S
+        self._next_until = started + (_NEXT_S if retry_for_s else 0.0)
         self._busy_until = started + (_BUSY_S if retry_for_s else 0.0)
         self._round = 1
         self._left = reach.count  # addresses that this round has not tried
@@ -152,9 +161,13 @@ class Tries:
         self._round, self._left = self._round + 1, self._reach.count
         return Then(delay_ms / 1000, is_lost=failure.kind is not FailureKind.ANSWERED)
 
-    def looked_up(self, then: Then, found: Location | None) -> None:
+    def looked_up(self, then: Then, found: Location | Awaited | None, *, now: float) -> None:
         """Somebody has looked where the control plane is now. Raises what it refused with where that is no news."""
-        if self._reach.move(found):
+        if isinstance(found, Awaited):
+            if now < self._next_until:
+                self._ends = max(self._ends, now + self._retry_for_s)
+        elif found is not None and self._reach.move(found):
             self._left = self._reach.count
-        elif then.refused is not None:
+            return
+        if then.refused is not None:
             raise then.refused

@@ -33,7 +33,7 @@ from gpulayer.client.calls import Call, FileBody
 from gpulayer.client.connection import Connection, open_connection
 from gpulayer.client.limits import LIMITS, Limits
 from gpulayer.client.location import Location
-from gpulayer.client.reach import Reach, Route, Tries, Way
+from gpulayer.client.reach import Awaited, Reach, Route, Tries, Way
 from gpulayer.errors import GpulayerError, Overloaded
 from gpulayer.faults import here
 from gpulayer.net import Pin, tls_context
@@ -80,7 +80,7 @@ class Transport:
     or the error of the last answer, is raised. Any other error answer is raised at once, and so is UntrustedServer:
     nothing was sent then, and nothing will be.
     relocate: asked for the location when nothing answers or the token is refused, because the control plane may have
-    moved; it may raise what the call then raises.
+    moved, or one is about to start in its place; it may raise what the call then raises.
     limits: of each answer.
     waiting: told after each failed try that is repeated, once a call has gone without an answer for a second.
     busy: told for how many seconds a call stands back, because the control plane has too much to do just now.
@@ -93,7 +93,7 @@ class Transport:
         *,
         client: str = "gpulayer",
         retry_for_s: float = 5.0,
-        relocate: Callable[[], Location | None] = lambda: None,
+        relocate: Callable[[], Location | Awaited | None] = lambda: None,
         limits: Limits = LIMITS,
         random01: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
@@ -187,7 +187,7 @@ class Transport:
                     self.waiting(failed.error)
             is_first = False
             if then.is_lost:
-                tries.looked_up(then, self._relocate())
+                tries.looked_up(then, self._relocate(), now=self._monotonic())
             self._sleep(then.wait_s)
 
     def _exchange(self, call: Call[Any], way: Way, *, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
