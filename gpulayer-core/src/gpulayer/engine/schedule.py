@@ -10,7 +10,7 @@ from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
-from gpulayer.placement.capacity import Allocation, allocate
+from gpulayer.placement.capacity import Allocation, allocate, why_devices
 from gpulayer.placement.choose import Candidate, choose, rank
 from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
 from gpulayer.spec.job import JobState
@@ -196,6 +196,23 @@ def _why(
     avoid: frozenset[WorkerId],
 ) -> str:
     """One sentence for people: what decided. passed: workers with room that scorers keep the task from."""
+    worker = _why_workers(state, known, chosen, candidates, passed=passed, avoid=avoid)
+    if len(chosen) > 1:
+        return worker  # of thousands of nodes it would be a book
+    (one,) = chosen
+    devices = why_devices(known.request, one.facts, one.free, one.allocation)
+    return f"{worker}; {devices}" if devices else worker
+
+
+def _why_workers(
+    state: State,
+    known: RequestClass,
+    chosen: list[Candidate],
+    candidates: list[Candidate],
+    *,
+    passed: list[Worker],
+    avoid: frozenset[WorkerId],
+) -> str:
     names = ", ".join(candidate.name for candidate in chosen)
     if len(candidates) == len(chosen):
         refused = any(opinions.refuses(state, known, worker) for worker in passed)

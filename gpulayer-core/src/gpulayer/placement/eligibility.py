@@ -24,6 +24,7 @@ __all__ = [
     "is_eligible",
     "matching_devices",
     "memory_for_jobs",
+    "model_rank",
     "why_ineligible",
     "why_not_now",
 ]
@@ -127,7 +128,7 @@ def _groups(request: Request, facts: WorkerFacts, *, is_hopeful: bool) -> list[t
             and _device_matches(request, device, facts)
         ]
         if devices:
-            groups.append(tuple(sorted(devices, key=lambda device: (_model_rank(request, device), device.index))))
+            groups.append(tuple(sorted(devices, key=lambda device: (model_rank(request, device), device.index))))
     return groups
 
 
@@ -343,7 +344,7 @@ def _device_matches(request: Request, device: Device, facts: WorkerFacts) -> boo
 def _model_matches(request: Request, device: Device) -> bool:
     if not request.device_models or _is_unread(device, device.model):
         return True
-    return _model_rank(request, device) < len(request.device_models)
+    return model_rank(request, device) < len(request.device_models)
 
 
 def _is_unread(device: Device, text: str) -> bool:
@@ -351,7 +352,7 @@ def _is_unread(device: Device, text: str) -> bool:
     return not text and device.state is DeviceState.UNHEALTHY
 
 
-def _model_rank(request: Request, device: Device) -> int:
+def model_rank(request: Request, device: Device) -> int:
     """Position of the first wanted model that the device's name holds: ``A100`` matches ``NVIDIA A100-SXM4-80GB``."""
     name = device.model.casefold()
     for rank, model in enumerate(request.device_models):
