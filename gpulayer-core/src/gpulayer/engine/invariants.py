@@ -4,7 +4,8 @@
 part of the price, where the whole is looked at now and then.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
+from itertools import combinations, product
 from typing import Final
 
 from gpulayer.engine.ahead import AHEAD_LIMIT
@@ -15,6 +16,8 @@ from gpulayer.engine.schedule import is_eligible_for, takes_work
 from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, Worker
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import allocate, usable_capacity
+from gpulayer.placement.eligibility import matching_devices, model_rank
+from gpulayer.placement.subsets import EXACT_UP_TO, Topology, topology_of
 from gpulayer.spec.opinion import NO_OPINION, Mark, Refusal
 from gpulayer.spec.worker import WorkerState
 
@@ -84,6 +87,9 @@ def check_touched(
 
 
 def _check_effects(state: State, effects: Iterable[Effect]) -> None:
+    effects = list(effects)
+    for lent in {effect.worker: effect for effect in effects if isinstance(effect, Assign)}.values():
+        _check_joined(state, lent)  # the last one there: before it there was more to choose from
     for effect in effects:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
@@ -322,6 +328,32 @@ def _check_let_go(state: State, lent: Assign) -> None:
         is_free = allocate(known.request, other.id, other.facts, other.free) is not None
         is_better = _mark(state, opinions, other.facts_digest) > own + _ROUNDING
         _require(not (is_free and is_better), f"{begins}, and {other.name} is free and has a higher mark")
+
+
+def _check_joined(state: State, lent: Assign) -> None:
+    """No device that stayed free there would have been better than one that was lent: they would be joined better, or
+    what stayed free would be."""
+    worker, node = state.workers[lent.worker], state.attempts[lent.epoch].nodes[lent.node]
+    request = state.jobs[lent.job_id].entry.request
+    for devices in matching_devices(request, worker.facts):
+        there = [one for one in devices if one.uuid in worker.free.devices or one.uuid in node.allocation.devices]
+        chosen = {place for place, one in enumerate(there) if one.uuid in node.allocation.devices}
+        if not chosen or len(there) > EXACT_UP_TO:
+            continue
+        topology, models = topology_of(there), [model_rank(request, one) for one in there]
+        for taken, left in product(chosen, set(range(len(there))) - chosen):
+            other = chosen - {taken} | {left}
+            is_better = models[taken] == models[left] and _joined(topology, other) > _joined(topology, chosen)
+            indices = [there[place].index for place in (left, taken)]
+            _require(not is_better, "on {} device {} was free, and better than device {}".format(worker.name, *indices))
+
+
+def _joined(topology: Topology, chosen: Set[int]) -> tuple[int, int, int]:
+    """The formula of ``placement.subsets``, as it is written there."""
+    pairs = list(combinations(sorted(chosen), 2))
+    left = combinations(sorted(set(range(len(topology.links))) - chosen), 2)
+    least = min((topology.links[one][other] for one, other in pairs), default=0)
+    return least, sum(topology.weight(*pair) for pair in pairs), sum(topology.weight(*pair) for pair in left)
 
 
 def _is_known(state: State, opinions: Opinions, digest: Digest) -> bool:
