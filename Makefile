@@ -54,6 +54,7 @@ bench: setup ## Measure us and our peers side by side; results go to benchmarks/
 	@$(BIN)/python -m benchmarks.edges
 	@$(BIN)/python -m benchmarks.plugins
 	@$(BIN)/python -m benchmarks.machines
+	@$(BIN)/python -m benchmarks.placement
 	@$(BIN)/python -m benchmarks.reliability
 
 soak: setup ## The proofs of all promises, in one table (hours); SCALE=0.01 for a hundredth, ONLY=3,9,rest, SEED=N

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpulayer.ids import WorkerId
 from gpulayer.placement.capacity import Free, allocate, usable_capacity, why_devices
-from gpulayer.placement.subsets import EXACT_UP_TO, Topology, best_subset, topology_of, why_these
+from gpulayer.placement.subsets import EXACT_UP_TO, Topology, best_subset, forget, topology_of, why_these
 from gpulayer.plugins.builtin.nvidia.topo import parse_topo, with_topology
 from gpulayer.spec.machine import Device, WorkerFacts
 from gpulayer.spec.request import Accelerator, Request
@@ -145,7 +145,7 @@ def test_of_many_devices_it_is_a_set_of_the_right_size_and_always_the_same(topol
     assert sorted(set(found)) == list(found)
     assert len(found) == count
     twin = Topology(tuple(tuple(row) for row in map(list, topology.links)), tuple(topology.numa_nodes))
-    best_subset.__globals__["_best_subset"].cache_clear()
+    forget()
     assert best_subset(twin, free=(1 << size) - 1, count=count) == found
 
 

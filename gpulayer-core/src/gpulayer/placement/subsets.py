@@ -33,7 +33,7 @@ from gpulayer.spec.machine import Device
 from gpulayer.spec.plain import plain_line
 from gpulayer.spec.topology import strength
 
-__all__ = ["EXACT_UP_TO", "Topology", "best_subset", "topology_of", "why_these"]
+__all__ = ["EXACT_UP_TO", "Topology", "best_subset", "forget", "topology_of", "why_these"]
 
 EXACT_UP_TO: Final = 16
 _STEPS: Final = 20_000  # pairs looked at: some milliseconds
@@ -73,6 +73,12 @@ def best_subset(
     if count < required.bit_count() or count > (allowed | required).bit_count() or required & ~free:
         raise ValueError(f"no choice of {count} from {allowed:#x} with {required:#x} of {free:#x}")
     return _best_subset(topology, free, count, required, allowed & ~required)
+
+
+def forget() -> None:
+    """Answer anew what was answered before: for measuring."""
+    _best_subset.cache_clear()
+    _topology.cache_clear()
 
 
 def why_these(devices: Sequence[Device], chosen: Sequence[Device]) -> str:

@@ -1,0 +1,16 @@
+"""``python -m benchmarks.placement [--only NAME]… [--rounds N] [--out DIR]``: measure, print, keep the results."""
+
+import sys
+
+from benchmarks.family import Measures, measure_family, own_version
+from benchmarks.placement import subsets
+
+MEASURES: Measures = {
+    "eight": (subsets.of_eight, 9),
+    "sixteen": (subsets.of_sixteen, 5),
+    "share": (subsets.share, 9),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(measure_family("placement", "Placement", MEASURES, doc=__doc__ or "", versions=own_version))
