@@ -100,7 +100,7 @@ def test_a_worse_choice_is_noticed(plane, monkeypatch):
     plane.submit("one", **wants(1))
     check(plane.state, plane.last.effects)
     monkeypatch.setattr(capacity, "_chosen", lambda request, devices, there: there[: request.devices])
-    with pytest.raises(InvariantViolated, match="on w1 device [23] was free, and better than device [12]"):
+    with pytest.raises(InvariantViolated, match=r"on w1 device [23] was free, and better than device [12]"):
         plane.submit("two", **wants(2))
 
 
