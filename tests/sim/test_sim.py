@@ -51,6 +51,7 @@ QUICK = (
     "endless_work",
     "exclusive_unminded",
     "keeps_nothing",
+    "lowest_indices",
 )
 
 

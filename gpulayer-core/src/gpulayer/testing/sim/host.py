@@ -39,7 +39,7 @@ STUMBLES: Final = 0.3  # of the programs on a disk that is full
 
 
 def facts_of(plan: HostPlan, name: str) -> WorkerFacts:
-    """What its probes say when they tell the truth."""
+    """What its probes say when they tell the truth. Devices are joined in pairs, the last one of three to nobody."""
     return WorkerFacts(
         platform="linux-x86_64",
         version="0.1.0",
@@ -47,7 +47,14 @@ def facts_of(plan: HostPlan, name: str) -> WorkerFacts:
         memory_bytes=plan.memory_bytes,
         resources=(("licence", plan.licences),) if plan.licences else (),
         devices=tuple(
-            Device(f"GPU-{name}-{index}", index, Accelerator.CUDA, "NVIDIA A100", 40 * 10**9)
+            Device(
+                f"GPU-{name}-{index}",
+                index,
+                Accelerator.CUDA,
+                "NVIDIA A100",
+                40 * 10**9,
+                links=((f"GPU-{name}-{index ^ 1}", "NV12"),) if index ^ 1 < plan.gpus else (),
+            )
             for index in range(plan.gpus)
         ),
     )

@@ -27,6 +27,11 @@ def _endless_resources(_: Any) -> Any:
     return lambda free, taken: free
 
 
+def _lowest_indices(_: Any) -> Any:
+    """Of free devices the lowest indices are lent, however they are joined."""
+    return lambda request, devices, there: there[: request.devices]
+
+
 def _gives_back_what_runs(give_back: Any) -> Any:
     """The agent gives back a program that has started."""
 
@@ -113,6 +118,7 @@ def _forgets_the_undecided(rebuilt: Any) -> Any:
 PLACING: Final[dict[str, Mutant]] = {
     "no_room_asked": Mutant(2, agent, "_start_staged", _no_room_asked),
     "endless_resources": Mutant(2, capacity, "_less", _endless_resources),
+    "lowest_indices": Mutant(14, capacity, "_chosen", _lowest_indices),
     "gives_back_what_runs": Mutant(4, agent, "_give_back", _gives_back_what_runs),
     "ahead_uses_nothing": Mutant(2, ahead, "count", _ahead_uses_nothing),
     "refusals_ignored": Mutant(14, opinions, "may_take", _refusals_ignored),

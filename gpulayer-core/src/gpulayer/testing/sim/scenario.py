@@ -214,7 +214,7 @@ def _host(seed: int, number: int, *, rate: float, has_licences: bool) -> HostPla
     return HostPlan(
         number=number,
         joins_ms=1 + int(rng.expovariate(1 / 2000)),
-        gpus=rng.choice([0, 1, 2]),
+        gpus=rng.choice([0, 1, 3]),
         cpus=rng.choice([1, 2, 4]),
         licences=rng.choice([1, 2]) if has_licences else 0,
         rate=round(min(max(rate * skew, 0.95), 1.05), 5),

@@ -258,8 +258,9 @@ def _submit(world: _World, plan: JobPlan) -> None:
 
 def _request(scenario: Scenario, plan: JobPlan) -> Request:
     """Of what some host has: else nobody could ever run it, and it waited for ever."""
-    if plan.needs_device and any(host.gpus for host in scenario.hosts):
-        return Request(accelerators=(Accelerator.CUDA,), devices=1)
+    most = max((host.gpus for host in scenario.hosts), default=0)
+    if plan.needs_device and most:
+        return Request(accelerators=(Accelerator.CUDA,), devices=2 if plan.number % 2 and most > 2 else 1)
     licences = min(plan.licences, max((host.licences for host in scenario.hosts), default=0))
     return Request(resources=(("licence", licences),)) if licences else Request()
 
