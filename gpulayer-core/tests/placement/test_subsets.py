@@ -327,3 +327,29 @@ def test_the_second_accelerator_is_chosen_from_as_well():
     allocation = allocate(request, WorkerId("w"), machine(*cuda, *rocm), free)
     assert allocation is not None
     assert allocation.devices == ("R-2", "R-3")
+
+
+def test_of_a_thousand_devices_the_lowest_are_taken_whatever_joins_them():
+    links = {(one, one + 1): "NV12" for one in range(0, 1024, 2)}
+    facts = machine(*cards(1024, links))
+    said = "the first that are free, as on any worker with over 64"
+    chosen, words = share(Request(accelerators=CUDA, devices=2), facts, "GPU-1")
+    assert (chosen, words) == (("GPU-0", "GPU-2"), f"devices 0,2: {said}")
+    chosen, words = share(Request(accelerators=CUDA, devices=1000), facts)
+    assert (len(chosen), words) == (1000, f"1000 devices: {said}")
+
+
+def test_sixty_four_devices_are_still_chosen_from():
+    links = {(one, one + 1): "NV12" for one in range(0, 64, 2)}
+    facts = machine(*cards(64, links))
+    pair = Request(accelerators=CUDA, devices=2)
+    assert share(pair, facts, "GPU-0") == (("GPU-2", "GPU-3"), "devices 2,3: NV12, the fastest pair free")
+    chosen, words = share(replace(pair, devices=50), facts)
+    assert len(chosen) == 50
+    assert words == "50 devices: links not known at the slowest, as in any 50 that are free; the highest sum of links"
+
+
+def test_of_one_model_there_may_be_just_enough():
+    facts = machine(*(replace(card, model="H100" if card.index > 1 else "A100") for card in cards(4)))
+    two = Request(accelerators=CUDA, devices=2, device_models=("H100", "A100"))
+    assert share(two, facts) == (("GPU-2", "GPU-3"), "")

@@ -17,7 +17,7 @@ from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, W
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import allocate, usable_capacity
 from gpulayer.placement.eligibility import matching_devices, model_rank
-from gpulayer.placement.subsets import EXACT_UP_TO, Topology, topology_of
+from gpulayer.placement.subsets import EXACT_UP_TO, MOST_JOINED, Topology, topology_of
 from gpulayer.spec.opinion import NO_OPINION, Mark, Refusal
 from gpulayer.spec.worker import WorkerState
 
@@ -338,7 +338,7 @@ def _check_joined(state: State, lent: Assign) -> None:
     for devices in matching_devices(request, worker.facts):
         there = [one for one in devices if one.uuid in worker.free.devices or one.uuid in node.allocation.devices]
         chosen = {place for place, one in enumerate(there) if one.uuid in node.allocation.devices}
-        if not chosen or len(there) > EXACT_UP_TO:
+        if not chosen or len(there) > EXACT_UP_TO or len(devices) > MOST_JOINED:
             continue
         topology, models = topology_of(there), [model_rank(request, one) for one in there]
         for taken, left in product(chosen, set(range(len(there))) - chosen):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpulayer.ids import WorkerId
 from gpulayer.placement.eligibility import can_compute_now, matching_devices, model_rank
-from gpulayer.placement.subsets import best_subset, topology_of, why_these
+from gpulayer.placement.subsets import MOST_JOINED, best_subset, named_by_index, topology_of, why_these
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.request import Request
 
@@ -91,16 +91,19 @@ def why_devices(request: Request, facts: WorkerFacts, free: Free, allocation: Al
             return ""
         named_first, last = _models(request, there)
         if named_first:
-            indices = ",".join(map(str, sorted(device.index for device in chosen)))
-            return f"devices {indices}: all that is free of the model named first, then the next"
-        return "" if len(last) == len(chosen) else why_these(last, chosen)
+            return f"{named_by_index(chosen)}: all that is free of the model named first, then the next"
+        if len(last) == len(chosen):
+            return ""
+        if len(devices) > MOST_JOINED:
+            return f"{named_by_index(chosen)}: the first that are free, as on any worker with over {MOST_JOINED}"
+        return why_these(last, chosen)
     return ""
 
 
 def _chosen(request: Request, devices: Sequence[Device], there: Sequence[Device]) -> Sequence[Device]:
     """devices: all that match; there: those of them that are free, both by model, then by index."""
-    if len(there) == request.devices:
-        return there
+    if len(there) == request.devices or len(devices) > MOST_JOINED:
+        return there[: request.devices]
     named_first, last = _models(request, there)
     # By all that match, free or not: so that every mask of one machine is one of the same topology.
     places = sorted(devices, key=lambda device: device.index)

@@ -20,7 +20,8 @@ leaves the best. With no topology all links are alike, and NUMA decides, then th
 Branch and bound finds the optimum among up to ``EXACT_UP_TO`` free devices. Among more it stops after a fixed number of
 steps, never a time, so that the same question has the same answer anywhere. That is no worse than beginning with any of
 them and adding one after the other the device that adds most, among sets of the greatest least link that was found.
-Answers are remembered, a bounded number of them.
+Answers are remembered, a bounded number of them. Where a machine has more than ``MOST_JOINED`` devices that match, who
+calls takes the lowest indices instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,12 +34,23 @@ from gpulayer.spec.machine import Device
 from gpulayer.spec.plain import plain_line
 from gpulayer.spec.topology import strength
 
-__all__ = ["EXACT_UP_TO", "Topology", "best_subset", "forget", "topology_of", "why_these"]
+__all__ = [
+    "EXACT_UP_TO",
+    "MOST_JOINED",
+    "Topology",
+    "best_subset",
+    "forget",
+    "named_by_index",
+    "topology_of",
+    "why_these",
+]
 
 EXACT_UP_TO: Final = 16
+MOST_JOINED: Final = 64  # more than eight GPUs in seven slices each; a worker may report 1,024
 _STEPS: Final = 20_000  # pairs looked at: some milliseconds
 _LINK: Final = 256  # over same_numa
 _LONGEST_WORD: Final = 32
+_MOST_NAMED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +96,14 @@ def forget() -> None:
 def why_these(devices: Sequence[Device], chosen: Sequence[Device]) -> str:
     """One phrase for people: ``devices 0,1: NV18, the fastest pair free``. devices: all that it was chosen from; both
     by index."""
-    count, topology = len(chosen), topology_of(devices)
-    named = f"device{'' if count == 1 else 's'} {','.join(str(device.index) for device in chosen)}"
+    count = len(chosen)
+    named = named_by_index(chosen)
     if count == len(devices):
         return f"{named}: all that are free"
     if count == 1:
         is_first = chosen[0].uuid == devices[0].uuid
         return f"{named}: {'the first that is free' if is_first else 'leaves those free that are joined best'}"
+    topology = topology_of(devices)
     slowest_of_all = min(map(min, _off_diagonal(topology)))
     if slowest_of_all == max(map(max, _off_diagonal(topology))):
         return f"{named}: all links alike: {_numa_words(chosen)}"
@@ -102,6 +115,14 @@ def why_these(devices: Sequence[Device], chosen: Sequence[Device]) -> str:
         return f"{named}: {shown} at the slowest, as in any {count} that are free; the highest sum of links"
     better = " and better" if any(_worth(word) > _worth(slowest) for word in joined) else ""
     return f"{named}: {shown}{better}, the fastest {'pair' if count == 2 else count} free"
+
+
+def named_by_index(devices: Sequence[Device]) -> str:
+    """``device 0``, ``devices 0,2``, ``24 devices``."""
+    if len(devices) > _MOST_NAMED:
+        return f"{len(devices)} devices"
+    indices = ",".join(map(str, sorted(device.index for device in devices)))
+    return f"device{'' if len(devices) == 1 else 's'} {indices}"
 
 
 def _numa_words(chosen: Sequence[Device]) -> str:
@@ -136,7 +157,7 @@ def _worth(word: str) -> int:
     return strength(word) or 0
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _topology(devices: tuple[tuple[str, int | None, tuple[tuple[str, str], ...]], ...]) -> Topology:
     words = _words([(uuid, links) for uuid, _, links in devices])
     places = range(len(devices))
@@ -150,10 +171,6 @@ def _off_diagonal(topology: Topology) -> list[list[int]]:
     return [[link for other, link in enumerate(row) if other != one] for one, row in enumerate(topology.links)]
 
 
-def _weights(topology: Topology, places: Sequence[int]) -> list[list[int]]:
-    return [[0 if one == other else topology.weight(one, other) for other in places] for one in places]
-
-
 @lru_cache(maxsize=16_384)
 def _best_subset(topology: Topology, free: int, count: int, required: int, optional: int) -> tuple[int, ...]:
     if count == required.bit_count():
@@ -162,9 +179,18 @@ def _best_subset(topology: Topology, free: int, count: int, required: int, optio
         return tuple(_bits(required | optional))
     places = list(_bits(free))
     local = {place: number for number, place in enumerate(places)}
+    nodes = [topology.numa_nodes[place] for place in places]
+    links = [[topology.links[one][other] for other in places] for one in places]
+    # ``Topology.weight``, at a third of the price.
+    weights = [
+        [link * _LINK + (node is not None and node == other) for link, other in zip(row, nodes, strict=True)]
+        for row, node in zip(links, nodes, strict=True)
+    ]
+    for number, row in enumerate(weights):
+        row[number] = 0
     search = _Search(
-        [[topology.links[one][other] for other in places] for one in places],
-        _weights(topology, places),
+        links,
+        weights,
         count=count,
         required=sum(1 << local[place] for place in _bits(required)),
         optional=sum(1 << local[place] for place in _bits(optional)),
