@@ -176,8 +176,8 @@ def _write_token(layout: Layout, token: str, syncs: Syncs) -> None:
 
 
 def share_heaps() -> None:
-    """glibc gives each thread a heap of its own, and keeps what each has free: it adds up, for threads that mostly wait.
-    Before there are any. Where the C library is another, nothing is to do."""
+    """Before there are threads: glibc gives each a heap of its own, and keeps what each has free, which adds up where
+    they mostly wait. Another C library has nothing to be told."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
