@@ -20,6 +20,7 @@ from gpulayer.server.store import Side
 from gpulayer.server.tokens import Role, TokenKind, parse_token
 from gpulayer.testing.wire_worker import WireWorker, enrolment
 from tests.raw_lines import Line
+from tests.served import Served
 
 
 class LivePlane(testing.LivePlane):
@@ -159,3 +160,18 @@ def hasty(make_plane):
         return live.start()
 
     return make
+
+
+@pytest.fixture
+def serving(tmp_path) -> Iterator[Callable[..., Served]]:
+    """``serving(…)``: a served plane as a process, ended in the end; with these settings."""
+    made: list[Served] = []
+
+    def start(**options: object) -> Served:
+        served = Served(tmp_path / "state", **options)
+        made.append(served)
+        return served
+
+    yield start
+    for served in made:
+        served.end()
