@@ -109,8 +109,6 @@ class Found(Check):
 
 ANSWER = {"version": "2.4.0", "build": "cuda 12.4", "architectures": ["sm_90"], "devices": {"cuda": "", "cpu": ""}}
 COMPUTES = f"print({json.dumps(ANSWER)!r})"
-
-
 BOTH = (
     Framework("torch", "2.4.0", CUDA, usable=True, build="cuda 12.4", architectures=("sm_90",)),
     Framework("torch", "2.4.0", CPU, usable=True, build="cuda 12.4"),
