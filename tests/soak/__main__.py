@@ -14,7 +14,6 @@ from typing import Final
 
 from tests.soak.frame import PROMISES, REST, Proof, Row, carry_out, found_proofs, table
 
-
 _SHOWN: Final = 3
 
 
