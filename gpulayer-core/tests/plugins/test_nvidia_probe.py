@@ -225,13 +225,18 @@ def test_a_tool_that_is_ended_by_a_signal_says_so(tmp_path, probe):
     assert why == "nvidia-smi said nothing and was ended by signal 11"
 
 
-def test_where_the_driver_takes_too_long_what_may_help_is_said(tmp_path, smi):
+def test_where_the_driver_takes_too_long_the_log_says_once_what_may_help(tmp_path, smi, caplog):
     smi.tell(rows=ROWS, hang="")
-    probe = NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=0.2)
-    assert "start it" in look(probe, smi.environment).missing[0][1]
-    (tmp_path / "root/run/nvidia-persistenced").mkdir(parents=True)
-    (tmp_path / "root/run/nvidia-persistenced/socket").touch()
-    assert "persistenced" not in look(probe, smi.environment).missing[0][1]
+    for is_running, told in ((False, 1), (True, 0)):
+        caplog.clear()
+        probe = NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=0.2)
+        for _ in range(2):
+            found = look(probe, smi.environment)
+            assert found.missing == (("cuda", "the driver does not answer: nvidia-smi did not answer within 0.2 s"),)
+            assert found.is_silent
+        assert sum("nvidia-persistenced" in record.message for record in caplog.records) == told, is_running
+        (tmp_path / "root/run/nvidia-persistenced").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root/run/nvidia-persistenced/socket").touch()
 
 
 def test_a_driver_that_hangs_ends_at_the_limit_and_leaves_nothing(tmp_path, smi):

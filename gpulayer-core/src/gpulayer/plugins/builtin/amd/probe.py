@@ -114,7 +114,7 @@ class AmdProbe:
                 python=self._python,
             )
         except Unanswered as error:
-            return _missing(f"the kernel's driver does not answer: {error}")
+            return replace(_missing(f"the kernel's driver does not answer: {error}"), is_silent=True)
         every = self._given(kfd_gpus(listed))
         if not every and not on_bus:
             return Findings()
@@ -154,7 +154,7 @@ class AmdProbe:
         reason = stuck or why
         missing = ((str(Accelerator.ROCM), words(reason)),) if unusable and reason else ()
         near = with_near(devices, allowed=self._allowed(), sys_root=self._sys_root)
-        return Findings(devices=near, processes=processes, missing=missing)
+        return Findings(devices=near, processes=processes, missing=missing, is_silent=bool(stuck))
 
     def _left_s(self, at_most_s: float, ends_s: float) -> float:
         """Raises Unanswered where nothing is left."""

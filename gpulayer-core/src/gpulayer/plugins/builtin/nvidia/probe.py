@@ -1,11 +1,13 @@
 """The NVIDIA probe: asks NVML in a child, nvidia-smi where there is no NVML, nobody where nothing is NVIDIA's."""
 
 import importlib.util
+import logging
 import os
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,7 @@ from gpulayer.spec.machine import Device
 
 __all__ = ["NvidiaProbe"]
 
+_log: Final = logging.getLogger(__name__)
 _BUDGET_S: Final = 8.0  # of the ten that a probe has; a child that dies hard takes one more
 _LEAST_S: Final = 0.1
 _LEAST_FOR_LINKS_S: Final = 1.0
@@ -48,6 +51,7 @@ class NvidiaProbe:
         self._with_nvml = with_nvml
         self._budget_s = budget_s
         self._child = child or Child()  # one for all: a driver that hangs has one stuck process
+        self._is_told = False
         self._visible = Visible()
         self._topology = RememberedTopology()
         self._fields = list(smi.FIELDS)  # without those that this driver has refused
@@ -66,7 +70,8 @@ class NvidiaProbe:
         except Unstarted as error:
             return _none(str(error))
         except Unanswered as error:
-            return _none(f"the driver does not answer: {error}{self._what_helps()}")
+            self._tell_what_helps()
+            return replace(_none(f"the driver does not answer: {error}"), is_silent=True)
         if not reading.cards:
             return _none(_why_none(reading, signs))
         offer = self._visible.offered(reading.cards, site.environment)
@@ -106,10 +111,15 @@ class NvidiaProbe:
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
         return with_near(devices, allowed=allowed_cores(), sys_root=self._root / "sys")
 
-    def _what_helps(self) -> str:
-        if (self._root / "run/nvidia-persistenced/socket").exists():
-            return ""
-        return " (without nvidia-persistenced each question starts all cards anew, which may take long: start it)"
+    def _tell_what_helps(self) -> None:
+        """Once, and to the log: it is about the machine, and the reason goes to people who only run jobs there."""
+        if self._is_told or (self._root / "run/nvidia-persistenced/socket").exists():
+            return
+        self._is_told = True
+        _log.warning(
+            "NVIDIA's driver does not answer in time: without nvidia-persistenced each question starts all cards anew, "
+            "which may take long; start it"
+        )
 
     def _read(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """Raises Unanswered."""
