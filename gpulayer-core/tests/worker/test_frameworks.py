@@ -501,7 +501,9 @@ def test_devices_that_changed_have_checks_run_again_also_where_all_is_as_it_was(
     assert counts == [2, 2]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"found": []}', '{"found": [["torch"]], "believed": {}}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[1]", '{"found": []}', '{"found": [["torch"]], "believed": {}}', "\0", "[" * 100_000]
+)
 def test_a_file_that_can_not_be_read_is_no_knowledge(checks, tmp_path, text):
     (tmp_path / "frameworks.json").write_text(text)
     assert not checks(Check(GOOD)).is_known

@@ -28,6 +28,7 @@ from gpulayer.plugins.builtin import LOOK_FOR
 from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
+from gpulayer.plugins.results import instance_of
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.labels import located
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
@@ -340,9 +341,11 @@ class _Late:
         try:
             said = json.loads(self._path.read_bytes())
             self._since = {
-                str(key): int(wall_ms) for key, wall_ms in said.items() if 0 <= now_ms - int(wall_ms) < _LATE_FOR_MS
+                str(key): wall_ms
+                for key, wall_ms in said.items()
+                if 0 <= now_ms - instance_of(int, wall_ms) < _LATE_FOR_MS
             }
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             self._since = {}
         return frozenset(self._since)
 

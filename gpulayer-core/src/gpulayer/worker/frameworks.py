@@ -533,5 +533,5 @@ def _read(path: Path) -> _Kept | None:
             tuple(map(framework_of, rows["found"])),
             {str(key): tuple(map(framework_of, found)) for key, found in believed.items()},
         )
-    except (OSError, ValueError, TypeError, LookupError):
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
