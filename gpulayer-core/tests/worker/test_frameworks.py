@@ -1,6 +1,7 @@
 """Framework checks: real scripts in real children, whatever they do."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from gpulayer.worker.frameworks import FrameworkChecks, jobs_python
 
 CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
+NOT_YET = Framework("torch", "", CUDA, usable=False, is_pending=True)
 GOOD = 'print("hello"); print(\'{"version": "2.4.0", "devices": {"cpu": "", "cuda": "no driver"}}\')'
 
 
@@ -60,21 +62,19 @@ def found(checks):
 
 def test_what_a_script_says_is_known_by_accelerator_and_kept_for_the_next_life(checks):
     ran = checks(Check(GOOD))
-    assert not ran.is_known
+    assert ran.found == ()
     both = (
         Framework("torch", "2.4.0", CUDA, usable=False, reason="no driver"),
         Framework("torch", "2.4.0", CPU, usable=True),
     )
     assert found(ran) == both
     again = checks(Check("import time; time.sleep(60)"))
-    assert again.is_known
     assert not again.is_fresh
-    assert again.found == both
+    assert again.found == (NOT_YET, both[1]), "what failed then is told of when it has failed again"
 
 
 def test_without_checks_nothing_is_waited_for(checks):
     none = checks()
-    assert none.is_known
     assert none.is_fresh
     assert found(none) == ()
 
@@ -243,7 +243,7 @@ def test_a_check_that_can_not_be_asked_for_once_takes_nothing_away_that_is_known
 
 def test_a_first_start_that_could_not_ask_is_no_knowledge_of_the_next(checks):
     assert found(checks(Check(RuntimeError("not now")))) == ()
-    assert not checks(Check(GOOD)).is_known
+    assert checks(Check(GOOD)).found == ()
 
 
 def test_a_pipe_that_somebody_outside_the_session_holds_open_is_not_waited_for(checks, tmp_path):
@@ -455,7 +455,6 @@ def test_what_is_not_known_yet_is_not_told_to_be_missing(hanging, tmp_path):
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    assert checks.is_known
     asyncio.run(main())
     assert {(one.name, one.usable, one.is_pending) for one in told} == {
         ("torch", False, True),
@@ -506,7 +505,7 @@ def test_devices_that_changed_have_checks_run_again_also_where_all_is_as_it_was(
 )
 def test_a_file_that_can_not_be_read_is_no_knowledge(checks, tmp_path, text):
     (tmp_path / "frameworks.json").write_text(text)
-    assert not checks(Check(GOOD)).is_known
+    assert checks(Check(GOOD)).found == ()
 
 
 def watched(checks, *, until, facts=WITH_GPU):
@@ -745,9 +744,9 @@ def test_a_device_that_only_went_has_nothing_run_again_and_one_that_came_has(hos
     lost = replace(FACTS, devices=(GPU, replace(SECOND, state=DeviceState.UNHEALTHY)))
     asyncio.run(checks.run(both))
     checks.renew(both, lost)
-    assert not checks._is_stale
+    assert checks.is_fresh
     checks.renew(lost, both)
-    assert checks._is_stale
+    assert not checks.is_fresh
 
 
 ALONE = """
@@ -861,7 +860,7 @@ def test_what_a_job_has_left_is_tried_at_once(alone):
         async with asyncio.timeout(30):
             while not seen():
                 await asyncio.sleep(0.01)
-            while not checks._waiting:
+            while not any(one.waiting for one in checks._of):
                 await asyncio.sleep(0.01)
             taken.clear()
             while not on_cuda(checks).usable:
@@ -892,3 +891,144 @@ def test_a_python_that_hangs_keeps_no_worker_from_joining(hanging):
     checks = hanging()
     asyncio.run(checks.begin(FACTS, within_s=0.1))
     assert {(one.name, one.is_pending) for one in checks.found} == {("torch", True), ("plain", True)}
+
+
+@pytest.fixture
+def starts(host_of, tmp_path, site):
+    """``starts(check, facts=…)``: the checks of a worker that has just begun, after whatever lives there were."""
+
+    def make(check=None, *, facts=WITH_GPU):
+        host = host_of(environments=[SystemEnvironment()], framework_checks=[check or Found(COMPUTES)])
+        checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python), again_s=(0.01,))
+        asyncio.run(checks.begin(facts))
+        return checks
+
+    return make
+
+
+FAILS = f"print({json.dumps(ANSWER | {'devices': {'cuda': 'no driver', 'cpu': ''}})!r})"
+
+
+def absent(site):
+    (site.folder / "torch.py").unlink()
+    return Found(COMPUTES)
+
+
+def failing(_site):
+    return Found(FAILS)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "at_once"),
+    [
+        (absent, lambda site: site.add("torch"), (NOT_YET, replace(NOT_YET, accelerator=CPU))),
+        (failing, lambda site: None, (NOT_YET, BOTH[1])),
+        (lambda site: Found(COMPUTES), lambda site: None, BOTH),
+        (lambda site: Found(COMPUTES), upgraded, (NOT_YET, replace(NOT_YET, accelerator=CPU))),
+        (lambda site: Found(COMPUTES), absent, ()),
+    ],
+)
+def test_what_a_start_says_of_an_earlier_life_refuses_nothing_that_may_compute_now(
+    starts, site, before, change, at_once
+):
+    first = starts(before(site))
+    asyncio.run(first.run(WITH_GPU))
+    change(site)
+    checks = starts()
+    told = checks.found
+    assert tuple(replace(one, architectures=(), build="") for one in told) == tuple(
+        replace(one, architectures=(), build="") for one in at_once
+    )
+    seen = []
+    asyncio.run(checks.run(WITH_GPU, tell=lambda: seen.append(checks.found)))
+    assert seen[0] == told, "it is told of at once, not when the first check has ended"
+    assert checks.found == (BOTH if at_once else ())
+
+
+BROKEN = replace(FACTS, devices=(replace(GPU, state=DeviceState.UNHEALTHY, reason="GPU is lost"),))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_while_every_device_of_a_kind_is_broken_nothing_is_said_of_that_kind(alone, is_known):
+    if is_known:
+        before, _ = alone()
+        asyncio.run(before.run(WITH_GPU))
+    checks, seen = alone()
+    asyncio.run(checks.begin(BROKEN))
+    asyncio.run(checks.run(BROKEN))
+    told = on_cuda(checks)
+    assert told.usable if is_known else (told.is_pending, told.reason) == (True, "no such device works now")
+    assert seen()[-1] == "", "nor is it touched"
+    request = Request(Accelerator.CUDA, frameworks=(FrameworkNeed("torch"),))
+    assert why_ineligible(request, replace(BROKEN, frameworks=checks.found)) == ()
+    checks.renew(BROKEN, WITH_GPU)
+    watched(checks, until=lambda: on_cuda(checks).usable)
+
+
+def test_what_failed_is_not_checked_yet_when_a_device_has_come(alone):
+    checks, _ = alone("GPU-1")
+    asyncio.run(checks.run(WITH_GPU))
+    assert (on_cuda(checks).usable, on_cuda(checks).is_pending) == (False, False)
+    checks.renew(WITH_GPU, TWO)
+    assert on_cuda(checks).is_pending
+    asyncio.run(checks.run(TWO))
+    assert on_cuda(checks).usable
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 15)", "os._exit(137)"])
+def test_a_check_that_somebody_kills_is_run_again_and_says_nothing(starts, site, tmp_path, end):
+    source = f"import os\nif not os.path.exists({str(tmp_path / 'room')!r}): {end}\n{COMPUTES}"
+    checks = starts(Found(source))
+    asyncio.run(checks.run(WITH_GPU))
+    assert [(one.usable, one.is_pending) for one in checks.found] == [(False, True)] * 2
+    assert "its check failed" in on_cuda(checks).reason
+    assert not checks.is_fresh
+    (tmp_path / "room").touch()
+    watched(checks, until=lambda: checks.found == BOTH)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM])
+def test_where_the_worker_has_no_room_to_run_a_check_what_was_found_stands(starts, monkeypatch, number):
+    checks = starts()
+    asyncio.run(checks.run(WITH_GPU))
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpulayer.worker.check_script._prepare", fail)
+        checks.renew(WITH_GPU, TWO)
+        asyncio.run(checks.run(TWO))
+        assert checks.found == BOTH
+        assert not checks.is_fresh
+        first = starts(Found(COMPUTES, "jax"))
+        asyncio.run(first.run(TWO))
+        told = {one.name: (one.is_pending, one.reason) for one in first.found if one.name == "jax"}
+        assert told["jax"][0]
+        assert os.strerror(number) in told["jax"][1]
+    watched(checks, until=lambda: checks.is_fresh, facts=TWO)
+    assert checks.found == BOTH
+
+
+def test_a_device_that_is_left_while_checks_run_is_tried_right_after_them(alone):
+    checks, seen = alone(hangs="GPU-2")
+    checks._again_s = (600.0,)
+    taken = {"GPU-1"}
+    facts = replace(FACTS, devices=(GPU, replace(SECOND, compute_mode="exclusive_process")))
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: facts, tell=lambda: None, taken=lambda: taken))
+        async with asyncio.timeout(30):
+            while not seen():
+                await asyncio.sleep(0.01)
+            taken.clear()
+            checks.freed()  # while nothing waits yet
+            await checks.make_way(facts.devices)
+            while len(seen()) < 3:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert seen()[:2] == ["GPU-2", ""]
+    assert "GPU-1" in seen()[2]
