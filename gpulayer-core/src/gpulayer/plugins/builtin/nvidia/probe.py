@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from gpulayer.plugins.builtin.believable import words
 from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
 from gpulayer.plugins.builtin.near import allowed_cores, with_near
 from gpulayer.plugins.builtin.nvidia import nvml, smi
-from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
+from gpulayer.plugins.builtin.nvidia.cards import Card, Reading, devices_of, processes_of
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
 from gpulayer.plugins.builtin.nvidia.topology_asking import RememberedTopology, ask_topology
-from gpulayer.plugins.builtin.nvidia.visibility import Visible
+from gpulayer.plugins.builtin.nvidia.visibility import Offered, Visible, is_hidden
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
 
@@ -52,6 +52,7 @@ class NvidiaProbe:
         self._budget_s = budget_s
         self._child = child or Child()  # one for all: a driver that hangs has one stuck process
         self._is_told = False
+        self._hidden = ""
         self._visible = Visible()
         self._topology = RememberedTopology()
         self._fields = list(smi.FIELDS)  # without those that this driver has refused
@@ -75,6 +76,7 @@ class NvidiaProbe:
         if not reading.cards:
             return _none(_why_none(reading, signs))
         offer = self._visible.offered(reading.cards, site.environment)
+        self._tell_hidden(reading.cards, offer)
         counted = {card.uuid: card.index for card in reversed(reading.cards) if card.uuid}
         devices = devices_of(reading)
         if offer.uuids is not None:
@@ -110,6 +112,16 @@ class NvidiaProbe:
         if len(counted) > 1 and ends_s - time.monotonic() > min(_LEAST_FOR_LINKS_S, self._budget_s / 4):
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
         return with_near(devices, allowed=allowed_cores(), sys_root=self._root / "sys")
+
+    def _tell_hidden(self, cards: Sequence[Card], offer: Offered) -> None:
+        """To the log, whenever it is others: some are no devices of ours, or a name is nobody's."""
+        hidden = 0 if offer.uuids is None else sum(is_hidden(card, offer.uuids) for card in cards)
+        told = f"the worker's variables keep back {hidden} of {len(cards)} NVIDIA GPUs" if hidden else ""
+        stray = f"{offer.stray[:100]!r} names none of {len(cards)} NVIDIA GPUs" if offer.stray else ""
+        told = "; ".join(part for part in (told, stray) if part)
+        if told not in ("", self._hidden):
+            _log.log(logging.WARNING if stray else logging.INFO, "%s", told)
+        self._hidden = told
 
     def _tell_what_helps(self) -> None:
         """Once, and to the log: it is about the machine, and the reason goes to people who only run jobs there."""
