@@ -25,7 +25,7 @@ from gpulayer.clock import Clock
 from gpulayer.errors import PluginFault
 from gpulayer.net.interfaces import own_first
 from gpulayer.plugins.builtin import LOOK_FOR
-from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
+from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite, ProcessOnDevice
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
 from gpulayer.plugins.results import instance_of
@@ -169,6 +169,12 @@ class Probing:
         await asyncio.gather(*(self._look(number, probe) for number, probe in enumerate(probes)))
         await self._write()
         return await self._facts()
+
+    @property
+    def processes(self) -> tuple[ProcessOnDevice, ...] | None:
+        """Who was on the devices at the last look; None where no probe knows."""
+        told = [found.processes for found in self._last.values() if found.processes is not None]
+        return tuple(process for processes in told for process in processes) if told else None
 
     @property
     def retry_in_s(self) -> float | None:
