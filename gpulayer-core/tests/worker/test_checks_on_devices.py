@@ -294,3 +294,37 @@ def test_a_device_that_is_left_while_checks_run_is_tried_right_after_them(alone)
     asyncio.run(main())
     assert seen()[:2] == ["GPU-2", ""]
     assert "GPU-1" in seen()[2]
+
+
+def test_where_nothing_can_be_asked_a_free_device_is_no_reason_to_try_without_a_pause(host_of, tmp_path):
+    class Fails(SystemEnvironment):
+        builds, fails = 0, False
+
+        def build(self, plan, site):
+            type(self).builds += 1
+            if self.fails:
+                raise OSError("not now")
+            return super().build(plan, site)
+
+    host = host_of(environments=[Fails()], framework_checks=[Check(SEES.format(runs=str(tmp_path / "runs")))])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=sys.executable, again_s=(600.0,))
+    asyncio.run(checks.run(WITH_GPU, taken={"GPU-1"}))
+    assert not checks.is_fresh
+    Fails.fails = True
+    before = Fails.builds
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: WITH_GPU, tell=lambda: None))
+        async with asyncio.timeout(30):
+            while Fails.builds == before:
+                await asyncio.sleep(0.01)
+        for _ in range(50):
+            await asyncio.sleep(0.005)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert Fails.builds == before + 1
+    checks._again_s = (0.01,)
+    Fails.fails = False
+    watched(checks, until=lambda: checks.is_fresh)

@@ -251,8 +251,10 @@ class FrameworkChecks:
         while True:
             if any(one.stage is _Stage.DUE for one in self._of):
                 await self.run(facts(), tell=tell, taken=taken())
-            if not is_nudged or self.is_fresh:
-                tries = 0 if self.is_fresh else tries + 1
+            if self.is_fresh:
+                tries = 0
+            elif not is_nudged or not tries:
+                tries += 1
             if self._note_free(taken_devices(facts(), taken())):  # also what was left while they ran
                 is_nudged = True
                 continue
@@ -351,8 +353,9 @@ class FrameworkChecks:
             await asyncio.to_thread(self._remember)
 
     def _note_free(self, taken: frozenset[str]) -> bool:
-        """Have run what waited for a device that is free now; whether there is any."""
-        freed = [one for one in self._of if one.waiting - taken]
+        """Have run what waited for a device that is free now; whether there is any that is not to be run anyhow, when
+        its time has come."""
+        freed = [one for one in self._of if one.waiting - taken and one.stage is _Stage.DONE]
         for one in freed:
             one.stage = _Stage.DUE
         return bool(freed)
