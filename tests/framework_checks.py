@@ -13,6 +13,7 @@ from gpulayer.spec.request import Accelerator
 from gpulayer.worker.frameworks import FrameworkChecks
 
 __all__ = [
+    "ANSWER",
     "BOTH",
     "COMPUTES",
     "CPU",
@@ -20,6 +21,7 @@ __all__ = [
     "FACTS",
     "GOOD",
     "GPU",
+    "NOT_YET",
     "SECOND",
     "WITH_GPU",
     "Check",
@@ -34,6 +36,7 @@ __all__ = [
 
 CPU, CUDA = Accelerator.CPU, Accelerator.CUDA
 FACTS = WorkerFacts(platform="linux-x86_64", version="0", cpus=8, memory_bytes=1)
+NOT_YET = Framework("torch", "", CUDA, usable=False, is_pending=True)
 GOOD = 'print("hello"); print(\'{"version": "2.4.0", "devices": {"cpu": "", "cuda": "no driver"}}\')'
 
 

@@ -101,7 +101,7 @@ def test_a_check_that_can_not_be_asked_for_once_takes_nothing_away_that_is_known
 
 def test_a_first_start_that_could_not_ask_is_no_knowledge_of_the_next(checks):
     assert found(checks(Check(RuntimeError("not now")))) == ()
-    assert not checks(Check(GOOD)).is_known
+    assert checks(Check(GOOD)).found == ()
 
 
 @pytest.fixture
@@ -196,10 +196,12 @@ def test_devices_that_changed_have_checks_run_again_also_where_all_is_as_it_was(
     assert counts == [2, 2]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"found": []}', '{"found": [["torch"]], "believed": {}}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[1]", '{"found": []}', '{"found": [["torch"]], "believed": {}}', "\0", "[" * 100_000]
+)
 def test_a_file_that_can_not_be_read_is_no_knowledge(checks, tmp_path, text):
     (tmp_path / "frameworks.json").write_text(text)
-    assert not checks(Check(GOOD)).is_known
+    assert checks(Check(GOOD)).found == ()
 
 
 HELD = """
@@ -264,6 +266,6 @@ def test_a_device_that_only_went_has_nothing_run_again_and_one_that_came_has(hos
     lost = replace(FACTS, devices=(GPU, replace(SECOND, state=DeviceState.UNHEALTHY)))
     asyncio.run(checks.run(both))
     checks.renew(both, lost)
-    assert not checks._is_stale
+    assert checks.is_fresh
     checks.renew(lost, both)
-    assert checks._is_stale
+    assert not checks.is_fresh

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpulayer.placement.eligibility import why_ineligible
 from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.spec.machine import DeviceState
+from gpulayer.spec.request import FrameworkNeed, Request
 from gpulayer.worker.check_devices import seen_devices
 from gpulayer.worker.frameworks import FrameworkChecks
-from tests.framework_checks import CPU, CUDA, FACTS, GPU, SECOND, WITH_GPU, Check, checks_of
+from tests.framework_checks import CPU, CUDA, FACTS, GPU, SECOND, WITH_GPU, Check, checks_of, watched
 
 
 @pytest.fixture
@@ -227,7 +229,7 @@ def test_what_a_job_has_left_is_tried_at_once(alone):
         async with asyncio.timeout(30):
             while not seen():
                 await asyncio.sleep(0.01)
-            while not checks._waiting:
+            while not any(one.waiting for one in checks._of):
                 await asyncio.sleep(0.01)
             taken.clear()
             while not on_cuda(checks).usable:
@@ -238,3 +240,91 @@ def test_what_a_job_has_left_is_tried_at_once(alone):
 
     asyncio.run(main())
     assert seen() == ["", "GPU-1"]
+
+
+BROKEN = replace(FACTS, devices=(replace(GPU, state=DeviceState.UNHEALTHY, reason="GPU is lost"),))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_while_every_device_of_a_kind_is_broken_nothing_is_said_of_that_kind(alone, is_known):
+    if is_known:
+        before, _ = alone()
+        asyncio.run(before.run(WITH_GPU))
+    checks, seen = alone()
+    asyncio.run(checks.begin(BROKEN))
+    asyncio.run(checks.run(BROKEN))
+    told = on_cuda(checks)
+    assert told.usable if is_known else (told.is_pending, told.reason) == (True, "no such device works now")
+    assert seen()[-1] == "", "nor is it touched"
+    request = Request(CUDA, frameworks=(FrameworkNeed("torch"),))
+    assert why_ineligible(request, replace(BROKEN, frameworks=checks.found)) == ()
+    checks.renew(BROKEN, WITH_GPU)
+    watched(checks, until=lambda: on_cuda(checks).usable)
+
+
+def test_what_failed_is_not_checked_yet_when_a_device_has_come(alone):
+    checks, _ = alone("GPU-1")
+    asyncio.run(checks.run(WITH_GPU))
+    assert (on_cuda(checks).usable, on_cuda(checks).is_pending) == (False, False)
+    checks.renew(WITH_GPU, TWO)
+    assert on_cuda(checks).is_pending
+    asyncio.run(checks.run(TWO))
+    assert on_cuda(checks).usable
+
+
+def test_a_device_that_is_left_while_checks_run_is_tried_right_after_them(alone):
+    checks, seen = alone(hangs="GPU-2")
+    checks._again_s = (600.0,)
+    taken = {"GPU-1"}
+    facts = replace(FACTS, devices=(GPU, replace(SECOND, compute_mode="exclusive_process")))
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: facts, tell=lambda: None, taken=lambda: taken))
+        async with asyncio.timeout(30):
+            while not seen():
+                await asyncio.sleep(0.01)
+            taken.clear()
+            checks.freed()  # while nothing waits yet
+            await checks.make_way(facts.devices)
+            while len(seen()) < 3:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert seen()[:2] == ["GPU-2", ""]
+    assert "GPU-1" in seen()[2]
+
+
+def test_where_nothing_can_be_asked_a_free_device_is_no_reason_to_try_without_a_pause(host_of, tmp_path):
+    class Fails(SystemEnvironment):
+        builds, fails = 0, False
+
+        def build(self, plan, site):
+            type(self).builds += 1
+            if self.fails:
+                raise OSError("not now")
+            return super().build(plan, site)
+
+    host = host_of(environments=[Fails()], framework_checks=[Check(SEES.format(runs=str(tmp_path / "runs")))])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=sys.executable, again_s=(600.0,))
+    asyncio.run(checks.run(WITH_GPU, taken={"GPU-1"}))
+    assert not checks.is_fresh
+    Fails.fails = True
+    before = Fails.builds
+
+    async def main():
+        watching = asyncio.create_task(checks.watch(lambda: WITH_GPU, tell=lambda: None))
+        async with asyncio.timeout(30):
+            while Fails.builds == before:
+                await asyncio.sleep(0.01)
+        for _ in range(50):
+            await asyncio.sleep(0.005)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+    assert Fails.builds == before + 1
+    checks._again_s = (0.01,)
+    Fails.fails = False
+    watched(checks, until=lambda: checks.is_fresh)

@@ -11,7 +11,7 @@ import pytest
 
 from gpulayer.spec.machine import Framework
 from gpulayer.worker.check_answers import Answer, read_answer
-from tests.framework_checks import CPU, CUDA, FACTS, GOOD, Check, checks_of, found, is_alive
+from tests.framework_checks import CPU, CUDA, FACTS, GOOD, NOT_YET, Check, checks_of, found, is_alive
 
 
 @pytest.fixture
@@ -21,21 +21,19 @@ def checks(host_of, tmp_path):
 
 def test_what_a_script_says_is_known_by_accelerator_and_kept_for_the_next_life(checks):
     ran = checks(Check(GOOD))
-    assert not ran.is_known
+    assert ran.found == ()
     both = (
         Framework("torch", "2.4.0", CUDA, usable=False, reason="no driver"),
         Framework("torch", "2.4.0", CPU, usable=True),
     )
     assert found(ran) == both
     again = checks(Check("import time; time.sleep(60)"))
-    assert again.is_known
     assert not again.is_fresh
-    assert again.found == both
+    assert again.found == (NOT_YET, both[1]), "what failed then is told of when it has failed again"
 
 
 def test_without_checks_nothing_is_waited_for(checks):
     none = checks()
-    assert none.is_known
     assert none.is_fresh
     assert found(none) == ()
 
