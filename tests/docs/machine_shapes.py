@@ -133,6 +133,8 @@ _WORKERS: Final = (
     ("updated", "mismatch", 32, 135_000_000_000, ""),
 )
 
+_LENT: Final = {"dgx": 4}  # devices that a job has
+
 
 def shown(shape: Shape) -> str:
     """What it prints there, from the devices on: what stands above is of the machine that looks."""
@@ -141,13 +143,21 @@ def shown(shape: Shape) -> str:
 
 
 def shown_together() -> str:
-    """What ``gpulayer resources`` prints of some of them; cores, memory and torch are made up."""
+    """What ``gpulayer resources`` prints of some of them; cores, memory, torch and a job are made up."""
     workers: list[Any] = []  # Any: records, as far as they are shown
     for name, shape, cpus, memory_bytes, torch in _WORKERS:
         facts = json.loads(_detected(SHAPES[shape], "--json"))
         computing = {"name": "torch", "version": torch, "usable": True, "reason": ""}
         facts["frameworks"] = [{**computing, "accelerator": one} for one in ("cuda", "cpu") if torch]
-        own = {"name": name, "state": "ready", "cpus": cpus, "cpus_free": cpus, "memory_bytes": memory_bytes}
+        own: dict[str, Any] = {
+            "name": name,
+            "state": "ready",
+            "cpus": cpus,
+            "cpus_free": cpus,
+            "memory_bytes": memory_bytes,
+        }
+        lent = facts["devices"][: _LENT.get(name, 0)]
+        own["device_jobs"] = {device["uuid"]: "7f3a9c2e41d05b68" for device in lent}
         workers.append(facts | own | {"resources": {}})
     headers, rows = worker_table(workers)
     return "\n".join([*columns([[header.upper() for header in headers], *rows]), *lines_below(workers)])
