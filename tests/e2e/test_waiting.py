@@ -81,7 +81,7 @@ def test_a_first_start_waits_for_no_check_and_what_needs_a_framework_starts_when
     doomed, _ = waiting(machine, "--framework", "badtorch", "--accelerator", "cuda", "--", "true")
     explained = machine.run("explain", "--framework", "slowtorch")
     assert explained.code == 0
-    assert "would wait, no worker that fits is ready" in explained.out.decode()
+    assert "would wait, a framework is not checked yet" in explained.out.decode()
     refused = machine.run("submit", "--framework", "nothing", "--", "true")
     assert (refused.code, "nothing is not installed" in refused.err) == (3, True)
     (machine.folder / "end").touch()
