@@ -1,4 +1,4 @@
-"""``gpulayer resources detect`` on machines that are not here: `python -m tests.docs.machine_shapes` renews the page.
+"""``gpulayer resources detect`` on machines that are not here: `python -m tests.docs.machine_shapes` renews the pages.
 
 Each machine is a fake ``nvidia-smi`` that answers what was recorded on a real one (``gpulayer-core/tests/data``); what
 the report of a machine leaves out is made up, and said to be below. The program that looks is the real one.
@@ -19,10 +19,11 @@ from gpulayer.cli.console import columns
 from gpulayer.cli.offers import lines_below, worker_table
 from tests.nvidia import FakeSmi, built_nvml, nvml_environment, row
 
-__all__ = ["PAGE", "SHAPES", "Shape", "names", "rewritten", "shown", "shown_together"]
+__all__ = ["PAGE", "PAGE_OF_WORKERS", "SHAPES", "Shape", "names", "rewritten", "shown", "shown_together"]
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs/machines.md"
+PAGE: Final = ROOT / "docs/machine-examples.md"
+PAGE_OF_WORKERS: Final = ROOT / "docs/machines.md"
 DATA: Final = ROOT / "gpulayer-core/tests/data"
 _BLOCK: Final = re.compile(r"<!-- not run: machine (\S+), [^\n]*-->\n```console\n.*?```\n", re.DOTALL)
 _COMMAND: Final = "gpulayer resources detect"
@@ -211,4 +212,5 @@ def rewritten(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for renewed in (PAGE, PAGE_OF_WORKERS):
+        renewed.write_text(rewritten(renewed.read_text(encoding="utf-8")), encoding="utf-8")
