@@ -272,7 +272,11 @@ def sink() -> Iterator[tuple[str, set[tuple[str, str]]]]:
 
     class Taker(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            event: Any = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            size = int(self.headers["Content-Length"])
+            sent = self.rfile.read(size)
+            if len(sent) < size:
+                return  # killed amid it
+            event: Any = json.loads(sent)
             job = event["data"].get("job")
             if job is not None:
                 told.add((job["id"], event["type"]))

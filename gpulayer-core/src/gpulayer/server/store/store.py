@@ -64,6 +64,7 @@ IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
 _BUSY_TIMEOUT_MS: Final = 5_000
 _SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
 _LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
+_CACHE_KIB: Final = 512  # of pages, each connection: the system keeps the file's pages anyway, for all of them once
 _LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
 
 _NOT_NOW: Final = "nothing was written; free space or repair the disk, then try again"
@@ -398,6 +399,7 @@ def _engine(path: str, vfs: str) -> Engine:
             "foreign_keys=ON",
             f"wal_autocheckpoint={_LOG_PAGES}",
             f"journal_size_limit={_LOG_KEPT_BYTES}",
+            f"cache_size=-{_CACHE_KIB}",
         ):
             connection.execute(f"PRAGMA {pragma}")
 
