@@ -108,7 +108,9 @@ def test_a_job_waits_for_a_broken_device_and_starts_when_it_is_back(machine):
 
 
 def test_a_framework_that_fails_on_one_device_gets_the_other(machine):
-    machine.until(lambda: b"newtorch on device 1: no code for this device" in machine.run("resources").out, "it is known")
+    machine.until(
+        lambda: b"newtorch on device 1: no code for this device" in machine.run("resources").out, "it is known"
+    )
     on_cuda = ("--framework", "newtorch", "--accelerator", "cuda")
     refused = machine.run("submit", *on_cuda, "--devices", "2", "--", "true")
     assert refused.code == 3
