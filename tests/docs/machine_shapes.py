@@ -1,4 +1,4 @@
-"""``gpulayer resources detect`` on machines that are not here: `python -m tests.docs.machine_shapes` renews the page.
+"""``gpulayer resources detect`` on machines that are not here: `python -m tests.docs.machine_shapes` renews the pages.
 
 Each machine is a fake ``nvidia-smi`` that answers what was recorded on a real one (``gpulayer-core/tests/data``); what
 the report of a machine leaves out is made up, and said to be below. The program that looks is the real one.
@@ -19,10 +19,11 @@ from gpulayer.cli.console import columns
 from gpulayer.cli.offers import lines_below, worker_table
 from tests.nvidia import FakeSmi, built_nvml, nvml_environment, row
 
-__all__ = ["PAGE", "SHAPES", "Shape", "names", "rewritten", "shown", "shown_together"]
+__all__ = ["PAGE", "PAGE_OF_WORKERS", "SHAPES", "Shape", "names", "rewritten", "shown", "shown_together"]
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs/machines.md"
+PAGE: Final = ROOT / "docs/machine-examples.md"
+PAGE_OF_WORKERS: Final = ROOT / "docs/machines.md"
 DATA: Final = ROOT / "gpulayer-core/tests/data"
 _BLOCK: Final = re.compile(r"<!-- not run: machine (\S+), [^\n]*-->\n```console\n.*?```\n", re.DOTALL)
 _COMMAND: Final = "gpulayer resources detect"
@@ -133,6 +134,8 @@ _WORKERS: Final = (
     ("updated", "mismatch", 32, 135_000_000_000, ""),
 )
 
+_LENT: Final = {"dgx": 4}  # devices that a job has
+
 
 def shown(shape: Shape) -> str:
     """What it prints there, from the devices on: what stands above is of the machine that looks."""
@@ -141,13 +144,21 @@ def shown(shape: Shape) -> str:
 
 
 def shown_together() -> str:
-    """What ``gpulayer resources`` prints of some of them; cores, memory and torch are made up."""
+    """What ``gpulayer resources`` prints of some of them; cores, memory, torch and a job are made up."""
     workers: list[Any] = []  # Any: records, as far as they are shown
     for name, shape, cpus, memory_bytes, torch in _WORKERS:
         facts = json.loads(_detected(SHAPES[shape], "--json"))
         computing = {"name": "torch", "version": torch, "usable": True, "reason": ""}
         facts["frameworks"] = [{**computing, "accelerator": one} for one in ("cuda", "cpu") if torch]
-        own = {"name": name, "state": "ready", "cpus": cpus, "cpus_free": cpus, "memory_bytes": memory_bytes}
+        own: dict[str, Any] = {
+            "name": name,
+            "state": "ready",
+            "cpus": cpus,
+            "cpus_free": cpus,
+            "memory_bytes": memory_bytes,
+        }
+        lent = facts["devices"][: _LENT.get(name, 0)]
+        own["device_jobs"] = {device["uuid"]: "7f3a9c2e41d05b68" for device in lent}
         workers.append(facts | own | {"resources": {}})
     headers, rows = worker_table(workers)
     return "\n".join([*columns([[header.upper() for header in headers], *rows]), *lines_below(workers)])
@@ -201,4 +212,5 @@ def rewritten(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for renewed in (PAGE, PAGE_OF_WORKERS):
+        renewed.write_text(rewritten(renewed.read_text(encoding="utf-8")), encoding="utf-8")

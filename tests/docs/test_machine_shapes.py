@@ -1,8 +1,8 @@
-"""docs/machines.md shows what the program prints on recorded machines."""
+"""docs/machines.md and docs/machine-examples.md show what the program prints on recorded machines."""
 
 import pytest
 
-from tests.docs.machine_shapes import PAGE, SHAPES, names, shown, shown_together
+from tests.docs.machine_shapes import PAGE, PAGE_OF_WORKERS, SHAPES, names, shown, shown_together
 
 
 def test_every_machine_is_on_the_page() -> None:
@@ -16,5 +16,5 @@ def test_the_page_shows_what_is_printed(name: str) -> None:
 
 
 def test_the_page_shows_what_is_printed_of_workers() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE_OF_WORKERS.read_text(encoding="utf-8")
     assert f"$ gpulayer resources\n{shown_together()}\n```\n" in text, "python -m tests.docs.machine_shapes"

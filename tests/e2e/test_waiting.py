@@ -81,7 +81,7 @@ def test_a_first_start_waits_for_no_check_and_what_needs_a_framework_starts_when
     doomed, _ = waiting(machine, "--framework", "badtorch", "--accelerator", "cuda", "--", "true")
     explained = machine.run("explain", "--framework", "slowtorch")
     assert explained.code == 0
-    assert "would wait, no worker that fits is ready" in explained.out.decode()
+    assert "would wait, a framework is not checked yet" in explained.out.decode()
     refused = machine.run("submit", "--framework", "nothing", "--", "true")
     assert (refused.code, "nothing is not installed" in refused.err) == (3, True)
     (machine.folder / "end").touch()
@@ -108,7 +108,9 @@ def test_a_job_waits_for_a_broken_device_and_starts_when_it_is_back(machine):
 
 
 def test_a_framework_that_fails_on_one_device_gets_the_other(machine):
-    machine.until(lambda: b"newtorch on cuda 1: no code for this device" in machine.run("resources").out, "it is known")
+    machine.until(
+        lambda: b"newtorch on device 1: no code for this device" in machine.run("resources").out, "it is known"
+    )
     on_cuda = ("--framework", "newtorch", "--accelerator", "cuda")
     refused = machine.run("submit", *on_cuda, "--devices", "2", "--", "true")
     assert refused.code == 3

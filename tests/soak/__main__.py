@@ -10,8 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from tests.soak.frame import PROMISES, REST, Proof, Row, carry_out, found_proofs, table
+
+_SHOWN: Final = 3
 
 
 class Terminated(KeyboardInterrupt):
@@ -116,6 +119,8 @@ def _tell(row: Row) -> None:
     print(
         f"{row.proof.promise or '-'}: {row.proof.text}: {runs:,} {row.proof.unit}, {found}", file=sys.stderr, flush=True
     )
+    for violation in () if tally is None else tally.violations[:_SHOWN]:  # the table is hours away
+        print(f"    {violation}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

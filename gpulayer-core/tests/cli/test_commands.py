@@ -231,7 +231,7 @@ def test_an_explanation_says_what_is_waited_for_that_nobody_has_to_leave(cli, pl
     said = cli("explain", "--accelerator", "cuda", plane=plane)
     assert said.code == 0
     assert said.out.decode().splitlines() == [
-        "1 × cuda, torch: would wait, no worker that fits is ready",
+        "1 × cuda, torch: would wait, a device is unhealthy and a framework is not checked yet",
         "  a    framework    torch is not checked yet",
         "  b    devices      device 0 is unhealthy: GPU is lost",
     ]

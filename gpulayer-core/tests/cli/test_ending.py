@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gpulayer.cli import down, plugins
+from gpulayer.client.embedded import is_stale
 from gpulayer.plugins import Where
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.testing.distribution import install_plugin
@@ -265,6 +266,62 @@ def test_who_says_down_to_a_start_does_not_want_the_one_before_it_back(cli, away
         starting.kill()
         starting.communicate()
     assert not (state / name).exists()
+
+
+def test_down_sees_to_it_that_nobody_starts_one_that_was_killed_again(run, away):
+    """Neither it, with its address and port, nor the one before it, nor one whose PID is somebody else's by now."""
+    state = away.parent / "state"
+    code, _, err = run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", "0")
+    assert code == 0, err
+    said = json.loads((state / "endpoint.json").read_bytes())
+    os.kill(said["pid"], signal.SIGKILL)
+    ends = time.monotonic() + 20
+    while not is_stale(state):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    (state / "endpoint.json.former").write_text(json.dumps({**said, "pid": os.getpid()}))
+    (state / "endpoint.json").write_text(json.dumps({**said, "pid": os.getpid()}))
+    code, _, err = run("down")
+    assert code == 0
+    assert err.startswith("no control plane runs here")
+    assert f"the one at {said['url']} had died, and is not started again as it was" in err
+    assert not list(state.glob("endpoint.json*"))
+    assert not is_stale(state)
+    code, _, err = run("job", "list")
+    assert code == 0, err
+    assert json.loads((state / "endpoint.json").read_bytes())["embedded"] is True
+    assert run("down")[0] == 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_start_that_down_calls_off_has_nothing_to_put_back_when_it_is_told(cli, away, monkeypatch, is_killed):
+    """Whoever looks between its end and the clean-up after it would start the one before it again."""
+    monkeypatch.setattr(down, "_TERM_S", 0.3)
+    monkeypatch.setattr(down, "_QUIET_S", 0.1)
+    state = away.parent / "state"
+    state.mkdir()
+    program = (
+        "import fcntl, os, signal, sys, pathlib, time; state = pathlib.Path(sys.argv[1]);"
+        " lock = open(state / 'plane.lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX);"
+        " lock.write(f'{os.getpid()}\\n'); lock.flush();"
+        " seen = lambda: (state / 'seen').write_text(' '.join(p.name for p in state.glob('endpoint*')));"
+        " signal.signal(signal.SIGTERM, lambda *_: (seen(), sys.argv[2] == 'ends' and os._exit(0)));"
+        " print(flush=True); time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", program, str(state), "stays" if is_killed else "ends"]
+    (state / "endpoint.json.former").write_text(json.dumps({"pid": os.getpid()}))
+    starting = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    try:
+        starting.stdout.readline()
+        reaper = threading.Thread(target=starting.wait)
+        reaper.start()
+        assert cli("down").code == 0
+        reaper.join()
+    finally:
+        starting.kill()
+        starting.communicate()
+    assert (state / "seen").read_text() == ""
+    assert not list(state.glob("endpoint*"))
 
 
 def test_only_who_has_the_folder_is_ever_signalled(cli, away):

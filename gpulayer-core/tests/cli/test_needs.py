@@ -29,6 +29,15 @@ def test_what_is_no_name_and_number_is_refused(text):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("command", ["explain", "submit"])
+@pytest.mark.parametrize(("flag", "number"), [("--devices", "-1"), ("--cpus", "0")])
+def test_a_number_that_is_too_small_is_refused_by_its_flag_with_one_that_is_not(cli, command, flag, number):
+    said = cli(command, flag, number, *["--", "true"][: 2 * (command == "submit")])
+    assert said.code == 2
+    assert f"{flag} {number}" in said.err
+    assert f"hint: write {flag} 1" in said.err
+
+
 def test_submit_sends_what_is_needed_and_what_runs_it(cli, job_plane):
     sent = []
     submit = job_plane.record

@@ -12,7 +12,7 @@ import pytest
 from gpulayer.cli.detected import detected_lines
 from gpulayer.cli.machine import link_lines, memory_text, near_lines, said_of
 from gpulayer.cli.offers import device_rows, lines_below
-from gpulayer.cli.records import worker_fields
+from gpulayer.cli.records import devices_text, worker_fields
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
 from gpulayer.wire.facts import facts_to_wire
@@ -54,7 +54,7 @@ def test_devices_are_named_by_their_numbers(numbers, text):
 
 
 def test_what_is_wrong_with_all_devices_is_said_once(parts):
-    assert unusable(parts, broken()) == ["", "can't be used", f"  box: devices 0-3 are unhealthy: {BROKEN}"]
+    assert unusable(parts, broken()) == ["", "can't be used", f"  box: each of devices 0-3 is unhealthy: {BROKEN}"]
     lines = detected(broken())
     assert [line for line in lines if BROKEN in line] == [f"    devices 0-3: {BROKEN}"]
 
@@ -99,8 +99,73 @@ def test_what_is_not_checked_yet_is_told_apart_from_what_can_not_be_used(parts):
 def test_devices_on_which_a_framework_fails_are_named_and_it_computes_on_the_others(parts):
     torch = Framework("torch", "2.6.0", CUDA, usable=True, failed_on=(("GPU-3", "no kernel image"),))
     facts = replace(FACTS, frameworks=(torch,))
-    assert "  torch  2.6.0  cuda  computes, but not on GPU-3: no kernel image" in detected(facts)
-    assert "  box: torch on cuda 3: no kernel image" in unusable(parts, facts)
+    assert "  torch  2.6.0  cuda  computes, but not on device 3: no kernel image" in detected(facts)
+    assert "  box: torch on device 3: no kernel image" in unusable(parts, facts)
+
+
+def test_a_device_is_called_the_same_wherever_it_is_told_of(parts):
+    """By its number, with its kind where the machine has several; slices, which share their card's, by uuid."""
+    other = Device("ROCM-0", 0, Accelerator.ROCM, "AMD Instinct MI300X")
+    slices = tuple(Device(f"MIG-{number}", 0, CUDA, "NVIDIA H100 MIG 1g.10gb", parent="GPU-0") for number in range(2))
+    for devices, uuid, name in (
+        (DEVICES, "GPU-1", "device 1"),
+        ((*DEVICES, other), "GPU-1", "cuda device 1"),
+        (slices, "MIG-1", "MIG-1"),
+        (DEVICES, "GPU-gone", "GPU-gone"),
+    ):
+        torch = Framework("torch", "2.6.0", CUDA, usable=True, failed_on=((uuid, "no kernel image"),))
+        facts = replace(FACTS, devices=devices, frameworks=(torch,))
+        shown = dict(worker_fields(of_worker(parts, facts)))
+        assert shown["frameworks"] == f"torch  2.6.0  cuda  computes, but not on {name}: no kernel image"
+        if uuid != "GPU-gone":
+            assert unusable(parts, facts)[-1] == f"  box: torch on {name}: no kernel image"
+        rows = [row[0] for row in device_rows(of_worker(parts, facts))]
+        for title in (row.split(" ", 1)[1].removesuffix(" × 2") for row in rows):
+            assert title in shown["devices"]
+            assert any(title in line for line in detected(facts))
+
+
+def test_of_accelerators_that_a_machine_neither_has_nor_should_have_only_json_tells(parts):
+    kinds = (CUDA, Accelerator.ROCM, Accelerator.XPU, CPU)
+    torch = [Framework("torch", "2.6.0", kind, kind in (CUDA, CPU), f"no {kind} build") for kind in kinds]
+    facts = replace(FACTS, frameworks=tuple(torch))
+    assert dict(worker_fields(of_worker(parts, facts)))["frameworks"] == "torch  2.6.0  cuda, cpu  computes"
+    missing = replace(facts, missing=(("rocm", "no /dev/kfd"),))
+    assert [line for line in detected(missing) if "build" in line] == ["                rocm       no rocm build"]
+    cupy = Framework("cupy", "14.2", CUDA, usable=False, reason="no driver")
+    alone = replace(FACTS, devices=(), frameworks=(cupy,))
+    assert "  cupy  14.2  cuda  no driver" in detected(alone), "nothing else is known of it"
+
+
+def test_what_is_wrong_with_a_kind_is_said_once_of_a_worker(parts):
+    fields = dict(worker_fields(of_worker(parts, broken())))
+    assert BROKEN in fields["devices"]
+    assert fields["missing"] == ""
+
+
+def test_what_jobs_have_is_told_apart_from_what_is_free_with_the_job(parts):
+    lent = {"GPU-0": "job-a", "GPU-1": "job-a", "GPU-3": "job-b", "GPU-gone": "job-c"}
+    worker = of_worker(parts, FACTS) | {"device_jobs": lent, "leases": [7, 8]}
+    assert device_rows(worker) == [["0-1, 3 cuda L40S", "unknown", "in use"], ["2 cuda L40S", "unknown", "usable"]]
+    assert lines_below([worker]) == ["", "in use", "  box: devices 0-1 by job job-a", "  box: device 3 by job job-b"]
+    fields = dict(worker_fields(worker))
+    assert [line.split()[-3:] for line in fields["devices"].splitlines()[1:]] == [
+        ["use", "job-a", "GPU-0"],
+        ["use", "job-a", "GPU-1"],
+        ["unknown", "usable", "GPU-2"],
+        ["use", "job-b", "GPU-3"],
+    ]
+    assert fields["attempts"] == "2"
+    assert devices_text(worker) == "3 × NVIDIA L40S (in use), 1 × NVIDIA L40S"
+    two = (*DEVICES, Device("ROCM-0", 0, Accelerator.ROCM, "AMD Instinct MI300X"))
+    worker = of_worker(parts, replace(FACTS, devices=two)) | {"device_jobs": {"ROCM-0": "job-d"}}
+    assert lines_below([worker])[-1] == "  box: rocm device 0 by job job-d"
+
+
+def test_a_broken_device_that_a_job_still_has_is_broken(parts):
+    worker = of_worker(parts, broken()) | {"device_jobs": {"GPU-0": "job-a"}}
+    assert {row[2] for row in device_rows(worker)} == {"unhealthy"}
+    assert "  box: device 0 by job job-a" in lines_below([worker])
 
 
 def test_what_no_framework_could_be_asked_for_is_said_once():
@@ -156,7 +221,7 @@ def test_what_a_newer_worker_names_is_shown_in_its_words(parts):
     [
         (80 * 10**9, 79_200_000_000, False, "79.2/80 GB"),
         (2 * 10**12, 10**9, False, "1 GB/2 TB"),
-        (80 * 10**9, None, False, "80 GB"),
+        (80 * 10**9, None, False, "?/80 GB"),
         (None, None, False, "unknown"),
         (None, None, True, "the machine's"),
     ],

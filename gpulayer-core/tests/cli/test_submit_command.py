@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gpulayer.cli.command import check_command, default_source, left_behind, read_env
+from gpulayer.cli.progress import waiting_line
 from gpulayer.errors import UsageError
 
 
@@ -326,6 +327,14 @@ def test_a_control_plane_that_does_not_answer_is_5(cli, plane, monkeypatch):
     said = cli("submit", "--", "true")
     assert said.code == 5
     assert said.err.startswith("error: no control plane answers at http://127.0.0.1:9: connection refused\n hint: ")
+
+
+def test_why_an_attempt_ended_is_told_once_while_its_job_is_queued_again(parts):
+    why = "device 0 (GPU-a) is unhealthy: the driver does not answer"
+    reason = {"code": "retry", "message": f"attempt 1 ended: drift: {why}"}
+    queued = parts.job(state="queued", reason=reason, attempts=[parts.attempt(ended_by="drift", evidence=why)])
+    assert waiting_line(queued) == f"job {queued['id']} is queued again after attempt 1"
+    assert why in waiting_line({**queued, "reason": {"code": "device_unhealthy", "message": f"box: {why}"}})
 
 
 def test_an_attempt_that_runs_again_is_announced(cli, job_plane, parts):

@@ -1,6 +1,7 @@
 """Both shells against a real socket: the same requests, the same errors, the same patience."""
 
 import importlib
+import itertools
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 from typing_extensions import is_typeddict
 
-from gpulayer.client import calls, connect
+from gpulayer.client import calls, connect, reach
 from gpulayer.client import transport as transports
 from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.endpoints import ENDPOINTS
@@ -237,6 +238,68 @@ def test_the_next_control_plane_of_a_machine_is_waited_for_while_it_starts(plane
     with pytest.raises(Unreachable):
         patient.send(calls.get_plane())
     assert 50 < now[0] - began < 100, "it has an end"
+
+
+@pytest.mark.parametrize("ending", ["closed", "bad gateway"])
+def test_patience_begins_when_a_held_request_is_lost_and_not_when_it_was_sent(plane, parts, shell, ending):
+    now, told = [0.0], []
+    gateway = parts.Answer(status=502, body=b"nobody behind it")
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def held(asked):
+        """The first two are held for almost a minute, and then lost; next comes a while in which nobody is there."""
+        tries = len(plane.asked)
+        now[0] += {1: 58.0, 2: 59.0}.get(tries, 0.0)
+        return gateway if ending == "bad gateway" and tries < 6 else parts.job(state="succeeded")
+
+    plane.on("GET", "/v1/jobs/{ref}", held)
+    if ending == "closed":
+        plane.drop("GET", "/v1/jobs/j", 5)
+    waits = shell(plane.url, retry_for_s=5.0, sleep=sleep, monotonic=lambda: now[0], relocate=lambda: told.append(1))
+    assert waits.send(calls.get_job("j", wait_s=60.0))["state"] == "succeeded"
+    assert len(plane.asked) == 6
+    assert now[0] > 117
+
+
+def test_who_awaits_the_next_control_plane_is_as_patient_after_a_held_request(plane, parts, shell):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += max(seconds, 1.0)
+
+    def held(asked):
+        if len(plane.asked) == 1:
+            now[0] += 58.0
+        return parts.Answer(drop=True) if now[0] < 98.0 else parts.job(state="succeeded")
+
+    plane.on("GET", "/v1/jobs/{ref}", held)
+    waits = shell(plane.url, retry_for_s=3.0, sleep=sleep, monotonic=lambda: now[0], relocate=lambda: Awaited.STARTS)
+    assert waits.send(calls.get_job("j", wait_s=60.0))["state"] == "succeeded"
+
+
+def test_the_time_in_which_an_answer_was_waited_for_in_vain_counts_as_patience(mute, shell, monkeypatch):
+    """Nobody was at work on it, as far as can be told: it is not asked for over and over."""
+    monkeypatch.setattr(reach, "_HELD_S", 0.0)
+    monkeypatch.setattr(transports, "_SLOW_AFTER_S", 0.05)
+    slept = []
+    with pytest.raises(Unreachable, match="no answer in time"):
+        shell(mute, retry_for_s=0.2, limits=replace(LIMITS, answer_s=0.3), sleep=slept.append).send(calls.get_plane())
+    assert slept == []
+
+
+@pytest.mark.parametrize("patience_s", [0.5, 3.0])
+def test_the_next_control_plane_is_waited_for_whatever_waits_between_tries_are_drawn(patience_s):
+    """Two long ones in a row are longer than the patience of a command."""
+    now, draws = [0.0], itertools.cycle([0.99, 0.99, 0.2, 0.7])
+    with Transport(
+        Location.of("http://127.0.0.1:9", "t"), retry_for_s=patience_s, relocate=lambda: Awaited.STARTS,
+        random01=lambda: next(draws), monotonic=lambda: now[0],
+        sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
+    ) as transport, pytest.raises(Unreachable):  # fmt: skip
+        transport.send(calls.get_plane())
+    assert 58 < now[0] < 70
 
 
 def test_nothing_listening_is_unreachable_and_names_the_address(shell):

@@ -89,6 +89,22 @@ def test_who_was_accepted_by_a_worker_that_is_sure_is_not_rejected_when_checks_o
     assert plane.job().state is JobState.QUEUED
 
 
+def test_who_was_accepted_in_the_hope_of_checks_stays_so_once_another_worker_is_sure_and_so_does_who_comes_then(plane):
+    plane.join("other")
+    tell(plane, "other", frameworks=(PENDING,))
+    plane.submit("hopes", request=TORCH)
+    plane.join("sure", cpus=1)
+    plane.submit("fills", request=Request(worker="sure", cpus=1))
+    tell(plane, "sure", frameworks=(COMPUTES,))
+    plane.submit("accepted", request=TORCH)
+    tell(plane, "sure", frameworks=())
+    plane.submit("hopes again", request=TORCH)
+    tell(plane, "other", frameworks=())
+    assert plane.state.jobs["hopes"].state is JobState.QUEUED
+    assert plane.state.jobs["accepted"].state is JobState.QUEUED
+    assert plane.job("hopes again").state is JobState.REJECTED
+
+
 def test_who_has_run_already_is_not_rejected_when_a_check_fails(plane):
     plane.join()
     tell(plane, frameworks=(PENDING,))

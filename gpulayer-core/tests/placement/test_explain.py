@@ -10,7 +10,8 @@ from gpulayer.placement.eligibility import is_eligible, why_ineligible, why_not_
 from gpulayer.placement.explain import WorkerView, choice, explain, smallest_change
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.opinion import Mark, Refusal
-from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
+from gpulayer.spec.request import FRAMEWORKS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.units import parse_bytes
 from gpulayer.spec.verdict import FieldChange, Reason, ReasonCode, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
@@ -100,10 +101,10 @@ def test_p1_memory_that_is_shared_with_the_machine_is_bounded_by_that_and_never_
     assert why_ineligible(replace(asked, device_memory_bytes=12 * GB), facts) == ()
 
 
-def test_p1_the_smallest_change_of_two_devices_one_of_unknown_memory_is_to_what_the_other_has():
+def test_p1_the_smallest_change_of_two_devices_one_of_unknown_memory_is_to_that_one():
     facts = machine(gpu(0, memory=None), gpu(1, memory=16 * GB))
     change = smallest_change(Request(accelerators=CUDA, devices=2, device_memory_bytes=40 * GB), facts, name="box")
-    assert [str(one.value) for one in change] == ["16GB"]
+    assert change == (FieldChange("devices", "1"),)
 
 
 def verdict_of(request, facts, *, leased=()):
@@ -158,9 +159,23 @@ def test_one_reason_of_several_unhealthy_devices_is_said_once():
     )
     asked = Request(accelerators=CUDA, devices=1)
     assert [reason.message for reason in why_not_now(asked, facts)] == [
-        "devices 0, 1, 2, 3 are unhealthy: the driver hangs"
+        "each of devices 0-3 is unhealthy: the driver hangs"
     ]
     assert verdict_of(asked, facts).fits_with == ()
+
+
+def test_of_many_unhealthy_devices_as_much_is_said_as_people_read():
+    lost = {"state": DeviceState.UNHEALTHY, "reason": "GPU is lost"}
+    asked = Request(accelerators=CUDA, devices=1024)
+    (reason,) = why_not_now(asked, machine(*(gpu(index, **(lost if index % 2 else {})) for index in range(1024))))
+    assert len(reason.message) < 150
+    assert "and 500 more (NVIDIA RTX 4090) is unhealthy" in reason.message
+    (reason,) = why_not_now(asked, machine(*(gpu(n, **{**lost, "reason": f"Xid {n}"}) for n in range(1024))))
+    assert len(reason.message) < 300
+    assert reason.message.endswith("; and 1020 more reasons")
+    mixed = machine(gpu(0, **lost), gpu(1, model="Tesla T4", **lost), gpu(2, **lost))
+    (reason,) = why_not_now(Request(accelerators=CUDA, devices=3), mixed)
+    assert reason.message == "each of devices 0, 2 (NVIDIA RTX 4090), 1 (Tesla T4) is unhealthy: GPU is lost"
 
 
 def test_what_would_not_fit_either_when_all_is_healthy_is_refused_for_that_alone():
@@ -287,6 +302,86 @@ def test_what_programs_that_draw_have_of_a_device_is_not_there_for_jobs():
     assert (reason.code, reason.message) == (ReasonCode.DEVICE_MEMORY, "largest is 23 GB")
     assert [change.flag for change in smallest_change(asked, desktop, name="box")] == ["--device-memory 23GB"]
     assert is_eligible(replace(asked, device_memory_bytes=23 * GB), desktop)
+
+
+L40S = {"memory": 46068 * 2**20, "model": "NVIDIA L40S", "capability": "8.9"}
+A4000 = {"memory": 16376 * 2**20, "model": "NVIDIA RTX A4000", "capability": "8.6"}
+MIXED = machine(gpu(0, **L40S), gpu(1, **L40S), gpu(2, **A4000))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "change"),
+    [
+        ({"devices": 2, "device_models": ("A4000",)}, "1 of 3 devices has the model A4000", "--devices 1"),
+        (
+            {"devices": 3, "device_memory_bytes": 40 * GB},
+            "2 of 3 devices have 40 GB of memory",
+            "--devices 2",
+        ),
+        ({"devices": 3, "compute_capability": ">=8.9"}, "2 of 3 devices have compute capability >=8.9", "--devices 2"),
+        (
+            {"devices": 4, "device_models": ("L40S",)},
+            "has 3 devices; 2 of 3 devices have the model L40S",
+            "--devices 2",
+        ),
+        (
+            {"devices": 2, "device_models": ("A4000",), "compute_capability": ">=8.9"},
+            "1 of 3 devices has the model A4000; 0 of 3 devices have all of it",
+            None,
+        ),
+        ({"devices": 1, "device_models": ("H100",)}, "has NVIDIA L40S, NVIDIA RTX A4000", "without --device-model"),
+        ({"devices": 2, "device_memory_bytes": 80 * GB}, "largest is 48.3 GB", "--device-memory 48.3GB"),
+    ],
+)
+def test_too_few_that_have_it_is_told_apart_from_none_has_it(wanted, message, change):
+    verdict = verdict_of(Request(accelerators=CUDA, **wanted), MIXED)
+    assert [reason.message for reason in verdict.reasons] == [message]
+    assert [one.flag for one in verdict.fits_with] == ([change] if change else [])
+
+
+def test_devices_that_are_not_meant_do_not_count_as_free_nor_their_jobs_as_in_the_way():
+    asked = Request(accelerators=CUDA, devices=2, device_models=("L40S",))
+    free = usable_capacity(MIXED)
+    free = Free(free.cpus, free.memory_bytes, frozenset({"GPU-0"}), free.resources)
+    holders = (("GPU-1", JobId("7f3a")), ("GPU-2", JobId("8b4c")))
+    (verdict,) = explain(
+        asked, [WorkerView(WorkerId("w1"), "box", WorkerState.READY, MIXED, free, holders, jobs=("7f3a", "8b4c"))]
+    )
+    (reason,) = verdict.reasons
+    assert reason.message == "1 of 2 such devices free (job 7f3a uses the rest)"
+    assert (reason.wanted, reason.has, verdict.busy_with) == ("2", "1", ("7f3a",))
+    lost = replace(MIXED, devices=(gpu(0, **L40S, state=DeviceState.UNHEALTHY, reason="lost"), *MIXED.devices[1:]))
+    (verdict,) = explain(replace(asked, devices=1), [view_of(lost, leased=("GPU-1",))])
+    assert verdict.reasons[0].message == "0 of 1 such devices free (job 7f3a uses the rest)"
+
+
+def test_what_is_busy_fits_with_as_many_as_are_free_like_what_is_broken():
+    asked = Request(accelerators=CUDA, devices=2)
+    assert [change.flag for change in verdict_of(asked, TAKEN).fits_with] == ["--devices 1"]
+    assert [change.flag for change in verdict_of(asked, BOX, leased=("GPU-0",)).fits_with] == ["--devices 1"]
+    assert verdict_of(asked, BOX, leased=("GPU-0", "GPU-1")).fits_with == ()
+    assert verdict_of(replace(asked, devices=1), TAKEN, leased=("GPU-1",)).fits_with == ()
+    cpus = Free(0, 64 * GB, frozenset({"GPU-1"}))
+    (verdict,) = explain(asked, [WorkerView(WorkerId("w1"), "box", WorkerState.READY, BOX, cpus)])
+    assert verdict.fits_with == (), "cores are short as well"
+
+
+def test_a_size_is_told_as_it_stands_beside_it_where_that_fits():
+    for memory, flag in ((46068 * 2**20, "48.3GB"), (80 * 2**30, "80GiB"), (24 * GB, "24GB")):
+        facts = machine(gpu(0, memory=memory))
+        asked = Request(accelerators=CUDA, devices=1, device_memory_bytes=200 * GB)
+        (change,) = smallest_change(asked, facts, name="box")
+        assert change.value == flag
+        assert is_eligible(replace(asked, device_memory_bytes=parse_bytes(change.value)), facts)
+
+
+def test_a_framework_of_a_name_that_nothing_checks_by_itself_is_refused_with_those_names():
+    (known,) = why_ineligible(Request(frameworks=(FrameworkNeed("torch"),)), LAPTOP)
+    assert known.message == "torch is not installed"
+    for facts in (LAPTOP, BOX):
+        asked = Request(accelerators=CUDA, devices=1, frameworks=(FrameworkNeed("pytorch"),))
+        message = why_ineligible(asked, facts)[-1].message
+        assert message == f"pytorch is not installed; by themselves workers check {', '.join(FRAMEWORKS)}"
 
 
 def test_an_unusable_framework_gives_its_own_words():

@@ -1,12 +1,15 @@
-"""Plugins in a folder of this test alone, and hosts that load them."""
+"""Plugins in a folder of this test alone, hosts that load them, and a guard over calls of what they are."""
 
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 
 from gpulayer.clock import ManualClock
 from gpulayer.plugins.contracts.context import Where
+from gpulayer.plugins.guard import Guard
+from gpulayer.plugins.hiding import SecretsHider
 from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.testing.distribution import install_plugin
@@ -58,3 +61,23 @@ def load():
     yield start
     for host in hosts:
         host.close()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def guard(clock):
+    made = Guard(clock=clock, hide=SecretsHider({"p": {"token": "hunter22", "a": "b"}}))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate():
+    """What hangs until the test is over."""
+    gate = threading.Event()
+    yield gate
+    gate.set()

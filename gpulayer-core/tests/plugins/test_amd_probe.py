@@ -232,6 +232,7 @@ def test_a_driver_that_hangs_is_named_no_other_tool_is_asked_and_nothing_is_lent
     assert [device.state for device in found.devices] == [DeviceState.UNHEALTHY] * 2
     assert [device.uuid for device in found.devices] == list(MI210)
     assert found.missing == (("rocm", "amd-smi did not answer within 0.3 s"),)
+    assert found.is_silent
     assert machine.asked() == ["amd-smi static"]
 
 

@@ -100,10 +100,12 @@ def test_memory_that_is_not_told_is_unknown(mac):
 def test_programs_that_hang_or_are_not_there_are_named(mac, monkeypatch):
     monkeypatch.setattr("gpulayer.plugins.builtin.apple.probe._SYSCTL_S", 0.3)
     mac.program("sysctl", "exec sleep 600")
-    assert mac.look() == Findings(missing=(("mps", "sysctl did not answer within 0.3 s"),))
+    assert mac.look() == Findings(missing=(("mps", "sysctl did not answer within 0.3 s"),), is_silent=True)
     (mac.root / "sysctl").unlink()
-    [(_, why)] = mac.look().missing
+    found = mac.look()
+    [(_, why)] = found.missing
     assert "can't be run" in why
+    assert not found.is_silent
 
 
 def test_what_older_releases_tell_is_read_too():

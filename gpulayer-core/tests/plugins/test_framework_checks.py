@@ -22,7 +22,7 @@ import pytest
 from gpulayer.placement.eligibility import is_eligible, why_ineligible
 from gpulayer.plugins.builtin.frameworks import CHECKS
 from gpulayer.spec.machine import Device, WorkerFacts
-from gpulayer.spec.request import Accelerator, FrameworkNeed, Request
+from gpulayer.spec.request import FRAMEWORKS, Accelerator, FrameworkNeed, Request
 from gpulayer.spec.verdict import ReasonCode
 from gpulayer.worker.check_answers import read_answer
 from gpulayer.worker.check_script import run_script
@@ -303,6 +303,10 @@ def test_onnxruntime_computes_on_each_device_that_it_may_see(ask, index):
     answer = ask("onnxruntime", cuda=True, devices=devices, seen=visible, variables=variables)
     ((uuid, why),) = on_cuda(answer).failed_on
     assert (uuid, why.partition(":")[0]) == (f"GPU-{'ab'[index]}", "no code for this device in this build")
+
+
+def test_placement_knows_what_is_checked_without_a_plugin():
+    assert sorted(BY_NAME) == list(FRAMEWORKS)
 
 
 def test_what_can_not_be_imported_is_the_reason_on_all_accelerators(ask):

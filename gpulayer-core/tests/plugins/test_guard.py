@@ -2,107 +2,18 @@
 
 import asyncio
 import gc
-import os
 import threading
 import time
 import weakref
-from contextlib import contextmanager
 
 import pytest
 
-from gpulayer.clock import ManualClock
 from gpulayer.errors import Blame, PluginFault, PluginResting
-from gpulayer.plugins.ambient import Place
 from gpulayer.plugins.contracts.environment import BuildFailed
 from gpulayer.plugins.guard import Guard, Life
 from gpulayer.plugins.hiding import SecretsHider
-from gpulayer.plugins.marks import Marks
 from gpulayer.plugins.results import instance_of, list_of
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def guard(clock):
-    made = Guard(clock=clock, hide=SecretsHider({"p": {"token": "hunter22", "a": "b"}}))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def gate():
-    """What hangs until the test is over."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
-
-
-def raises(error):
-    def work():
-        raise error
-
-    return work
-
-
-def fault(guard, work, **more):
-    with pytest.raises(PluginFault) as caught:
-        guard.call("p", "Probe.look", work, **{"deadline_s": 10.0, **more})
-    assert caught.value.blame is Blame.PLUGIN
-    rests = {"rest_ms"} if isinstance(caught.value, PluginResting) else set()
-    assert caught.value.details.keys() == {"plugin", "hook", *rests}
-    assert (caught.value.details["plugin"], caught.value.details["hook"]) == ("p", "Probe.look")
-    return caught.value.message
-
-
-def ok(guard, hook="Probe.look", thing=""):
-    return guard.call("p", hook, lambda: 42, deadline_s=10.0, thing=thing)
-
-
-def fails(guard, **more):
-    """Three times, so that it rests."""
-    for _ in range(3):
-        fault(guard, raises(ValueError("x")), **more)
-
-
-def resting(guard, **more):
-    with pytest.raises(PluginResting) as caught:
-        ok(guard, **more)
-    return caught.value
-
-
-def wait_until(is_so):
-    deadline = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-@contextmanager
-def all_slots_taken(guard, *, count=8, **more):
-    """By calls that nobody blames: they may take as long as they do."""
-    gate, began = threading.Event(), threading.Semaphore(0)
-
-    def work():
-        began.release()
-        gate.wait(10)
-
-    calls = [
-        threading.Thread(target=lambda: guard.call("p", "Probe.look", work, deadline_s=60.0, **more))
-        for _ in range(count)
-    ]
-    for one in calls:
-        one.start()
-    for _ in range(min(count, 8)):
-        assert began.acquire(timeout=10)
-    try:
-        yield gate
-    finally:
-        gate.set()
-        for one in calls:
-            one.join(10)
+from tests.guarded import all_slots_taken, fails, fault, ok, raises, wait_until
 
 
 class Unspeakable(Exception):
@@ -280,159 +191,6 @@ def test_silence_counts_for_what_began_only_after_somebody_waited(guard, gate):
     assert "no sign of life" in fault(guard, gate.wait, deadline_s=3600.0, life=Life(0.05))
 
 
-def test_three_failures_in_a_row_and_it_is_not_asked_for_longer_and_longer(guard, clock):
-    for _ in range(2):
-        fault(guard, raises(ValueError("x")))
-    assert ok(guard) == 42, "a success begins the count anew"
-    for _ in range(3):
-        assert "ValueError" in fault(guard, raises(ValueError("x")))
-    for rest_ms in (30_000, 60_000, 120_000, 240_000, 480_000, 600_000, 600_000):
-        assert guard.is_resting("p")
-        assert "is not asked" in fault(guard, lambda: 42)
-        clock.advance(rest_ms - 1)
-        assert "is not asked" in fault(guard, lambda: 42)
-        clock.advance(1)
-        assert not guard.is_resting("p")
-        assert "ValueError" in fault(guard, raises(ValueError("x")))
-    clock.advance(600_000)
-    assert ok(guard) == 42
-    assert ok(guard) == 42
-    assert not guard.is_resting("p")
-    for _ in range(3):
-        fault(guard, raises(ValueError("x")))
-    clock.advance(30_000)
-    assert ok(guard) == 42, "it rests for half a minute again, not for ten"
-
-
-def test_who_is_not_asked_is_told_for_how_long(guard, clock):
-    for _ in range(3):
-        fault(guard, raises(ValueError("x")))
-    clock.advance(10_000)
-    with pytest.raises(PluginResting) as caught:
-        ok(guard)
-    assert caught.value.details["rest_ms"] == 20_000
-
-
-def test_other_hooks_and_other_plugins_are_asked_meanwhile(guard):
-    for _ in range(3):
-        fault(guard, raises(ValueError("x")))
-    assert ok(guard, "Launcher.plan") == 42
-    assert guard.call("q", "Probe.look", lambda: 1, deadline_s=10.0) == 1
-    assert not guard.is_resting("q")
-
-
-def test_many_failures_at_once_count_as_one_break(guard, clock):
-    barrier = threading.Barrier(6)
-
-    def fail():
-        barrier.wait(10)
-        raise ValueError("x")
-
-    threads = [threading.Thread(target=lambda: fault(guard, fail)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    clock.advance(30_000)
-    assert ok(guard) == 42
-
-
-def test_after_the_rest_one_call_alone_is_the_trial(guard, clock, gate):
-    for _ in range(3):
-        fault(guard, raises(ValueError("x")))
-    clock.advance(30_000)
-    began, go = threading.Event(), threading.Event()
-
-    def trial():
-        began.set()
-        go.wait(10)
-        return 1
-
-    results = []
-    asking = threading.Thread(target=lambda: results.append(guard.call("p", "Probe.look", trial, deadline_s=10.0)))
-    asking.start()
-    assert began.wait(10)
-    assert "is not asked" in fault(guard, lambda: 2)
-    go.set()
-    asking.join(10)
-    assert results == [1]
-    assert ok(guard) == 42
-
-
-@contextmanager
-def trial_runs(guard, clock, *, life=None):
-    """After a rest: a call that goes on until the block ends, and ends well."""
-    fails(guard)
-    clock.advance(30_000)
-    began, go = threading.Event(), threading.Event()
-
-    def trial():
-        began.set()
-        go.wait(10)
-        return 42
-
-    results = []
-    asking = threading.Thread(
-        target=lambda: results.append(guard.call("p", "Probe.look", trial, deadline_s=60.0, life=life))
-    )
-    asking.start()
-    assert began.wait(10)
-    try:
-        yield
-    finally:
-        go.set()
-        asking.join(10)
-    assert results == [42]
-
-
-def test_a_trial_that_shows_a_sign_of_life_has_passed_and_one_that_only_began_has_not(guard, clock):
-    """A fetch goes on for hours, and all others need not wait for it."""
-    life = Life(60.0)
-    with trial_runs(guard, clock, life=life):
-        assert guard.is_suspended("p")
-        assert "it is being tried just now" in resting(guard).hint
-        life.sign()
-        assert not guard.is_resting("p")
-        assert not guard.is_suspended("p")
-        assert ok(guard) == 42
-
-
-def test_beside_a_trial_that_takes_long_and_says_nothing_another_is_made(guard, clock):
-    with trial_runs(guard, clock):
-        clock.advance(29_999)
-        resting(guard)
-        clock.advance(1)
-        assert guard.is_suspended("p")
-        fault(guard, raises(ValueError("x")))
-        assert "in 60 s" in resting(guard).hint
-        clock.advance(60_000)
-        assert ok(guard) == 42
-        assert not guard.is_suspended("p")
-        assert ok(guard) == 42
-
-
-def test_it_is_suspended_until_it_has_worked_again_and_not_only_until_it_may_be_asked(guard, clock):
-    fails(guard)
-    clock.advance(30_000)
-    assert not guard.is_resting("p")
-    assert guard.is_suspended("p")
-    assert ok(guard) == 42
-    assert not guard.is_suspended("p")
-
-
-def test_a_trial_that_never_began_leaves_its_place_to_the_next(guard, clock, monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    fails(guard)
-    guard.close()  # no idle thread is left
-    clock.advance(30_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        resting(guard)
-    assert ok(guard) == 42
-
-
 def test_calls_that_wait_when_it_is_closed_are_told_at_once(guard):
     said = []
 
@@ -563,91 +321,6 @@ def test_no_secret_is_cut_in_half_before_it_is_hidden(clock, caplog, length, kin
     told = str(caught.value) + caught.value.message + caplog.text + repr(guard.faults_of("p"))
     assert "s1s2" not in told
     assert "s8s9" not in told
-    guard.close()
-
-
-def test_process_wide_state_is_put_back_and_noted_and_the_answer_counts(guard, monkeypatch, tmp_path):
-    monkeypatch.setenv("KEPT", "1")
-    cwd = os.getcwd()
-
-    def change():
-        os.environ["KEPT"] = "2"
-        os.environ["NEW"] = "hunter22"
-        os.chdir(tmp_path)
-        return 42
-
-    assert guard.call("p", "h", change, deadline_s=10.0) == 42
-    assert (os.environ["KEPT"], os.environ.get("NEW"), os.getcwd()) == ("1", None, cwd)
-    count, notes = guard.faults_of("p")
-    assert count == 2
-    assert "os.environ (KEPT, NEW)" in notes[0].message
-    assert "the working directory" in notes[1].message
-
-
-def test_a_call_that_hangs_for_good_keeps_nobody_from_being_looked_at(guard, gate, monkeypatch):
-    monkeypatch.delenv("NEW", raising=False)
-    fault(guard, lambda: gate.wait(10), deadline_s=0.05)
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(asyncio.wait_for(guard.acall("q", "h", lambda: gate.wait(10), deadline_s=10.0), 0.05))
-    guard.call("p", "h", lambda: os.environ.update(NEW="1"), deadline_s=10.0)
-    assert "NEW" not in os.environ
-    assert "os.environ (NEW)" in guard.faults_of("p")[1][-1].message
-
-
-def overlapping(guard, first, second):
-    """Two calls of two plugins; ``first`` is done, and its call over, while the second runs."""
-    second_runs, first_ended = threading.Event(), threading.Event()
-
-    def one():
-        first()
-        assert second_runs.wait(10)
-
-    def two():
-        second_runs.set()
-        assert first_ended.wait(10)
-        second()
-
-    def ask_first():
-        guard.call("p", "h", one, deadline_s=10.0)
-        first_ended.set()
-
-    threads = [
-        threading.Thread(target=ask_first),
-        threading.Thread(target=lambda: guard.call("q", "h", two, deadline_s=10.0)),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-
-
-@pytest.mark.parametrize("is_seconds", [False, True])
-def test_of_calls_that_overlap_none_is_blamed_and_nothing_is_taken_from_the_other(guard, monkeypatch, is_seconds):
-    monkeypatch.delenv("NEW", raising=False)
-
-    def change():
-        monkeypatch.setenv("NEW", "1")
-
-    def nothing():
-        pass
-
-    overlapping(guard, *((nothing, change) if is_seconds else (change, nothing)))
-    assert os.environ["NEW"] == "1"
-    assert (guard.faults_of("p")[0], guard.faults_of("q")[0]) == (0, 0)
-    assert guard.call("p", "h", lambda: os.environ.pop("NEW"), deadline_s=10.0) == "1"
-    assert guard.faults_of("p")[0] == 1, "the next one is alone again"
-
-
-def test_whatever_fails_around_a_call_its_mark_is_removed_and_its_answer_counts(clock, tmp_path, monkeypatch, caplog):
-    def fails(self):
-        raise ValueError("odd")
-
-    marks = Marks(tmp_path / "marks", {"p": "1.0"}, wall_ms=0)
-    guard = Guard(clock=clock, marks=marks)
-    monkeypatch.setattr(Place, "put_back", fails)
-    assert ok(guard) == 42
-    wait_until(lambda: "must not raise" in caplog.text)
-    assert (tmp_path / "marks").read_bytes()[256:].strip(b"\0") == b""
     guard.close()
 
 
@@ -789,14 +462,6 @@ def test_a_fault_is_a_line_of_the_log_and_the_first_time_the_plugins_own_frames_
     assert "ValueError:  [1m***" in first
     assert third.splitlines()[0] == "plugin p, Probe.look: ValueError: [1m***"
     assert last == "plugin p, Probe.look: it failed 3 times in a row, and is suspended: it is asked again in 30 s"
-
-
-def test_becoming_suspended_is_logged_once(guard, clock, caplog):
-    fails(guard)
-    for _ in range(3):
-        clock.advance(600_000)
-        fault(guard, raises(ValueError("x")))
-    assert caplog.text.count("is suspended") == 1
 
 
 def test_a_call_that_is_late_is_logged_too(guard, gate, caplog):

@@ -2,75 +2,29 @@
 
 import asyncio
 import dataclasses
-import io
-import logging
 import os
-import socket
-import subprocess
 import sys
 import threading
-from traceback import format_exception_only
 
 import pytest
 
-from gpulayer.clock import ManualClock, iso_utc
 from gpulayer.errors import PluginFault
 from gpulayer.plugins.builtin import BUILTINS
 from gpulayer.plugins.contracts.context import Where
 from gpulayer.plugins.contracts.event import EventKind, PlaneEvent
-from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.plugins.contracts.problem import Problem
-from gpulayer.plugins.host import load_plugins
 from gpulayer.plugins.record import PluginStatus
-from gpulayer.plugins.results import instance_of, list_of
+from gpulayer.plugins.results import list_of
 from gpulayer.plugins.settings import PluginSettings
 from gpulayer.spec.request import Accelerator
 from gpulayer.testing.distribution import install_distribution
-
-PROBE = """
-class Probe:
-    name = {name!r}
-    def look(self, site):
-        {look}
-@hookimpl
-def gpulayer_register_probes(ctx):
-    return [Probe()]
-"""
-
-
-def probe(name, look="return Findings(cpus=3)"):
-    return PROBE.format(name=name, look=look)
-
-
-def registers(hook, values):
-    return f"@hookimpl\ndef {hook}(ctx): return {values}\n"
-
-
-def look(host, registered, tmp_path, deadline_s=5.0):
-    site = ProbeSite(tmp_path, {})
-    return host.call(
-        registered, "Probe.look", lambda thing: instance_of(Findings, thing.look(site)), deadline_s=deadline_s
-    )
-
-
-def records(host):
-    return {record.name: record for record in host.records()}
+from tests.made_plugins import look, names, probe, records, registers, seen
 
 
 def plugins_in(registry):
     """Of which plugins anything could be asked."""
     found = [getattr(registry, field.name) for field in dataclasses.fields(registry)]
     return {one.plugin for things in found for one in (things.values() if isinstance(things, dict) else things)}
-
-
-def seen(things):
-    """``host`` stands for all of core's own probes."""
-    own = [thing for thing in things if thing.plugin in BUILTINS and thing.kind == "probe"]
-    return [thing for thing in things if thing not in own or thing.name == "host"]
-
-
-def names(things):
-    return [thing.name for thing in seen(things)]
 
 
 def test_without_others_there_are_cores_own_and_no_child_is_started(load):
@@ -148,6 +102,8 @@ def test_job_checks_and_sinks_take_the_arguments_that_they_want(load, plugin, tm
 
 
 ENDLESS = "def endless():\n    while True: yield Probe()\n"
+
+
 # By name: source, and what is said of it.
 REFUSED = {
     "raises": (registers("gpulayer_register_probes", "1 / 0"), "ZeroDivisionError"),
@@ -316,217 +272,6 @@ def test_one_module_under_two_names_is_one_too_many(load, site):
     assert told["b"].error == "its module gpulayer_double is that of the plugin a already"
 
 
-def test_only_those_that_are_named_are_imported_and_the_others_say_why_not(load, plugin):
-    plugin("wanted", probe("wanted"))
-    plugin("unwanted", "raise AssertionError('imported')")
-    host = load(settings=PluginSettings(allowed=frozenset({"wanted", "wantde", "host"})))
-    told = records(host)
-    assert told["wanted"].status is PluginStatus.OK
-    assert (told["unwanted"].status, told["unwanted"].error) == (
-        PluginStatus.DISABLED,
-        "GPULAYER_PLUGINS does not name it",
-    )
-    assert (told["wantde"].status, told["wantde"].hint) == (PluginStatus.BROKEN, "did you mean wanted?")
-    assert told["host"].is_builtin
-    host = load(settings=PluginSettings(allowed=frozenset()), python="/nowhere/python")
-    assert {record.status for record in host.records() if not record.is_builtin} == {PluginStatus.DISABLED}
-    assert names(host.registry.probes) == ["host"]
-
-
-def test_an_import_that_changes_what_all_share_is_noted_and_undone_and_the_plugin_works(load, plugin, tmp_path):
-    change = (
-        "import os, sys, socket, gpulayer.plugins.results as r\n"
-        "os.environ['LD_PRELOAD'] = 'x'; os.chdir('/'); os.umask(0); sys.stdout = None; socket.setdefaulttimeout(1)\n"
-        "r.instance_of = None\n"
-    )
-    plugin("changes", probe("changes") + change)
-    before = (os.getcwd(), sys.stdout, socket.getdefaulttimeout())
-    host = load()
-    assert (os.getcwd(), sys.stdout, socket.getdefaulttimeout()) == before
-    assert "LD_PRELOAD" not in os.environ
-    record = records(host)["changes"]
-    assert record.status is PluginStatus.OK
-    assert record.faults == 6
-    assert {fault.hook for fault in record.last_faults} == {"import"}
-    assert any("gpulayer.plugins.results (instance_of)" in fault.message for fault in record.last_faults)
-    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
-
-
-def test_one_that_behaves_in_the_child_alone_is_contained_here_too(load, plugin):
-    """It knows where it is."""
-    here = f"import os, sys, time\nif os.getpid() == {os.getpid()}:\n    "
-    plugin("hangs", probe("a") + here + "time.sleep(30)\n")
-    plugin("exits", probe("b") + here + "sys.exit(3)\n")
-    plugin("turns", probe("c") + here + "GPULAYER_API = '7.0'\n")
-    plugin("good", probe("good"))
-    told = records(load(import_deadline_s=2.0))
-    assert "no answer within 2 s" in told["hangs"].error
-    assert "tried to end the process (exit 3" in told["exits"].error
-    assert told["turns"].status is PluginStatus.INCOMPATIBLE
-    assert told["good"].provides == ("probe good",)
-
-
-def test_what_is_gone_after_an_import_takes_nobody_down(load, plugin):
-    plugin("gone", probe("gone") + "import logging, sys\ndel sys.stdout, logging.root\nsys.path = None\n")
-    plugin("good", probe("good"))
-    stdout, path = sys.stdout, sys.path
-    told = records(load())
-    assert (sys.stdout, sys.path) == (stdout, path)
-    assert told["gone"].status is told["good"].status is PluginStatus.OK
-    assert told["gone"].faults == 3
-
-
-def test_what_only_the_real_import_changes_and_cannot_be_put_back_is_refused(load, plugin, monkeypatch):
-    plugin("mute", probe("mute") + f"import os, sys\nif os.getpid() == {os.getpid()}: sys.stdout.close()\n")
-    plugin("good", probe("good"))
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    host = load()
-    told = records(host)
-    assert told["mute"].status is PluginStatus.BROKEN
-    assert "its import changed sys.stdout" in told["mute"].error
-    assert names(host.registry.probes) == ["host", "good"]
-
-
-def test_one_that_hangs_at_its_import_is_waited_for_once(load, plugin, tmp_path):
-    plugin("hangs", "import threading\nthreading.Event().wait()\n")
-    plugin("raises", "1 / 0\n")
-    plugin("good", probe("good"))
-    first = records(load(import_deadline_s=1.0, marks=tmp_path / "marks"))
-    assert first["hangs"].error == "its import takes longer than 1 s"
-    again = records(load(import_deadline_s=1.0, marks=tmp_path / "marks"))
-    assert (again["hangs"].status, again["hangs"].error) == (
-        PluginStatus.BROKEN,
-        "its import took longer than 1 s when it was tried last",
-    )
-    assert again["raises"].error == first["raises"].error
-    assert again["good"].provides == ("probe good",)
-    named = PluginSettings(allowed=frozenset({"hangs"}))
-    assert records(load(settings=named, import_deadline_s=1.0, marks=tmp_path / "marks"))["hangs"] == first["hangs"]
-
-
-def test_an_import_that_fails_names_the_line_of_the_plugin_not_of_what_it_called(load, plugin):
-    plugin("raises", "from pathlib import Path\nPath('/no/such/file').read_text()\n", bare=True)
-    assert records(load())["raises"].error.endswith("'/no/such/file' (gpulayer_raises.py, line 2)")
-
-
-def test_secrets_of_its_options_are_in_no_record_and_no_log(load, plugin, caplog, tmp_path):
-    source = (
-        "import logging\n@hookimpl\ndef gpulayer_register_probes(ctx):\n"
-        "    logging.getLogger('x').error('key %s', ctx.options['key']); raise ValueError(ctx.options['key'])\n"
-        "@hookimpl\ndef gpulayer_register_stagers(ctx): return ctx.options['key']\n"
-    )
-    plugin("leaks", source)
-    settings = PluginSettings.of({"GPULAYER_PLUGIN_LEAKS_KEY": "hunter2hunter2"})
-    with caplog.at_level("DEBUG"):
-        host = load(Where.WORKER, settings)
-    record = records(host)["leaks"]
-    assert "ValueError: ***" in record.error
-    assert "key ***" in caplog.text
-    assert "hunter2" not in caplog.text + repr(host.records()) + repr(host.registry)
-
-
-@pytest.mark.parametrize("is_tried_first", [True, False])
-@pytest.mark.parametrize(
-    ("secret", "pieces"),
-    [
-        ("-----BEGIN KEY-----\nMIIEline1\nline2xyz\n-----END KEY-----", ("MIIE", "line2")),
-        ("s1s2s3s4s5s6s7s8s9", ("s1s2", "s8s9")),
-    ],
-)
-@pytest.mark.parametrize("before", [0, 270, 290, 380, 395])
-def test_no_import_tells_a_secret_wherever_its_words_are_cut(
-    load, plugin, monkeypatch, caplog, before, secret, pieces, is_tried_first
-):
-    """In the child that tries, which knows no secrets, and in this process."""
-    monkeypatch.setenv("GPULAYER_PLUGIN_LEAKS_KEY", secret)
-    here = os.getpid()
-    when = "" if is_tried_first else f"if os.getpid() == {here}: "
-    text = f"'x' * {before} + ' ' + os.environ['GPULAYER_PLUGIN_LEAKS_KEY']"
-    plugin(
-        "leaks", f"import os\n{when}raise RuntimeError({text})\n@hookimpl\ndef gpulayer_check_job(spec): return []\n"
-    )
-    with caplog.at_level("DEBUG"):
-        host = load(settings=PluginSettings.of(dict(os.environ)))
-    record = records(host)["leaks"]
-    assert record.error.startswith("RuntimeError")
-    assert "gpulayer_leaks.py, line 4" in record.error
-    told = caplog.text + repr(host.records())
-    assert [piece for piece in pieces if piece in told] == []
-
-
-def test_options_of_core_s_own_plugins_are_hidden_although_nobody_else_s_is_installed(load, site):
-    written = io.StringIO()
-    handler = logging.StreamHandler(written)
-    logging.getLogger().addHandler(handler)
-    try:
-        load(settings=PluginSettings.of({"GPULAYER_PLUGIN_HOST_TOKEN": "hunter2hunter2"}), discover=lambda: ())
-        logging.getLogger("somebody").warning("with hunter2hunter2")
-    finally:
-        logging.getLogger().removeHandler(handler)
-    assert written.getvalue() == "with ***\n"
-
-
-def test_one_that_fails_again_and_again_is_suspended_and_comes_back(load, plugin, tmp_path):
-    plugin(
-        "moody", probe("moody", "import os; return Findings(cpus=int(os.path.exists(site.work_dir / 'on')) or 1 / 0)")
-    )
-    clock = ManualClock()
-    host = load(Where.WORKER, clock=clock)
-    moody = host.registry.probes[-1]
-    for _ in range(4):
-        with pytest.raises(PluginFault):
-            look(host, moody, tmp_path)
-    record = records(host)["moody"]
-    assert (record.status, record.faults, record.error) == (
-        PluginStatus.SUSPENDED,
-        3,
-        "ZeroDivisionError: division by zero",
-    )
-    again = iso_utc(clock.wall_ms() + 30_000)[11:19]
-    assert record.hint == f"it failed several times in a row, and is tried again at {again} UTC"
-    clock.advance(10_000)
-    assert records(host)["moody"].hint == record.hint, "a worker would tell of it again and again"
-    (tmp_path / "on").touch()
-    clock.advance(20_000)
-    assert records(host)["moody"].hint.endswith(" is tried again when it is needed next")
-    assert look(host, moody, tmp_path).cpus == 1
-    assert records(host)["moody"].status is PluginStatus.OK
-
-
-def test_one_that_is_uninstalled_meanwhile_works_on_and_says_so(load, plugin, tmp_path):
-    clock = ManualClock()
-    gone = plugin("gone", probe("gone"))
-    newer = plugin("newer", probe("newer"))
-    host = load(clock=clock)
-    assert {record.error for record in host.records()} == {""}
-    gone.uninstall()
-    newer.uninstall()
-    plugin("newer", probe("newer"), version="2.0")
-    assert {record.error for record in host.records()} == {""}, "it is not looked for all the time"
-    clock.advance(10_000)
-    told = records(host)
-    assert told["gone"].error == "gpulayer-gone 1.0 is not installed any more"
-    assert told["newer"].error == "gpulayer-newer 2.0 is installed now, and 1.0 runs"
-    assert told["gone"].status is PluginStatus.OK
-    assert look(host, host.registry.probes[-1], tmp_path).cpus == 3
-
-
-def test_one_that_is_installed_meanwhile_is_told_with_what_to_do(load, plugin):
-    clock = ManualClock()
-    host = load(clock=clock)
-    assert "later" not in records(host)
-    later = plugin("later", probe("later"), version="3.1")
-    clock.advance(10_000)
-    record = records(host)["later"]
-    assert (record.status, record.version) == (PluginStatus.DISABLED, "3.1")
-    assert record.error == "it was installed after this process started"
-    assert record.hint.endswith("on your own machine: gpulayer down, then start again")
-    assert "later" not in {one.plugin for one in host.registry.probes}
-    later.uninstall()
-    clock.advance(10_000)
-    assert "later" not in records(host)
-
-
 def test_what_an_option_may_have_done_is_told_with_the_options_names(load, plugin):
     plugin("rack-2", registers("gpulayer_register_probes", "int(ctx.options['units'])"))
     plugin("poor", registers("gpulayer_register_probes", "1 / 0"))
@@ -537,82 +282,6 @@ def test_what_an_option_may_have_done_is_told_with_the_options_names(load, plugi
         "gpulayer plugins check rack-2 shows where it failed"
     )
     assert told["poor"].hint == "tell the plugin's author; see its faults"
-
-
-@pytest.mark.parametrize(
-    ("source", "error"),
-    [
-        ("raise KeyError('mine')", KeyError),
-        ("GPULAYER_API = '7.0'", PluginFault),
-        (registers("gpulayer_register_probes", "1 / 0"), ZeroDivisionError),
-        (registers("gpulayer_register_probes", "None"), TypeError),
-        (registers("gpulayer_register_probes", "__import__('time').sleep(1)"), PluginFault),
-        ("class Sealed(Exception):\n    __slots__ = ()\n    add_note = None\nraise Sealed", Exception),
-    ],
-)
-def test_strict_raises_what_went_wrong_instead_and_says_whose_it_was(load, plugin, source, error):
-    plugin("bad", source)
-    with pytest.raises(error) as caught:
-        load(settings=PluginSettings(strict=True), register_deadline_s=0.2)
-    told = "".join(format_exception_only(caught.value))
-    assert "plugin bad" in told
-    assert told.count("of gpulayer-bad 1.0)") == 1
-
-
-def test_who_waits_is_told_which_plugins_are_imported_and_when_none_is_any_more(load, plugin):
-    plugin("good", probe("good"))
-    plugin("odd", "raise KeyError('mine')")
-    told = []
-    load(trying=told.append)
-    tried, imported = told[: told.index(())], told[told.index(()) + 1 :]
-    assert tried in ([("good", "odd"), ("good",)], [("good", "odd"), ("odd",)])  # each goes when it is known
-    assert imported == [("good",), ()]
-
-
-def test_strict_with_good_ones_is_like_any_other_start(load, plugin):
-    plugin("good", probe("good"))
-    assert names(load(settings=PluginSettings(strict=True)).registry.probes) == ["host", "good"]
-
-
-CRASH = """
-import sys
-from pathlib import Path
-from traceback import format_exception_only
-from gpulayer.clock import SystemClock
-from gpulayer.plugins.contracts.context import Where
-from gpulayer.plugins.host import load_plugins
-from gpulayer.plugins.settings import PluginSettings
-settings = PluginSettings(strict=True)
-host = load_plugins(Where.WORKER, settings, clock=SystemClock(), version="0", marks=Path(sys.argv[1]))
-kills = next(probe for probe in host.registry.probes if probe.name == "kills")
-host.call(kills, "Probe.look", lambda thing: thing.look(None), deadline_s=5.0)
-"""
-
-
-def test_one_that_ends_the_process_in_a_call_is_known_afterwards_and_given_up_in_the_end(load, plugin, site, tmp_path):
-    plugin("kills", probe("kills", "import os; os._exit(9)"))
-    plugin("zz", probe("zz"))
-    marks = tmp_path / "state" / "marks"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", CRASH, marks], env=environment, timeout=60, check=False)
-        assert done.returncode == 9
-    host = load(marks=marks)
-    record = records(host)["kills"]
-    assert record.status is PluginStatus.BROKEN
-    assert record.error == "the process ended during Probe.look of it, 3 times in a row"
-    assert record.hint.endswith("or where GPULAYER_PLUGINS names it, which leaves out all that it does not name")
-    assert record.last_faults[0].message == "the process before this one ended during Probe.look"
-    assert names(host.registry.probes) == ["host", "zz"]
-    host.close()
-    host = load(marks=marks, settings=PluginSettings(allowed=frozenset({"kills"})))
-    assert records(host)["kills"].status is PluginStatus.OK
-
-
-def test_marks_that_cannot_be_kept_keep_nothing_from_working(load, plugin, tmp_path):
-    plugin("good", probe("good"))
-    (tmp_path / "file").touch()
-    assert names(load(marks=tmp_path / "file" / "marks").registry.probes) == ["host", "good"]
 
 
 def test_all_at_once_the_good_one_and_cores_own_work(load, plugin, site, tmp_path):
@@ -647,15 +316,6 @@ def test_all_at_once_the_good_one_and_cores_own_work(load, plugin, site, tmp_pat
         if thread.name == "plugin-good":
             thread.join(10)
             assert not thread.is_alive()
-
-
-def test_a_host_that_could_not_be_made_leaves_nothing_behind(site, plugin):
-    plugin("bad", "1 / 0")
-    filters = [list(handler.filters) for handler in logging.getLogger().handlers]
-    settings = PluginSettings(strict=True, options={"bad": {"key": "hunter2"}})
-    with pytest.raises(ZeroDivisionError):
-        load_plugins(Where.CHECK, settings, clock=ManualClock(), version="0")
-    assert [list(handler.filters) for handler in logging.getLogger().handlers] == filters
 
 
 def test_what_a_thing_says_of_itself_is_kept_beside_it(load, plugin):

@@ -191,6 +191,7 @@ def test_a_driver_that_hangs_is_named_and_its_cards_are_not_lent(machine, monkey
     found = machine.look()
     assert [device.state for device in found.devices] == [DeviceState.UNHEALTHY]
     assert found.missing == (("xpu", "xpu-smi did not answer within 0.3 s"),)
+    assert found.is_silent
     assert len(machine.asked()) == 1
 
 

@@ -225,13 +225,18 @@ def test_a_tool_that_is_ended_by_a_signal_says_so(tmp_path, probe):
     assert why == "nvidia-smi said nothing and was ended by signal 11"
 
 
-def test_where_the_driver_takes_too_long_what_may_help_is_said(tmp_path, smi):
+def test_where_the_driver_takes_too_long_the_log_says_once_what_may_help(tmp_path, smi, caplog):
     smi.tell(rows=ROWS, hang="")
-    probe = NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=0.2)
-    assert "start it" in look(probe, smi.environment).missing[0][1]
-    (tmp_path / "root/run/nvidia-persistenced").mkdir(parents=True)
-    (tmp_path / "root/run/nvidia-persistenced/socket").touch()
-    assert "persistenced" not in look(probe, smi.environment).missing[0][1]
+    for is_running, told in ((False, 1), (True, 0)):
+        caplog.clear()
+        probe = NvidiaProbe(root=tmp_path / "root", with_nvml=False, budget_s=0.2)
+        for _ in range(2):
+            found = look(probe, smi.environment)
+            assert found.missing == (("cuda", "the driver does not answer: nvidia-smi did not answer within 0.2 s"),)
+            assert found.is_silent
+        assert sum("nvidia-persistenced" in record.message for record in caplog.records) == told, is_running
+        (tmp_path / "root/run/nvidia-persistenced").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root/run/nvidia-persistenced/socket").touch()
 
 
 def test_a_driver_that_hangs_ends_at_the_limit_and_leaves_nothing(tmp_path, smi):
@@ -370,6 +375,48 @@ def test_only_what_the_worker_itself_may_use_is_offered(probe, smi):
     none = look(NvidiaProbe(with_nvml=False), smi.environment | {"CUDA_VISIBLE_DEVICES": ""})
     assert none.devices == ()
     assert none.missing == (("cuda", "CUDA_VISIBLE_DEVICES is empty: the worker may use none of its 4 NVIDIA GPUs"),)
+
+
+def test_a_name_that_is_no_cards_is_told_and_so_is_how_many_are_kept_back(smi, caplog):
+    smi.tell(rows=FOUR)
+    caplog.set_level("INFO")
+    probe = NvidiaProbe(with_nvml=False)
+    for _ in range(2):
+        assert len(look(probe, smi.environment | {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-zzz"}).devices) == 1
+    said = [record.message for record in caplog.records if record.name.endswith("nvidia.probe")]
+    assert said == ["the worker's variables keep back 3 of 4 NVIDIA GPUs; 'GPU-zzz' names none of 4 NVIDIA GPUs"]
+    for text, stray in (("GPU-zzz", "GPU-zzz"), ("7", "7")):
+        none = look(NvidiaProbe(with_nvml=False), smi.environment | {"CUDA_VISIBLE_DEVICES": text})
+        why = f"CUDA_VISIBLE_DEVICES={text}: the worker may use none of its 4 NVIDIA GPUs: {stray} is none of them"
+        assert none.missing == (("cuda", why),)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "why"),
+    [("", "it tells no UUID"), ("[]", "it tells no UUID"), ("MIG-1", "it tells 'MIG-1' for its UUID")],
+)
+def test_a_card_whose_uuid_is_none_says_what_is_wrong(probe, smi, uuid, why):
+    smi.tell(rows=[FOUR[0], FOUR[1] | {"uuid": uuid}])
+    assert [device.reason for device in look(probe, smi.environment).devices] == ["", f"it can't be read: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("model", "capability", "is_shared"),
+    [
+        ("NVIDIA L40S", "8.9", False),
+        ("NVIDIA H100 80GB HBM3", "9.0", False),
+        ("NVIDIA GB10", "12.1", True),
+        ("Orin (nvgpu)", "8.7", True),
+        ("one of tomorrow", "13.1", True),
+        ("NVIDIA GH200 480GB", "9.0", True),
+    ],
+)
+def test_memory_that_is_not_told_is_the_machines_only_of_a_card_that_can_share_it(
+    probe, smi, model, capability, is_shared
+):
+    smi.tell(rows=[FOUR[0] | {"name": model, "compute_cap": capability, "memory.total": "[N/A]"}])
+    (device,) = look(probe, smi.environment).devices
+    assert (device.memory_bytes, device.is_memory_shared) == (None, is_shared)
 
 
 def test_a_card_that_vanishes_is_unhealthy_and_renumbers_no_other_and_comes_back(probe, smi):

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -116,6 +117,27 @@ def test_a_log_is_read_by_stream_rank_attempt_and_time_and_says_what_is_missing(
     for wrong in ({"stream": "both"}, {"since": "yesterday"}):
         with pytest.raises(UsageError):
             client(job, "logs", **wrong)
+
+
+def test_who_waits_for_a_jobs_end_is_more_patient_than_a_client_is_otherwise(plane, parts):
+    """The job goes on while its control plane is away, so a wait that gave up at once would be taken for its end."""
+    plane.on("GET", "/v1/jobs/{ref}", parts.job(state="succeeded"))
+    settings = replace(settings_of(plane), retry_for_s=0.0)
+    with gl.Client(settings=settings) as client:
+        job = client.job("j")
+        plane.drop("GET", f"/v1/jobs/{job.id}", 1)
+        with pytest.raises(Unreachable):
+            job.record()
+        plane.drop("GET", f"/v1/jobs/{job.id}", 2)
+        assert job.wait()["state"] == "succeeded"
+
+    async def twin():
+        async with gl.AsyncClient(settings=settings) as client:
+            job = await client.job("j")
+            plane.drop("GET", f"/v1/jobs/{job.id}", 2)
+            return await job.wait()
+
+    assert asyncio.run(twin())["state"] == "succeeded"
 
 
 def test_a_job_that_goes_on_past_the_timeout_raises_and_goes_on(client, plane, parts):

@@ -14,9 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gpulayer import testing
 from gpulayer.clock import ManualClock
 from gpulayer.plugins.host import Host
+from gpulayer.server.gate import GateLimits
+from gpulayer.server.onewrite import HeadLimits
 from gpulayer.server.store import Side
 from gpulayer.server.tokens import Role, TokenKind, parse_token
 from gpulayer.testing.wire_worker import WireWorker, enrolment
+from tests.raw_lines import Line
+from tests.served import Served
 
 
 class LivePlane(testing.LivePlane):
@@ -122,3 +126,52 @@ def make_plane(tmp_path: Path) -> Iterator[Callable[..., LivePlane]]:
     yield make
     for live in made:
         live.stop()
+
+
+@pytest.fixture
+def line() -> Iterator[Callable[..., Line]]:
+    made: list[Line] = []
+
+    def make(live, sent: bytes = b"") -> Line:
+        made.append(Line(live, sent))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def hasty(make_plane):
+    """Short times, so that tests need not wait; all else as ever."""
+
+    def make(
+        *,
+        strangers: int = 1024,
+        connections: int = 10_000,
+        head_s: float = 0.3,
+        tls=None,
+        still_s: float = 20,
+        **settings,
+    ):
+        live = make_plane(body_piece_s=0.3, **settings)
+        live.tls = tls
+        live.limits = GateLimits(connections, strangers, HeadLimits(head_s=head_s, linger_s=0.5, still_s=still_s))
+        return live.start()
+
+    return make
+
+
+@pytest.fixture
+def serving(tmp_path) -> Iterator[Callable[..., Served]]:
+    """``serving(…)``: a served plane as a process, ended in the end; with these settings."""
+    made: list[Served] = []
+
+    def start(**options: object) -> Served:
+        served = Served(tmp_path / "state", **options)
+        made.append(served)
+        return served
+
+    yield start
+    for served in made:
+        served.end()

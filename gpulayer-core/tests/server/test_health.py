@@ -1,6 +1,7 @@
 """A store that is damaged is refused at the start, by name and with what to do, and left as it is; one that is not
 refused answers. Nothing hangs, and nothing ends in a traceback."""
 
+import itertools
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import pytest
 from gpulayer.clock import ManualClock
 from gpulayer.errors import Conflict, GpulayerError, StorageUnavailable
 from gpulayer.server.settings import Layout, PlaneSettings
-from gpulayer.server.store import Batch, EventRow, Side, Store
+from gpulayer.server.store import Batch, EventRow, Side, Store, health
 from gpulayer.server.store.disk import StoreDisk, examine
 from gpulayer.server.store.health import read_only
 from gpulayer.syncing import Syncs
@@ -396,3 +397,26 @@ def test_a_store_is_only_made_where_there_was_none(tmp_path) -> None:
     live = LivePlane(settings.state_dir).start()
     live.stop()
     assert settings.layout.store.stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    "look", [health.examine, lambda path, **_: Store(str(path)).close()], ids=["a doctor", "a start"]
+)
+def test_a_disk_that_fails_as_the_file_is_opened_is_no_fault_of_ours(tmp_path, monkeypatch, look):
+    """SQLite reads a file as it opens it; so an error may come before anything is asked."""
+    path = tmp_path / "store.db"
+    Store(str(path)).close()
+    usual, opened = sqlite3.connect, []
+    monkeypatch.setattr(sqlite3, "connect", lambda *told, **options: opened.append(told) or usual(*told, **options))
+    look(path, made_after=tmp_path / "pepper")
+    for failing in range(len(opened)):
+        calls = itertools.count()
+
+        def connect(*told, failing=failing, calls=calls, **options):
+            if next(calls) == failing:
+                raise sqlite3.OperationalError("disk I/O error")
+            return usual(*told, **options)
+
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        with pytest.raises(StorageUnavailable, match="disk I/O error"):
+            look(path, made_after=tmp_path / "pepper")

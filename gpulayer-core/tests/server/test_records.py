@@ -39,3 +39,33 @@ def test_the_worker_that_is_waited_for_is_one_that_is_there(verdicts, code, name
 def test_how_long_a_held_job_waits_is_told_in_seconds_and_to_the_second() -> None:
     reason = held_reason(_Held(), until_ms=33_400, now=Instant(1_000, 1_780_000_000_740))
     assert reason["message"] == "it may still run: it goes to nobody for 33 s, until 2026-05-28 20:27:13 UTC"
+
+
+def test_a_worker_tells_which_of_its_devices_which_job_has_as_long_as_it_has_them(plane) -> None:
+    blank = {"memory_bytes": None, "memory_free_bytes": None, "compute_capability": "", "reason": "", "links": {}}
+    named = {"kind": "cuda", "model": "A100", "state": "usable"}
+    devices = [{"uuid": f"GPU-{index}", "index": index, **named, **blank} for index in range(3)]
+    worker = plane.worker("one", devices=devices)
+
+    def has() -> dict[str, str]:
+        (listed,) = plane.http.get("/v1/workers").json()["workers"]
+        shown = plane.http.get("/v1/workers/one").json()
+        assert listed["device_jobs"] == shown["device_jobs"]
+        return shown["device_jobs"]
+
+    worker.report()
+    assert has() == {}
+    two, one, none = (
+        plane.submit("true", request={"accelerators": ["cuda"], "devices": count} if count else {})["id"]
+        for count in (2, 1, 0)
+    )
+    commands = [command for command in worker.commands(hold_s=5) if command["type"] == "assign"]
+    lent = {uuid: command["job_id"] for command in commands for uuid in command["devices"]}
+    assert sorted(lent.values()) == sorted([two, two, one])
+    assert has() == lent
+    assert none not in has().values()
+    plane.restart()
+    assert has() == lent, "it is known again after a restart"
+    worker.open_session()
+    worker.report(*(worker.ended(command["epoch"]) for command in commands if command["job_id"] == two))
+    assert has() == {uuid: job for uuid, job in lent.items() if job == one}

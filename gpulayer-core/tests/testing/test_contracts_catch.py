@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,20 +10,25 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-BAD = Path(__file__).with_name("bad_plugins.py")
+BAD = Path(__file__).with_name("bad_plugins")
+KINDS = sorted(file.stem for file in BAD.glob("*s.py"))
 
 # Of a bad one, only the test that must fail is run.
 CONFTEST = """
+from bad_plugins.caught import CAUGHT
+
 def pytest_collection_modifyitems(items):
-    items[:] = [item for item in items if item.module.CAUGHT[item.cls.__name__] in item.name]
+    items[:] = [item for item in items if CAUGHT[item.cls.__name__] in item.name]
 """
 
 
 def bad_plugins():
-    found = importlib.util.spec_from_file_location("bad_plugins", BAD)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    """By a name that is their own, as the run of ``ends`` imports them: all of them, and what is caught."""
+    found = importlib.util.spec_from_file_location("bad_plugins", BAD / "__init__.py")
+    sys.modules["bad_plugins"] = importlib.util.module_from_spec(found)
+    for kind in KINDS:
+        importlib.import_module(f"bad_plugins.{kind}")
+    return importlib.import_module("bad_plugins.caught")
 
 
 BAD_PLUGINS = bad_plugins()
@@ -33,7 +39,7 @@ CAUGHT = BAD_PLUGINS.CAUGHT
 def ends(tmp_path_factory):
     """By class, then by test: what a failure says, None of one that passed. One run over all of them."""
     folder = tmp_path_factory.mktemp("bad")
-    (folder / "test_bad.py").write_text(BAD.read_text(encoding="utf-8"), encoding="utf-8")
+    copy = shutil.copytree(BAD, folder / "bad_plugins", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     report = folder / "report.xml"
     options = [
@@ -47,8 +53,9 @@ def ends(tmp_path_factory):
         f"--junitxml={report}",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", "-c", os.devnull, folder / "test_bad.py"],
+        [sys.executable, "-m", "pytest", *options, "-c", os.devnull, *(copy / f"{kind}.py" for kind in KINDS)],
         cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.fspath(folder), os.environ.get("PYTHONPATH", "")))},
         capture_output=True,
         encoding="utf-8",
         errors="replace",
@@ -92,7 +99,7 @@ def contracts(names):
     of_the_kit = [
         base.__name__
         for name in names
-        for base in getattr(BAD_PLUGINS, name).__mro__
+        for base in BAD_PLUGINS.CLASSES[name].__mro__
         if base.__module__.startswith("gpulayer.testing.")
     ]
     return {name for name in of_the_kit if name not in ("Contract", "SharedContract")}

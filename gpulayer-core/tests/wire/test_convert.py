@@ -159,11 +159,21 @@ def test_naming_an_accelerator_asks_for_one_device_and_cpu_for_none():
 
 
 @pytest.mark.parametrize(
+    "wanted", [{"device_models": ["H100"]}, {"device_memory_bytes": 10**9}, {"compute_capability": ">=8.0"}]
+)
+def test_naming_what_a_device_has_asks_for_one(wanted):
+    assert request_from_wire(wanted).devices == 1
+    assert request_from_wire({**wanted, "accelerators": ["any"]}).devices == 1
+    assert request_from_wire({**wanted, "devices": 2}).devices == 2
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"accelerators": ["gpu"]}, "request.accelerators: 'gpu' is unknown"),
         ({"accelerators": ["cpu"], "devices": 2}, "cpu has no devices"),
-        ({"device_memory_bytes": 10**9}, "asks for no device"),
+        ({"device_memory_bytes": 10**9, "devices": 0}, "asks for no device"),
+        ({"device_models": ["H100"], "accelerators": ["cpu"]}, "asks for no device"),
         ({"accelerators": ["cuda"], "compute_capability": "8 or so"}, "compute_capability: '8 or so'"),
         ({"frameworks": ["torch >> 2"]}, "request.frameworks: 'torch >> 2'"),
         ({"frameworks": ["torch[extra]"]}, "request.frameworks"),

@@ -14,14 +14,15 @@ from gpulayer.plugins.settings import PluginSettings
 from gpulayer.worker.detecting import detect
 import gpulayer.worker.life
 found = detect(environment=dict(os.environ), plugins=PluginSettings.of(os.environ), python=sys.executable)
-print(json.dumps([[device.uuid for device in found.facts.devices], sorted(found.checked), sorted(sys.modules)]))
+there = [[one.device, one.pid] for one in found.processes or ()]
+print(json.dumps([[device.uuid for device in found.facts.devices], there, sorted(found.checked), sorted(sys.modules)]))
 """
 TRAP = "open(__file__ + '.pids', 'a').write(f'{__import__(\"os\").getpid()}\\n')\nraise ImportError('a trap')\n"
 THEIRS = ("pynvml", "amdsmi", "torch", "jax", "jaxlib", "cupy", "mlx", "tensorflow", "onnxruntime")
 
 
 def test_nothing_of_vendors_and_frameworks_is_imported_into_a_worker(tmp_path):
-    fake = FakeSmi(tmp_path / "bin", rows=[row(0, "GPU-1", "NVIDIA L4", bus="01")])
+    fake = FakeSmi(tmp_path / "bin", rows=[row(0, "GPU-1", "NVIDIA L4", bus="01")], apps="GPU-1, 4711, 100\n")
     (tmp_path / "libnvidia-ml.so.1").touch()  # before this machine's own; it can't be loaded
     traps = tmp_path / "traps"
     traps.mkdir()
@@ -39,8 +40,8 @@ def test_nothing_of_vendors_and_frameworks_is_imported_into_a_worker(tmp_path):
         check=True,
     )
     told, own = done.stdout.splitlines()
-    devices, checked, modules = json.loads(told)
-    assert devices == ["GPU-1"]
+    devices, there, checked, modules = json.loads(told)
+    assert (devices, there) == (["GPU-1"], [["GPU-1", 4711]])
     assert {"torch", "jax"} <= set(checked)
     assert not {name.partition(".")[0] for name in modules}.intersection(THEIRS)
     tried = {pid for path in traps.glob("*.pids") for pid in path.read_text().split()}

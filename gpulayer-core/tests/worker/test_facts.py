@@ -334,8 +334,9 @@ def test_a_probe_that_is_late_is_waited_for_again_after_an_hour(host_of, tmp_pat
     assert not asyncio.run(start())
     clock.advance(1_800_000)
     assert asyncio.run(start())
-    (tmp_path / "late-probes.json").write_text("[1]")
-    assert asyncio.run(start())
+    for text in ("[1]", '{"hangs": 1e999}', "[" * 100_000):
+        (tmp_path / "late-probes.json").write_text(text)
+        assert asyncio.run(start())
     hangs.go.set()
 
 
@@ -465,6 +466,7 @@ def test_a_device_that_is_missing_after_a_restart_is_told_of_and_the_others_keep
         '{"KEY": [NOW, {"resources": [["matlab", 2]]}]}',
         '{"KEY": [NOW, {"platform": 7, "devices": [], "frameworks": [], "labels": [], "locality": null, '
         '"addresses": [], "resources": [["matlab", 2]]}]}',
+        '{"KEY": [1e999, {}]}',
         "[" * 100_000,
     ],
 )

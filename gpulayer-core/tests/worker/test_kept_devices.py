@@ -8,6 +8,7 @@ import pytest
 from gpulayer.clock import ManualClock
 from gpulayer.spec.machine import Device, DeviceState
 from gpulayer.spec.request import Accelerator
+from gpulayer.variables import DEVICE_VARIABLES
 from gpulayer.worker.kept_devices import KeptDevices
 
 DAY_MS = 86_400_000
@@ -64,6 +65,55 @@ def test_one_that_was_taken_out_is_forgotten_after_a_week_and_the_others_are_cou
     assert life(LEFT) == LEFT
 
 
+def test_a_machine_that_was_off_for_more_than_a_week_has_lost_none(life, clock, caplog):
+    caplog.set_level("INFO")
+    life(LEFT)
+    life(THREE)
+    before = life(THREE)
+    assert [device.index for device in before] == [0, 1, 2]
+    clock.advance(9 * DAY_MS)
+    assert life(THREE) == before
+    assert caplog.messages == []
+
+
+def test_what_is_overdue_is_not_forgotten_before_it_could_be_looked_for(life, clock, caplog):
+    caplog.set_level("INFO")
+    life(THREE)
+    clock.advance(9 * DAY_MS)
+    assert len(life((), missing=[("cuda", "version mismatch")])) == 3
+    assert caplog.messages == []
+    assert life(LEFT) == LEFT
+    assert caplog.messages == ["device 1 (GPU-1) has not been found for a week, and is forgotten"]
+
+
+def test_a_time_that_is_still_to_come_keeps_nothing_longer_than_a_week(life, clock):
+    clock.wall_offset_ms += 400 * DAY_MS
+    life(THREE)
+    clock.wall_offset_ms -= 400 * DAY_MS
+    assert len(life(LEFT)) == 3
+    clock.advance(8 * DAY_MS)
+    assert life(LEFT) == LEFT
+
+
+def test_the_file_of_another_machine_of_that_name_is_missed_by_nobody(life):
+    life(THREE[:2])
+    ours = (replace(THREE[0], uuid="GPU-30", pci_address="0000:30:00.0"),)
+    assert life(ours) == ours
+    assert life(ours) == ours
+
+
+def test_a_card_that_can_not_be_read_is_no_sign_of_another_machine(life):
+    life(THREE)
+    unread = Device("CUDA-0", 0, Accelerator.CUDA, "", state=DeviceState.UNHEALTHY, reason="Unknown Error")
+    assert {device.uuid for device in life((unread,))} > {device.uuid for device in THREE}
+
+
+def test_what_holds_no_longer_is_gone_from_the_file(life):
+    life(THREE)
+    assert life((), CUDA_VISIBLE_DEVICES="") == ()
+    assert life(()) == ()
+
+
 def test_a_worker_that_goes_on_keeps_saying_that_they_are_there(tmp_path, clock):
     def kept():
         return KeptDevices(tmp_path / "known", clock, environment={}, host="h", probes=["nvidia"])
@@ -105,7 +155,10 @@ def test_what_else_changes_about_a_worker_forgets_none(life):
         lambda said: "[" * 100_000,
         lambda said: "[1]",
         lambda said: json.dumps(said | {"devices": [[0]]}),
-        lambda said: json.dumps(said | {"devices": [["x", said["devices"][0][1]]]}),
+        *(
+            lambda said, what=what: json.dumps(said | {"devices": [[what, said["devices"][0][1]]]})
+            for what in ("x", None, 1e999, -1e999, float("nan"), 1.5, [])
+        ),
         lambda said: json.dumps(said | {"devices": [[0, said["devices"][0][1] | {"index": -1}]]}),
         lambda said: json.dumps(said | {"devices": [[0, said["devices"][0][1] | {"colour": "red"}]]}),
     ],
@@ -116,8 +169,22 @@ def test_a_file_that_can_not_be_read_kept_nothing(life, tmp_path, damage):
     assert life(LEFT) == LEFT
 
 
-def test_a_folder_that_can_not_be_written_costs_nothing_but_that(tmp_path, clock):
-    kept = KeptDevices(tmp_path / "nowhere" / "known", clock, environment={}, host="h", probes=["nvidia"])
-    known = kept.read()
+def test_a_folder_that_can_not_be_written_costs_nothing_but_that_and_is_written_when_it_can_be(tmp_path, clock, caplog):
+    def kept():
+        return KeptDevices(tmp_path / "nowhere" / "known", clock, environment={}, host="h", probes=["nvidia"])
+
+    running = kept()
+    known = running.read()
     assert known.settle(THREE, {}) == THREE
-    kept.write(known)
+    for _ in range(3):
+        running.write(known)
+    assert len(caplog.messages) == 1
+    (tmp_path / "nowhere").mkdir()
+    running.write(known)
+    assert len(kept().read().settle(LEFT, {})) == 3
+
+
+@pytest.mark.parametrize("name", sorted(DEVICE_VARIABLES))
+def test_whatever_hides_devices_says_which_a_worker_is_given(life, name):
+    life(THREE)
+    assert life(LEFT, **{name: "0"}) == LEFT

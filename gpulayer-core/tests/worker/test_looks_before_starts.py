@@ -142,16 +142,75 @@ def test_one_of_ours_that_outlives_its_time_is_not_asked_again_before_it_has_end
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("uuid", ["XPU-0000:03:00.0", "ROCM-0000:03:00.0", "GPU-c0ffee"])
-def test_devices_that_are_masked_by_number_are_looked_at_before_a_start_though_nobody_tells_who_is_on_them(
-    known_of, uuid
+@pytest.mark.parametrize("processes", [None, ()])
+@pytest.mark.parametrize(
+    ("uuid", "kind"),
+    [
+        ("GPU-1", Accelerator.CUDA),
+        ("MIG-1", Accelerator.CUDA),
+        ("GPU-c0ffee", Accelerator.ROCM),
+        ("XPU-0000:03:00.0", Accelerator.XPU),
+        ("MPS-0", Accelerator.MPS),
+    ],
+)
+def test_each_of_ours_that_has_the_device_is_asked_before_a_start_whatever_else_it_knows(
+    known_of, uuid, kind, processes
 ):
+    async def main():
+        driver = Driver((Device(uuid, 0, kind, "card"),), processes=processes)
+        known, _ = await known_of(driver, is_builtin=True)
+        driver.found = Findings(missing=((str(kind), "gone"),), processes=processes)
+        await known.look_at(["GPU-of-another-probe"])
+        assert driver.looks == 1
+        await known.look_at([uuid])
+        assert driver.looks == 2
+        assert known.why_unusable([uuid]) == f"device 0 ({uuid}) is unhealthy: gone"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("uuid", ["XPU-0000:03:00.0", "ROCM-0000:03:00.0", "GPU-c0ffee"])
+def test_an_outside_probe_that_knows_no_processes_is_asked_before_a_start_where_devices_go_by_number(known_of, uuid):
     async def main():
         kind = Accelerator.XPU if uuid.startswith("XPU") else Accelerator.ROCM
         driver = Driver((Device(uuid, 0, kind, "card"),), processes=None)
         known, _ = await known_of(driver)
         await known.look_at([uuid])
         assert driver.looks == (1 if uuid == "GPU-c0ffee" else 2)
+
+    asyncio.run(main())
+
+
+def test_a_driver_that_is_silent_is_asked_again_soon_and_then_as_often_as_any(known_of):
+    async def main():
+        driver = Driver()
+        known, _ = await known_of(driver, is_builtin=True)
+        answers = driver.found
+        driver.found = Findings(missing=(("cuda", "no answer"),), is_silent=True)
+        await known.look_at(["GPU-0"])
+        assert known.why_unusable(["GPU-0"]) == "device 0 (GPU-0) is unhealthy: no answer"
+        async with asyncio.timeout(30):
+            await known.until_left()  # a start has met it: it is asked again now
+        waits = [known.retry_in_s]
+        while known.retry_in_s is not None:
+            await known.retry()
+            waits.append(known.retry_in_s)
+        assert waits == [2.0, 10.0, None]
+        driver.found = answers
+        await known.look_again()
+        assert (known.why_unusable(["GPU-0"]), known.retry_in_s) == ("", None)
+
+    asyncio.run(main())
+
+
+def test_why_devices_are_unhealthy_is_told_once(known_of):
+    async def main():
+        driver = Driver()
+        known, _ = await known_of(driver, is_builtin=True)
+        driver.found = Findings(missing=(("cuda", "no answer"), ("rocm", "no answer")))
+        await known.look_again()
+        assert {device.reason for device in known.facts.devices} == {"no answer"}
+        assert known.facts.missing == (("rocm", "no answer"),)
 
     asyncio.run(main())
 

@@ -1,9 +1,12 @@
 """What a worker says of its connection: once for each kind of trouble, and what to do where that is known."""
 
 import logging
+from dataclasses import replace
 
 from gpulayer.errors import Unreachable, UntrustedServer
-from gpulayer.worker.story import Story
+from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
+from gpulayer.spec.request import Accelerator
+from gpulayer.worker.story import Story, machine_text
 
 MINUTE = 60_000
 
@@ -25,3 +28,11 @@ def test_each_kind_of_trouble_is_told_once_and_again_after_ten_minutes(caplog):
     story.back()
     story.back()
     assert caplog.messages[4:] == ["the connection is back"]
+
+
+def test_what_a_machine_has_is_told_apart_from_what_of_it_is_broken():
+    works = Device("GPU-0", 0, Accelerator.CUDA, "NVIDIA L40S")
+    lost = [replace(works, uuid=f"GPU-{n}", index=n, state=DeviceState.UNHEALTHY, reason="gone") for n in (1, 2)]
+    facts = WorkerFacts("linux-x86_64", "0", 2, 10**9, devices=(works, *lost))
+    assert machine_text(facts) == "2 cpus, 1 GB, 1 × NVIDIA L40S, 2 × NVIDIA L40S (unhealthy)"
+    assert machine_text(replace(facts, devices=())) == "2 cpus, 1 GB, no device"

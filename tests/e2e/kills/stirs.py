@@ -169,6 +169,8 @@ def _token(traffic: Traffic) -> None:
 
 
 def _drain(traffic: Traffic) -> None:
+    if traffic.worker not in traffic.scene.ask(lambda client: {worker["name"] for worker in client.workers()}):
+        return  # it has not joined yet
     traffic.is_draining = True
     traffic.scene.ask(lambda client: client.drain_worker(traffic.worker))
     traffic.scene.ask(lambda client: client.resume_worker(traffic.worker))
@@ -181,7 +183,8 @@ def _worker(traffic: Traffic) -> None:
     def live(worker: WireWorker) -> None:
         worker.open_session(start=(1, f"{traffic.count:032x}"))
         worker.report()
-        worker.report(facts={**worker.facts, "cpus": 8})
+        # Of a machine that is like no other: what all know already is not written again.
+        worker.report(facts={**worker.facts, "memory_bytes": worker.facts["memory_bytes"] + traffic.count})
         traffic.known.discard(worker.id)
         try:
             traffic.scene.ask(lambda client: client.remove_worker(worker.id, force=True))

@@ -3,7 +3,16 @@
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
-from gpulayer.cli.machine import device_lines, drivers_text, framework_lines, link_lines, near_lines, short_reason
+from gpulayer.cli.machine import (
+    Seen,
+    device_lines,
+    drivers_text,
+    framework_lines,
+    link_lines,
+    near_lines,
+    short_reason,
+    untold_missing,
+)
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.units import format_bytes
 
@@ -53,17 +62,18 @@ def _machine(facts: WorkerFacts) -> list[list[str]]:
 
 
 def _devices(facts: WorkerFacts) -> list[str]:
-    told = {(device.kind, device.reason) for device in facts.devices}
-    missing = [(kind, reason) for kind, reason in facts.missing if (kind, reason) not in told]
+    seen = [Seen.of(device) for device in facts.devices]
     return [
-        *(device_lines(facts.devices) or ["no device that jobs could compute on"]),
-        *(f"{_INDENT}no {kind}: {short_reason(reason)}" for kind, reason in missing),
+        *(device_lines(seen) or ["no device that jobs could compute on"]),
+        *(f"{_INDENT}no {kind}: {short_reason(reason)}" for kind, reason in untold_missing(facts.missing, seen)),
     ]
 
 
 def _frameworks(found: "Detected") -> list[str]:
     absent = sorted(set(found.checked) - {one.name for one in found.facts.frameworks})
-    return framework_lines(found.facts.frameworks) + [f"not installed: {', '.join(absent)}"] * bool(absent)
+    facts = found.facts
+    lines = framework_lines(facts.frameworks, facts.devices, dict(facts.missing))
+    return lines + [f"not installed: {', '.join(absent)}"] * bool(absent)
 
 
 def _indented(lines: list[str]) -> list[str]:

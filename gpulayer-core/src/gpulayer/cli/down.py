@@ -22,10 +22,10 @@ from gpulayer.client.connect import telling
 from gpulayer.client.embedded import find_plane, is_alive, wait_until_gone
 from gpulayer.client.holder import ENDPOINT_FILE, FORMER_FILE
 from gpulayer.client.limits import LIMITS
-from gpulayer.client.location import LOCAL, Configured, Local
+from gpulayer.client.location import LOCAL, Configured, EndpointFound, Local, parse_endpoint
 from gpulayer.client.transport import Transport
-from gpulayer.errors import GpulayerError, TimedOut, Unreachable, UsageError
-from gpulayer.server.folder import lock_holder
+from gpulayer.errors import Conflict, GpulayerError, TimedOut, Unreachable, UsageError
+from gpulayer.server.folder import held_still, lock_holder
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.server.settings import Layout
 
@@ -74,7 +74,15 @@ def _end_ours(state_dir: Path, *, client: str, may_ask: bool) -> int:
         _has_gone(lock_holder(Layout(state_dir)), state_dir, within_s=_QUIET_S)  # one that is about to end, or to serve
         endpoint, pid = find_plane(state_dir), lock_holder(Layout(state_dir))
         if pid is None:
+            try:
+                died = _forget_died(state_dir)
+            except Conflict as error:
+                if "is_served" in error.details:
+                    return _end_ours(state_dir, client=client, may_ask=may_ask)  # one starts at this very moment
+                raise
             say(f"no control plane runs here (state in {state_dir})")
+            if died is not None and not died.embedded:
+                say(f"the one at {died.url} had died, and is not started again as it was: gpulayer up starts one")
             _end_worker(state_dir, "its worker still does: ending it")
             return 0
         if endpoint is None:
@@ -105,6 +113,7 @@ def _end_mute(pid: int, state_dir: Path, *, may_ask: bool) -> int:
         say("the control plane goes on")
         return 1
     say(f"the control plane (process {pid}) does not answer: ending its process")
+    _forget_others(pid, state_dir)  # a start that is called off leaves what it found, and somebody may be looking
     was_serving = (state_dir / ENDPOINT_FILE).exists()
     _signal(pid, state_dir, signal.SIGTERM)
     _signal(pid, state_dir, signal.SIGCONT)  # one that was stopped would not hear of it
@@ -121,6 +130,7 @@ def _end_mute(pid: int, state_dir: Path, *, may_ask: bool) -> int:
 
 def _kill(pid: int, state_dir: Path, why: str) -> None:
     """Raises TimedOut where its folder stays locked all the same."""
+    _forget_others(None, state_dir)  # who sees such a file, and no process, starts it again
     _signal(pid, state_dir, signal.SIGKILL)
     is_gone = _has_gone(pid, state_dir, within_s=_KILLED_S)
     if is_alive(pid):
@@ -155,13 +165,44 @@ def _signal(pid: int, state_dir: Path, number: int) -> None:
             os.kill(pid, number)
 
 
+def _forget_died(state_dir: Path) -> EndpointFound | None:
+    """Nobody has the folder: whoever says down does not want the one that was killed there back, either. Returns what
+    it was. Raises Conflict where somebody has the folder by now."""
+    files = [state_dir / name for name in (ENDPOINT_FILE, FORMER_FILE) if (state_dir / name).exists()]
+    if not files:
+        return None
+    with held_still(Layout(state_dir), doing="gpulayer down"):
+        died = [parse_endpoint(file.read_bytes()) for file in files if file.is_file()]
+        _forget_others(None, state_dir)
+    return died[0] if died else None
+
+
+def _forget_others(pid: int | None, state_dir: Path) -> None:
+    """What is left of control planes that this process is not. No other one has the folder, whoever has their PIDs."""
+    for name in (FORMER_FILE, ENDPOINT_FILE):
+        file = state_dir / name
+        try:
+            if pid is None or _pid_in(file) != pid:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            say(f"{file} can't be removed ({error.strerror}): the next command starts that control plane again")
+
+
+def _pid_in(file: Path) -> int | None:
+    try:
+        return int(json.loads(file.read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _clean_up(pid: int, state_dir: Path) -> None:
     """What it would have done at its end. A file that stays, its own or one of those that were killed before it, would
     make the next command start it again as it was."""
     for name in (FORMER_FILE, ENDPOINT_FILE):
         file = state_dir / name
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            if (said := json.loads(file.read_bytes())["pid"]) == pid or not is_alive(said):
+        said = _pid_in(file)
+        with suppress(OSError):
+            if said is not None and (said == pid or not is_alive(said)):
                 file.unlink()
     _end_worker(state_dir, "its worker still runs: ending it")
 

@@ -18,7 +18,7 @@ from gpulayer.cli.progress import QueueWatch, transfer_progress
 from gpulayer.cli.raw import RawOutput
 from gpulayer.cli.records import ending_line, notes_on
 from gpulayer.client import calls
-from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs
+from gpulayer.client.following import FINAL_STATES, LOST_FOR_S, FollowEvents, LogCursor, follow_logs
 from gpulayer.client.transport import Transport
 from gpulayer.errors import Conflict, Unreachable, UsageError
 from gpulayer.faults import here
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
 
 __all__ = ["Foreground"]
-
-_LOST_FOR_S = 60.0
 
 
 class Foreground:
@@ -94,7 +92,7 @@ class Foreground:
         if self._record["split_streams"] and self._side is None:
             self._side = SideStream(self._follow_stderr)
         try:
-            for piece in follow_logs(self._transport, self._id, lost_for_s=_LOST_FOR_S, events=events, cursor=cursor):
+            for piece in follow_logs(self._transport, self._id, lost_for_s=LOST_FOR_S, events=events, cursor=cursor):
                 self._losses.found()
                 if not isinstance(piece, bytes):
                     if self._side is not None:
@@ -112,7 +110,7 @@ class Foreground:
     def _follow_stderr(self) -> None:
         output = RawOutput(sys.stderr, LogCursor(stream="stderr"))
         cursor = output.cursor()
-        for piece in follow_logs(self._transport, self._id, lost_for_s=_LOST_FOR_S, cursor=cursor):
+        for piece in follow_logs(self._transport, self._id, lost_for_s=LOST_FOR_S, cursor=cursor):
             if isinstance(piece, bytes):
                 output.write(piece, cursor)
 

@@ -127,6 +127,7 @@ def wait(
     records = []
     with open_client(target) as client:
         for found in [find_job(client, ref) for ref in jobs]:
+            client.transport.waiting = LossTeller(found.id, lambda: has_ended(client.settings)).waiting
             spent = (datetime.now(UTC) - started).total_seconds()
             records.append(found.wait(timeout=None if limit_s is None else max(0.0, limit_s - spent)))
     if json:

@@ -4,22 +4,24 @@ For what looks at this machine and for what a worker reported: both show the sam
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
 from gpulayer.spec.machine import Device, DeviceState, Framework
-from gpulayer.spec.plain import plain_line
+from gpulayer.spec.plain import plain_line, spans
 from gpulayer.spec.request import Accelerator
 from gpulayer.spec.topology import drawn, islands
 from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
-    from gpulayer.wire.workers import DeviceFields, FrameworkFields
+    from gpulayer.wire.workers import DeviceFields, FrameworkFields, WorkerRecord
 
 __all__ = [
+    "Seen",
+    "called",
     "device_lines",
     "devices_from",
     "drivers_text",
@@ -29,9 +31,11 @@ __all__ = [
     "memory_text",
     "near_lines",
     "said_of",
+    "said_to_be",
+    "seen_from",
     "short_model",
     "short_reason",
-    "spans",
+    "untold_missing",
 ]
 
 _INDENT: Final = "  "
@@ -43,22 +47,49 @@ _MAKERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-def device_lines(devices: Sequence[Device], *, has_uuids: bool = False) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A device, and what it is called where it was told of: a newer worker may know kinds and states that are not known
+    here. job: which has it; empty: none."""
+
+    device: Device
+    kind: str
+    state: str
+    job: str = ""
+
+    @classmethod
+    def of(cls, device: Device) -> "Seen":
+        """Of one that this program has found itself."""
+        return cls(device, str(device.kind), str(device.state))
+
+    @property
+    def state_now(self) -> str:
+        """What is in a job's hands is usable, but not free."""
+        return "in use" if self.job and self.state == DeviceState.USABLE else self.state
+
+    @property
+    def title(self) -> str:
+        """``cuda L40S``."""
+        return f"{self.kind} {short_model(self.device)}".rstrip()
+
+
+def device_lines(seen: Sequence[Seen], *, has_uuids: bool = False) -> list[str]:
     """One row a device; the reason of what can't be used stands below its row, or once below several. has_uuids: of
     all; else of slices alone, which share the number of their card. No devices: no lines."""
-    if not devices:
+    if not seen:
         return []
-    heads = ["", "device", "memory", "capability", "used", "state", "uuid"]
-    has_uuids = has_uuids or any(device.parent for device in devices)
-    rows = [[*_cells(device), device.uuid if has_uuids else ""] for device in devices]
-    following: list[Device | None] = [*devices[1:], None]
+    heads = ["", "device", "memory", "capability", "used", "state", "job", "uuid"]
+    has_uuids = has_uuids or any(one.device.parent for one in seen)
+    rows = [[*_cells(one), one.job, one.device.uuid if has_uuids else ""] for one in seen]
+    following: list[Seen | None] = [*seen[1:], None]
     head, *shown = columns(_without_empty([heads, *rows]))
     lines = [head]
     alike: list[Device] = []
-    for device, after, line in zip(devices, following, shown, strict=True):
+    for one, after, line in zip(seen, following, shown, strict=True):
+        device = one.device
         lines.append(line)
         alike.append(device)
-        if after is not None and (after.kind, after.reason) == (device.kind, device.reason):
+        if after is not None and (after.kind, after.device.reason) == (one.kind, device.reason):
             continue
         if device.reason:
             which = f"{said_of(alike)}: " if len(alike) > 1 else ""
@@ -99,8 +130,16 @@ def link_lines(devices: Sequence[Device]) -> list[str]:
     return [*matrix, *_islands(devices)] if matrix else []
 
 
-def framework_lines(frameworks: Sequence[Framework]) -> list[str]:
-    """A row a framework and what is said of it, with the accelerators: what computed first."""
+def untold_missing(missing: Iterable[tuple[str, str]], seen: Sequence[Seen]) -> list[tuple[str, str]]:
+    """Kinds of which there is no device and why: without what is said of devices of that kind already."""
+    told = {(one.kind, one.device.reason) for one in seen}
+    return [(kind, reason) for kind, reason in missing if (kind, reason) not in told]
+
+
+def framework_lines(frameworks: Sequence[Framework], devices: Sequence[Device], missing: Iterable[str]) -> list[str]:
+    """A row a framework and what is said of it, with the accelerators: what computed first. Of accelerators that the
+    machine neither has nor should have (missing) nothing, unless nothing else is known of a framework."""
+    frameworks = _of_machine(frameworks, {str(device.kind) for device in devices} | set(missing))
     frameworks = [replace(one, reason=_pending(one)) if one.is_pending else one for one in frameworks]
     alike: dict[tuple[str, str, str], list[str]] = {}
     unknown: dict[str, list[str]] = {}  # of what could not even say its version, by the reason
@@ -113,7 +152,8 @@ def framework_lines(frameworks: Sequence[Framework]) -> list[str]:
             continue
         words = "computes" if one.usable else short_reason(one.reason or "does not compute")
         if one.usable and one.failed_on:
-            words += ", but not on " + short_reason("; ".join(f"{uuid}: {why}" for uuid, why in one.failed_on))
+            failed = (f"{called(uuid, devices)}: {why}" for uuid, why in one.failed_on)
+            words += ", but not on " + short_reason("; ".join(failed))
         version = f"{one.version} ({one.build})" if one.build else one.version
         alike.setdefault((one.name, version, words), []).append(str(one.accelerator))
     rows = [[name, version, ", ".join(on), words] for (name, version, words), on in alike.items()]
@@ -125,21 +165,30 @@ def _pending(framework: Framework) -> str:
     return "not checked yet" + (f": {framework.reason}" if framework.reason else "")
 
 
+def _of_machine(frameworks: Sequence[Framework], kinds: set[str]) -> list[Framework]:
+    known = kinds | {Accelerator.CPU} | ({Accelerator.MLX} if Accelerator.MPS in kinds else set())
+    here = {one.name for one in frameworks if one.accelerator in known}
+    return [one for one in frameworks if one.accelerator in known or one.name not in here]
+
+
+def called(uuid: str, devices: Sequence[Device]) -> str:
+    """As tables of devices number it; slices, which share a number, and what is not there by its uuid."""
+    device = next((device for device in devices if device.uuid == uuid), None)
+    return uuid if device is None or device.parent else _named([device], devices)
+
+
 def said_of(devices: Sequence[Device]) -> str:
     """``device 3``, or ``devices 0-3, 7``."""
     numbers = {device.index for device in devices}
     return f"devices {spans(numbers)}" if len(numbers) > 1 else f"device {spans(numbers)}"
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """``0-3, 7``."""
-    found: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if found and number == found[-1][-1] + 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ", ".join("-".join(map(str, span)) for span in found)
+def said_to_be(devices: Sequence[Device], state: str, reason: str, *, kind: str = "") -> str:
+    """``device 3 is unhealthy: it is not found any more``, or ``each of devices 0-2 is …``: a reason is of one. kind:
+    of the devices, where it has to be said."""
+    which = f"{kind} {said_of(devices)}".lstrip()
+    is_one = len({device.index for device in devices}) == 1
+    return f"{which if is_one else f'each of {which}'} is {state}: {reason}"
 
 
 def memory_text(device: Device) -> str:
@@ -148,7 +197,7 @@ def memory_text(device: Device) -> str:
     if total is None:
         return "the machine's" if device.is_memory_shared else "unknown"
     if free is None:
-        return format_bytes(total)
+        return f"?/{format_bytes(total)}"
     has, of = format_bytes(free), format_bytes(total)
     unit = of.rpartition(" ")[2]
     return f"{has.removesuffix(' ' + unit)}/{of}"
@@ -165,6 +214,15 @@ def short_model(device: Device) -> str:
 def short_reason(reason: str) -> str:
     """As much of it as people read."""
     return plain_line(reason, _REASON)
+
+
+def seen_from(record: "WorkerRecord") -> list[Seen]:
+    """A worker's devices, with the jobs that have them."""
+    jobs = record.get("device_jobs", {})
+    return [
+        Seen(_device(fields), fields["kind"], fields["state"], jobs.get(fields["uuid"], ""))
+        for fields in record["devices"]
+    ]
 
 
 def devices_from(records: "Iterable[DeviceFields]") -> list[Device]:
@@ -217,18 +275,18 @@ def _accelerator(kind: str) -> Accelerator:
     return Accelerator(kind) if kind in list(Accelerator) else Accelerator.ANY
 
 
-def _cells(device: Device) -> list[str]:
-    model = plain_line(device.model, _MODEL)
+def _cells(seen: Seen) -> list[str]:
+    device = seen.device
     use = [
         "" if device.use_percent is None else f"{device.use_percent} %",
         "" if device.temperature_c is None else f"{device.temperature_c} °C",
     ]
-    state = str(device.state)
+    state = seen.state_now
     if device.compute_mode not in ("", "default") and device.state is DeviceState.USABLE:
         state += f", {device.compute_mode.replace('_', ' ')}"
     return [
         str(device.index),
-        f"{device.kind} {model}".strip() + (" (slice)" if device.parent else ""),
+        seen.title + (" (slice)" if device.parent else ""),
         _memory(device),
         device.compute_capability,
         " ".join(filter(None, use)),
@@ -238,11 +296,10 @@ def _cells(device: Device) -> list[str]:
 
 def _memory(device: Device) -> str:
     """``79.2/80 GB free``; what is the machine's own memory is said to be that."""
-    text = memory_text(device)
     if device.memory_bytes is None:
-        return text
-    if device.memory_free_bytes is not None:
-        text += " free"
+        return memory_text(device)
+    is_known = device.memory_free_bytes is not None
+    text = f"{memory_text(device)} free" if is_known else format_bytes(device.memory_bytes)
     return f"{text}, the machine's" if device.is_memory_shared else text
 
 

@@ -91,7 +91,7 @@ def request_options(
     if accelerator:
         options["accelerator"] = accelerator
     if devices is not None:
-        options["devices"] = devices
+        options["devices"] = _at_least(0, devices, "--devices")
     if device_model:
         options["device_model"] = device_model
     if device_memory:
@@ -101,7 +101,7 @@ def request_options(
     if framework:
         options["frameworks"] = framework
     if cpus is not None:
-        options["cpus"] = cpus
+        options["cpus"] = _at_least(1, cpus, "--cpus")
     if memory:
         options["memory"] = memory
     if disk:
@@ -125,6 +125,12 @@ def request_options(
     if input_:
         options["inputs"] = pairs(input_, "--input", is_once=True)
     return options
+
+
+def _at_least(least: int, number: int, flag: str) -> int:
+    if number < least:
+        raise UsageError(f"{flag} {number}: less than {least}", hint=f"write {flag} {max(1, least)}")
+    return number
 
 
 def counts(texts: Sequence[str], flag: str) -> dict[str, int]:

@@ -5,16 +5,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.machine import (
+    Seen,
+    called,
     devices_from,
     link_lines,
     memory_text,
     said_of,
-    short_model,
+    said_to_be,
+    seen_from,
     short_reason,
-    spans,
+    untold_missing,
 )
 from gpulayer.cli.records import resources_text
 from gpulayer.spec.machine import Device
+from gpulayer.spec.plain import spans
 from gpulayer.spec.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,15 +49,14 @@ def worker_table(workers: "Sequence[WorkerRecord]") -> tuple[list[str], list[lis
 
 def device_rows(worker: "WorkerRecord") -> list[list[str]]:
     """Device, its free memory and its state; those of which all of that is the same in one row."""
-    alike: dict[tuple[str, str, str, str], list[Device]] = {}
-    for device, fields in zip(devices_from(worker["devices"]), worker["devices"], strict=True):
-        key = (fields["kind"], short_model(device), memory_text(device), fields["state"])
-        alike.setdefault(key, []).append(device)
+    alike: dict[tuple[str, str, str], list[Device]] = {}
+    for one in seen_from(worker):
+        alike.setdefault((one.title, memory_text(one.device), one.state_now), []).append(one.device)
     rows: list[list[str]] = []
-    for (kind, model, memory, state), devices in alike.items():
+    for (title, memory, state), devices in alike.items():
         numbers = {device.index for device in devices}
         slices = f" × {len(devices)}" if len(devices) > len(numbers) else ""
-        rows.append([f"{spans(numbers)} {kind} {model}".rstrip() + slices, memory, state])
+        rows.append([f"{spans(numbers)} {title}{slices}", memory, state])
     return rows or [["no device", "", ""]]
 
 
@@ -63,6 +66,8 @@ def lines_below(workers: "Sequence[WorkerRecord]") -> list[str]:
     lines = ["", "frameworks", *computing] if computing else []
     for matrix, names in _alike(workers, lambda worker: link_lines(devices_from(worker["devices"]))):
         lines += ["", f"links of {names}", *(f"  {line}" for line in matrix)]
+    used = [f"  {worker['name']}: {said}" for worker in workers for said in _used(worker)]
+    lines += ["", "in use", *used] if used else []
     unusable = [f"  {worker['name']}: {said}" for worker in workers for said in _unusable(worker)]
     lines += ["", "can't be used", *unusable] if unusable else []
     pending = [f"  {worker['name']}: {said}" for worker in workers for said in _pending(worker)]
@@ -102,29 +107,41 @@ def _pending(worker: "WorkerRecord") -> Iterator[str]:
         yield f"{', '.join(ones)}: {short_reason(words)}"
 
 
+def _kinds(seen: Sequence[Seen]) -> list[str]:
+    return list(dict.fromkeys(one.kind for one in seen))
+
+
+def _used(worker: "WorkerRecord") -> Iterator[str]:
+    """``devices 0-1 by job 5f3a…``, a line for each job that has any."""
+    seen = seen_from(worker)
+    by_job: dict[tuple[str, str], list[Device]] = {}
+    for one in seen:
+        if one.job:
+            by_job.setdefault((one.job, one.kind if len(_kinds(seen)) > 1 else ""), []).append(one.device)
+    for (job, kind), devices in by_job.items():
+        yield f"{kind} {said_of(devices)}".lstrip() + f" by job {job}"
+
+
 def _unusable(worker: "WorkerRecord") -> Iterator[str]:
     """Devices and kinds of them, and frameworks of what there are devices for; the same words once."""
-    devices = devices_from(worker["devices"])
-    kinds = list(dict.fromkeys(fields["kind"] for fields in worker["devices"]))
-    told: set[tuple[str, str]] = set()
-    by_words: dict[tuple[str, str], list[Device]] = {}
-    for device, fields in zip(devices, worker["devices"], strict=True):
-        if fields["reason"]:
-            told.add((fields["kind"], fields["reason"]))
-            words = f"{fields['state']}: {short_reason(fields['reason'])}"
-            by_words.setdefault((fields["kind"], words), []).append(device)
-    for (kind, words), ones in by_words.items():
-        which = said_of(ones) if len(kinds) == 1 else f"{kind} {said_of(ones)}"
-        yield f"{which} {'are' if 'devices ' in which else 'is'} {words}"
-    for kind, reason in worker.get("missing", {}).items():
-        if (kind, reason) not in told:
-            yield f"no {kind}: {short_reason(reason)}"
-    numbers = {fields["uuid"]: f"{fields['kind']} {fields['index']}" for fields in worker["devices"]}
+    seen = seen_from(worker)
+    kinds = _kinds(seen)
+    by_words: dict[tuple[str, str, str], list[Device]] = {}
+    for device in seen:
+        if device.device.reason:
+            key = (device.kind, device.state, short_reason(device.device.reason))
+            by_words.setdefault(key, []).append(device.device)
+    for (kind, state, reason), ones in by_words.items():
+        yield said_to_be(ones, state, reason, kind=kind if len(kinds) > 1 else "")
+    for kind, reason in untold_missing(worker.get("missing", {}).items(), seen):
+        yield f"no {kind}: {short_reason(reason)}"
+    devices = [one.device for one in seen]
+    there = {device.uuid for device in devices}
     on: dict[tuple[str, str], list[str]] = {}
     for one in worker["frameworks"]:
         for uuid, reason in one.get("failed_on", {}).items():
-            if uuid in numbers:
-                on.setdefault((one["name"], reason), []).append(numbers[uuid])
+            if uuid in there:
+                on.setdefault((one["name"], reason), []).append(called(uuid, devices))
         is_known = not (one["usable"] or one.get("pending"))
         if is_known and one["accelerator"] in kinds and one["reason"]:
             on.setdefault((one["name"], one["reason"]), []).append(one["accelerator"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpulayer.client.upload import Transfer
     from gpulayer.wire.jobs import JobRecord
 
-__all__ = ["QueueWatch", "start_progress", "transfer_progress"]
+__all__ = ["QueueWatch", "start_progress", "transfer_progress", "waiting_line"]
 
 _PATIENCE_S: Final = 0.7
 _LOOK_S: Final = 1.0
@@ -123,7 +123,7 @@ class QueueWatch:
             if is_starting:
                 wait_s = _LOOK_AT_START_S
             if not is_starting or record["source"] or is_fancy(sys.stderr):
-                self._show(_why(record))
+                self._show(waiting_line(record))
 
     def _show(self, text: str) -> None:
         with self._lock:
@@ -144,7 +144,8 @@ class QueueWatch:
             self._status.update(Text(safe(text)))  # a plain text would be read as markup
 
 
-def _why(record: "JobRecord") -> str:
+def waiting_line(record: "JobRecord") -> str:
+    """Why it does not run yet."""
     reason = record["reason"]
     match record["state"]:
         case "staging" if not reason:
@@ -152,5 +153,8 @@ def _why(record: "JobRecord") -> str:
             if not source:
                 return f"job {record['id']} is starting"
             return f"job {record['id']}: the worker gets the source ({format_bytes(source['size_bytes'])})"
+        case "queued" if reason and reason["code"] == "retry" and record["attempts"]:
+            number = record["attempts"][-1]["number"]  # why that ended is told when it ends
+            return f"job {record['id']} is queued again after attempt {number}"
         case state:
             return f"job {record['id']} is {state}" + (f": {reason['message']}" if reason and reason["message"] else "")

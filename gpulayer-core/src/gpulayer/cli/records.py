@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.machine import (
     device_lines,
-    devices_from,
     drivers_text,
     framework_lines,
     frameworks_from,
     link_lines,
     near_lines,
+    seen_from,
+    untold_missing,
 )
+from gpulayer.spec.machine import DeviceState
 from gpulayer.spec.outcome import signal_text
 from gpulayer.spec.units import format_bytes, format_duration
 
@@ -133,7 +135,9 @@ def _shown(log: str) -> str:
 def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
     """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
     place = [f"{key.replace('_', ' ')} {value}" for key, value in record["locality"].items() if value]
-    devices = devices_from(record["devices"])
+    seen = seen_from(record)
+    devices = [one.device for one in seen]
+    missing = record.get("missing", {})
     return [
         ("worker", record["name"]),
         ("id", record["id"]),
@@ -153,23 +157,23 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("can also", ", ".join(name.replace(":", " ", 1) for name in record.get("capabilities", ()))),
         ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("drivers", drivers_text(devices)),
-        ("devices", "\n".join(device_lines(devices, has_uuids=True)) or "none"),
-        ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in record.get("missing", {}).items())),
+        ("devices", "\n".join(device_lines(seen, has_uuids=True)) or "none"),
+        ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in untold_missing(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
-        ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"])))),
-        ("leases", ", ".join(map(str, record["leases"]))),
+        ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"]), devices, missing))),
+        ("attempts", str(len(record["leases"]) or "")),
     ]
 
 
 def devices_text(record: "WorkerRecord") -> str:
     """``2 × NVIDIA H100 80 GB``; equal devices together."""
     groups: dict[str, int] = {}
-    for device in record["devices"]:
-        memory = f" {format_bytes(device['memory_bytes'])}" if device["memory_bytes"] is not None else ""
-        text = f"{device['model'] or device['kind']}{memory}" + (
-            "" if device["state"] == "usable" else f" ({device['state']})"
-        )
+    for one in seen_from(record):
+        total = one.device.memory_bytes
+        memory = "" if total is None else f" {format_bytes(total)}"
+        state = "" if one.state_now == DeviceState.USABLE else f" ({one.state_now})"
+        text = f"{one.device.model or one.kind}{memory}{state}"
         groups[text] = groups.get(text, 0) + 1
     return ", ".join(f"{count} × {text}" for text, count in groups.items())
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -63,7 +64,8 @@ def detect(
         )
     if json:
         fields = {"python": found.python, "checked": list(found.checked), "faults": list(found.faults)}
-        print_json({**facts_to_wire(found.facts), **fields})
+        processes = None if found.processes is None else [asdict(process) for process in found.processes]
+        print_json({**facts_to_wire(found.facts), **fields, "processes": processes})
         return
     for line in detected_lines(found):
         print_line(line)

@@ -1,17 +1,20 @@
 """Placement's verdicts as the table people read. The planning of lines is pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
-from gpulayer.spec.verdict import FieldChange
+from gpulayer.spec.verdict import PASSING, FieldChange
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord, VerdictRecord
 
 __all__ = ["explanation_lines", "rejection_lines"]
 
-_PASSING: Final = {"device_unhealthy", "framework_unchecked"}  # of workers that nobody has to leave
+_WAITED_FOR: Final[Mapping[str, str]] = {
+    "device_unhealthy": "a device is unhealthy",
+    "framework_unchecked": "a framework is not checked yet",
+}
 _LABELS: Final = {
     "no_accelerator": "accelerator",
     "no_cuda_device": "accelerator",
@@ -58,7 +61,9 @@ def explanation_lines(request: str, choice: str | None, verdicts: Sequence["Verd
 def _all_busy(verdicts: Sequence["VerdictRecord"]) -> str:
     """Of verdicts of which one at least is busy."""
     codes = {reason["code"] for verdict in verdicts if verdict["verdict"] == "busy" for reason in verdict["reasons"]}
-    return "no worker that fits is ready" if codes and codes <= _PASSING else "all workers that fit are busy"
+    if not codes or not codes <= PASSING:
+        return "all workers that fit are busy"
+    return " and ".join(words for code, words in _WAITED_FOR.items() if code in codes)
 
 
 def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
@@ -71,7 +76,7 @@ def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
             continue
         reasons = verdict["reasons"] or [{"code": "busy", "message": "", "wanted": "", "has": ""}]
         for number, reason in enumerate(reasons):
-            is_busy = verdict["verdict"] == "busy" and reason["code"] not in _PASSING
+            is_busy = verdict["verdict"] == "busy" and reason["code"] not in PASSING
             label = "busy" if is_busy else _label(reason["code"])
             message = reason["message"] or _busy_with(verdict["busy_with"])
             rows.append(["" if number else verdict["worker"], label, message, "" if number else change])

@@ -60,11 +60,14 @@ def repeatable(call: Call[object]) -> Repeatable:
 
 
 class Failed(Exception):
-    """One failed try, inside the shells: what the retry policy looks at, and the error to raise when it gives up."""
+    """One failed try, inside the shells: what the retry policy looks at, and the error to raise when it gives up.
 
-    def __init__(self, failure: Failure, error: GpulayerError) -> None:
+    is_late: nothing came for as long as an answer may take, so that all that time has been one of trying.
+    """
+
+    def __init__(self, failure: Failure, error: GpulayerError, *, is_late: bool = False) -> None:
         super().__init__(str(error))
-        self.failure, self.error = failure, error
+        self.failure, self.error, self.is_late = failure, error, is_late
 
 
 def raise_for_answer(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:

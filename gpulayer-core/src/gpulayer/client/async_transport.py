@@ -133,15 +133,14 @@ class AsyncTransport:
     async def _retrying(
         self, call: Call[Any], once: Callable[[Way], Awaitable[_Reply]], retry_for_s: float | None
     ) -> _Reply:  # Any: retries do not look at the reply
-        started = self._monotonic()
         patience_s = self._retry_for_s if retry_for_s is None else retry_for_s
-        tries = Tries(self._reach, repeatable(call), started=started, retry_for_s=patience_s)
+        tries = Tries(self._reach, repeatable(call), started=self._monotonic(), retry_for_s=patience_s)
         while True:
-            way = self._reach.way
+            way, began = self._reach.way, self._monotonic()
             try:
                 return await once(way)
             except Failed as failed:
-                then = tries.after(failed, way, now=self._monotonic(), random01=self._random01())
+                then = tries.after(failed, way, began=began, now=self._monotonic(), random01=self._random01())
             if then.is_lost:
                 tries.looked_up(then, await asyncio.to_thread(self._relocate), now=self._monotonic())
             await self._sleep(then.wait_s)
@@ -177,14 +176,14 @@ class AsyncTransport:
             async with asyncio.timeout(None) as limit:
                 response = await pool.send(request, stream=True)
         except TimeoutError as error:
-            raise Failed(Failure(FailureKind.NO_ANSWER), unreachable(str(address), plain_reason(error))) from None
+            raise _late(way.route, error) from None
         except _NOT_SENT as error:
             untrusted = trust_failure(error, way.route.address)
             if untrusted is not None:
                 raise untrusted from None
             raise Failed(Failure(FailureKind.NOT_SENT), _unreachable(way.route, error)) from None
         except httpx.TransportError as error:
-            raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(way.route, error)) from None
+            raise _no_answer(way.route, error) from None
         try:
             check_length(call, response.headers.get("Content-Length", ""))
         except BaseException:
@@ -203,10 +202,9 @@ class AsyncTransport:
                 if len(body) > limit:
                     raise too_large(call, limit)
         except TimeoutError as error:
-            why = unreachable(str(route.address), plain_reason(error))
-            raise Failed(Failure(FailureKind.NO_ANSWER), why) from None
+            raise _late(route, error) from None
         except httpx.TransportError as error:
-            raise Failed(Failure(FailureKind.NO_ANSWER), _unreachable(route, error)) from None
+            raise _no_answer(route, error) from None
         finally:
             await response.aclose()
         return bytes(body)
@@ -252,6 +250,15 @@ async def _moving(response: httpx.Response, pace: Pace) -> AsyncIterator[bytes]:
             return
         pace.came(len(piece), waited_s=clock() - began)
         yield piece
+
+
+def _late(route: Route, error: TimeoutError) -> Failed:
+    return Failed(Failure(FailureKind.NO_ANSWER), unreachable(str(route.address), plain_reason(error)), is_late=True)
+
+
+def _no_answer(route: Route, error: httpx.TransportError) -> Failed:
+    is_late = isinstance(error, httpx.TimeoutException)
+    return Failed(Failure(FailureKind.NO_ANSWER), _unreachable(route, error), is_late=is_late)
 
 
 def _unreachable(route: Route, error: httpx.TransportError) -> GpulayerError:

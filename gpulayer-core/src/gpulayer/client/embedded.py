@@ -89,10 +89,11 @@ def is_starting(state_dir: Path) -> bool:
 
 def is_stale(state_dir: Path) -> bool:
     """True where an endpoint file is left of a control plane that ended without removing it: a crash. Also where the
-    start after that crash has failed."""
-    if (state_dir / ENDPOINT_FILE).exists():
-        return find_plane(state_dir) is None
-    return (state_dir / FORMER_FILE).exists() and folder_holder(state_dir) is None
+    start after that crash has failed; not while another one is starting, or is about to end."""
+    if not any((state_dir / name).exists() for name in (ENDPOINT_FILE, FORMER_FILE)):
+        return False
+    holder = folder_holder(state_dir)
+    return holder is None or (bool(holder.doing) and find_plane(state_dir) is None)
 
 
 def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None) -> Running:

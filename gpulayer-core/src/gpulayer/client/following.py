@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FINAL_STATES",
     "FRUITLESS",
+    "LOST_FOR_S",
     "FollowEvents",
     "Following",
     "LogCursor",
@@ -36,6 +37,7 @@ __all__ = [
 # The names of spec.job.FINAL_STATES; a command that only reads records need not import the domain types.
 FINAL_STATES: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out", "lost", "rejected"})
 _HOLD_S: Final = 1.0
+LOST_FOR_S: Final = 60.0  # a job goes on meanwhile, so whoever follows it, or awaits its end, is more patient
 FRUITLESS: Final = 30  # connections in a row that broke before a single byte came
 
 
@@ -188,7 +190,7 @@ def follow_logs(
     transport: Transport,
     ref: str,
     *,
-    lost_for_s: float = 60.0,
+    lost_for_s: float = LOST_FOR_S,
     events: FollowEvents = FollowEvents(),
     cursor: LogCursor | None = None,
 ) -> "Iterator[bytes | JobRecord]":
@@ -244,7 +246,7 @@ async def follow_logs_async(
     transport: "AsyncTransport",
     ref: str,
     *,
-    lost_for_s: float = 60.0,
+    lost_for_s: float = LOST_FOR_S,
     events: FollowEvents = FollowEvents(),
     cursor: LogCursor | None = None,
 ) -> "AsyncIterator[bytes | JobRecord]":

@@ -277,6 +277,7 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "resources_free": {"*": int},
         "capabilities": [str],
         "leases": [int],
+        "device_jobs": {"*": str},
         "refused": str,
         "cpu_model": str,
         "missing": {"*": str},

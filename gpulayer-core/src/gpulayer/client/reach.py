@@ -7,7 +7,7 @@ taken as one value, so that no token goes to an address that another location na
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, assert_never
 
 from gpulayer.client.answers import BACKOFF, Failed
 from gpulayer.client.location import Location
@@ -21,8 +21,10 @@ _CONNECT_S: Final = 10.0
 _STARTS_S: Final = 600.0  # of a control plane that says that it is only just starting
 _NEXT_S: Final = 60.0  # of the one after it, which is about to start
 _BUSY_S: Final = 120.0  # of one that says that it has too much to do just now
+_HELD_S: Final = 1.0  # what is closed sooner has had nobody who was at work on it
 _CONNECT_OF_SEVERAL_S: Final = 4.0  # the next address may be the one that answers
 _TURNS: Final = frozenset({502, 503, 504})  # of a standby, or of a proxy before one that is down
+_BAD_GATEWAY: Final = 502
 _UNAUTHENTICATED: Final = 401
 
 
@@ -113,11 +115,17 @@ class Then:
 
 
 class Tries:
-    """The tries of one call. Pure but for turning ``reach``; times are seconds of the caller's monotonic clock."""
+    """The tries of one call. Pure but for turning ``reach``; times are seconds of the caller's monotonic clock.
+
+    Patience is counted while nobody is there. How long a request was held, or its body sent, before its connection was
+    lost does not count.
+    """
 
     def __init__(self, reach: Reach, manner: Repeatable, *, started: float, retry_for_s: float) -> None:
         self._reach = reach
         self._manner = manner
+        self._started = started
+        self._held_s = 0.0  # of the tries that were lost after somebody had them
         self._ends = started + retry_for_s
         self._retry_for_s = retry_for_s
         self._starts_until = started + _STARTS_S
@@ -126,10 +134,18 @@ class Tries:
         self._round = 1
         self._left = reach.count  # addresses that this round has not tried
         self._has_asked = False
+        self._is_awaited = False  # by whoever looked last
 
-    def after(self, failed: Failed, way: Way, *, now: float, random01: float) -> Then:
-        """Raises the try's error where none may follow."""
+    def lost_s(self, *, now: float) -> float:
+        """For how long the call has been without anybody who may answer it."""
+        return now - self._held_s - self._started
+
+    def after(self, failed: Failed, way: Way, *, began: float, now: float, random01: float) -> Then:
+        """Raises the try's error where none may follow. began: that try."""
         failure = failed.failure
+        if _was_lost(failed) and now - began >= _HELD_S:
+            self._held_s += now - began
+        now -= self._held_s
         if failed.error.details.get("starting") is True and now < self._starts_until:
             self._ends = max(self._ends, now + self._retry_for_s)  # it says itself that it will be there
         if isinstance(failed.error, Overloaded):
@@ -141,12 +157,14 @@ class Tries:
         is_first = (
             is_turned and self._round == 1 and self._left > 1
         )  # each address has its chance, however long the others took
+        # The waits are drawn by lot: a long one must not end it before somebody has looked again.
+        is_awaited = is_turned and self._is_awaited and now < self._next_until
         delay_ms = next_try_ms(
             failure,
             repeatable=self._manner,
             tries=self._round,
             random=random01,
-            left_ms=None if is_first else max(0, int((self._ends - now) * 1000)),
+            left_ms=None if is_first or is_awaited else max(0, int((self._ends - now) * 1000)),
             backoff=BACKOFF,
         )
         if delay_ms is None:
@@ -163,11 +181,26 @@ class Tries:
 
     def looked_up(self, then: Then, found: Location | Awaited | None, *, now: float) -> None:
         """Somebody has looked where the control plane is now. Raises what it refused with where that is no news."""
-        if isinstance(found, Awaited):
+        now -= self._held_s
+        self._is_awaited = isinstance(found, Awaited)
+        if self._is_awaited:
             if now < self._next_until:
                 self._ends = max(self._ends, now + self._retry_for_s)
-        elif found is not None and self._reach.move(found):
+        elif isinstance(found, Location) and self._reach.move(found):
             self._left = self._reach.count
             return
         if then.refused is not None:
             raise then.refused
+
+
+def _was_lost(failed: Failed) -> bool:
+    """Whether somebody had the request until now: the connection ended, or a proxy says that the one behind it did."""
+    match failed.failure.kind:
+        case FailureKind.NO_ANSWER:
+            return not failed.is_late
+        case FailureKind.ANSWERED:
+            return failed.failure.status == _BAD_GATEWAY
+        case FailureKind.NOT_SENT:
+            return False
+        case never:
+            assert_never(never)

@@ -168,22 +168,21 @@ class Transport:
 
     def _retrying(self, call: Call[Any], once: Callable[[Way, bool], _Reply], retry_for_s: float | None) -> _Reply:
         # Any: retries do not look at the reply.
-        started = self._monotonic()
         manner = repeatable(call)
         patience_s = self._retry_for_s if retry_for_s is None else retry_for_s
-        tries = Tries(self._reach, manner, started=started, retry_for_s=patience_s)
+        tries = Tries(self._reach, manner, started=self._monotonic(), retry_for_s=patience_s)
         is_first = True
         while True:
-            way = self._reach.way
+            way, began = self._reach.way, self._monotonic()
             try:
                 # The other side may have closed a pooled connection: no risk taken where a repeat is unsafe.
                 return once(way, not is_first or manner is Repeatable.ONCE)
             except Failed as failed:
                 now = self._monotonic()
-                then = tries.after(failed, way, now=now, random01=self._random01())
+                then = tries.after(failed, way, began=began, now=now, random01=self._random01())
                 if isinstance(failed.error, Overloaded):
                     self.busy(then.wait_s)
-                elif then.wait_s and now - started >= _SAY_AFTER_S:
+                elif then.wait_s and tries.lost_s(now=now) >= _SAY_AFTER_S:
                     self.waiting(failed.error)
             is_first = False
             if then.is_lost:
@@ -207,7 +206,7 @@ class Transport:
                 connection.pace.body()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(way.route, error)) from None
+            raise _no_answer(way.route, error) from None
         except BaseException:
             connection.close()
             raise
@@ -253,7 +252,7 @@ class Transport:
                 raise http.client.IncompleteRead(b"", response.length)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._drop(connection, response)
-            raise Failed(Failure(FailureKind.NO_ANSWER), _no_answer(connection.route, error)) from None
+            raise _no_answer(connection.route, error) from None
         except BaseException:
             self._drop(connection, response)
             raise
@@ -319,5 +318,7 @@ def _header_number(response: http.client.HTTPResponse, name: str) -> int | None:
     return whole_number(response.getheader(name, ""))
 
 
-def _no_answer(route: Route, error: BaseException) -> GpulayerError:
-    return unreachable(str(route.address), plain_reason(error))
+def _no_answer(route: Route, error: BaseException) -> Failed:
+    is_late = isinstance(error, TimeoutError) and not error.errno  # with a number it is the system that gave it up
+    why = unreachable(str(route.address), plain_reason(error))
+    return Failed(Failure(FailureKind.NO_ANSWER), why, is_late=is_late)

@@ -69,9 +69,12 @@ def capacity_gained(state: State, worker: Worker) -> None:
 
 
 def workers_changed(state: State) -> None:
-    """The set of workers or their facts changed: every class is worth another look."""
+    """The set of workers or their facts changed: every class is worth another look. Whoever was accepted in the hope of
+    checks stays accepted once enough workers are sure, whatever becomes of those."""
     for known in state.classes.values():
         known.is_blocked = False
+        if known.unsure and not is_unsure(state, known):
+            known.unsure.clear()
 
 
 def fits_nowhere(state: State, request: Request, nodes: int) -> bool:

@@ -5,15 +5,17 @@ checked: what is merely in use is ``capacity``'s question, and what passes by it
 reason to refuse it. Nor is a figure that the worker does not know (``None``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Final
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
-from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.plain import spans
+from gpulayer.spec.request import DEVICE_KINDS, FRAMEWORKS, Accelerator, FrameworkNeed, Request
 from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import Reason, ReasonCode
 
@@ -28,6 +30,8 @@ __all__ = [
     "why_ineligible",
     "why_not_now",
 ]
+
+_MAX_NAMED: Final = 4  # reasons of broken devices
 
 
 def is_eligible(request: Request, facts: WorkerFacts, *, name: str = "") -> bool:
@@ -118,7 +122,7 @@ def _groups(request: Request, facts: WorkerFacts, *, is_hopeful: bool) -> list[t
             continue
         if not is_hopeful and request.frameworks and _pending_reasons(request, kind, facts):
             continue
-        failed = {uuid for one in _usable_frameworks(request, kind, facts) for uuid, _ in one.failed_on}
+        failed = _failed_on(request, kind, facts)
         devices = [
             device
             for device in facts.devices
@@ -146,55 +150,91 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
     if not there:
         return [_no_device(request, facts)]
     reasons: list[Reason] = []
-    count = _largest_group(there)
-    if count < request.devices:
-        message = f"has {count} device" + ("" if count == 1 else "s")
-        reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(count)))
-    enough = min(request.devices, len(there))
-    if request.device_models:
-        fitting = [device for device in there if _model_matches(request, device)]
-        if len(fitting) < enough:
-            models = ", ".join(sorted({device.model for device in there if device.model}))
-            reasons.append(Reason(ReasonCode.DEVICE_MODEL, f"has {models}", " or ".join(request.device_models), models))
-    if request.device_memory_bytes:
-        fitting = [device for device in there if _memory_matches(request, device, facts)]
-        if len(fitting) < enough:
-            largest = max(there, key=lambda device: memory_for_jobs(device, facts) or 0)
-            has = memory_for_jobs(largest, facts) or 0
-            reason = _bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", request.device_memory_bytes, has)
-            shared = ", which it shares with the machine" if largest.is_memory_shared else ""
-            reasons.append(replace(reason, message=reason.message + shared))
-    if request.compute_capability:
-        fitting = [device for device in there if _capability_matches(request, device)]
-        if len(fitting) < enough:
-            best = max((device.compute_capability for device in there), key=_version_key)
-            message = f"best is {best}" if best else "compute capability is not known"
-            reasons.append(Reason(ReasonCode.COMPUTE_CAPABILITY, message, request.compute_capability, best))
+    count = fewest = _largest_group(there)
+    few: list[str] = []  # of what some have, but not enough of them
+    for what, has_it, no_device_has_it in _wanted_properties(request, facts):
+        fitting = [device for device in there if has_it(device)]
+        if not fitting:
+            reasons.append(no_device_has_it(there))
+            continue
+        having = _largest_group(fitting)
+        fewest = min(fewest, having)
+        if having < min(request.devices, count):
+            few.append(f"{_share(having, there)} {what}")
+    if reasons:
+        if count < request.devices:
+            reasons.insert(0, Reason(ReasonCode.TOO_FEW_DEVICES, _counted(count), wanted, str(count)))
+        return reasons
     groups = _groups(_without_frameworks(request), facts, is_hopeful=True)
-    if not reasons and not _has_group(request, groups):
-        # Each property is there, but not on enough of the same devices.
+    if not _has_group(request, groups):
         together = max((len(group) for group in groups), default=0)
-        message = f"{together} of {len(there)} devices have all of it"
+        if together < fewest:  # each property is there, but not on enough of the same devices
+            few.append(f"{_share(together, there)} all of it")
+        message = "; ".join([_counted(count)] * (count < request.devices) + few)
         reasons.append(Reason(ReasonCode.TOO_FEW_DEVICES, message, wanted, str(together)))
     return reasons
 
 
+_Property = tuple[str, Callable[[Device], bool], Callable[[Sequence[Device]], Reason]]
+
+
+def _wanted_properties(request: Request, facts: WorkerFacts) -> list[_Property]:
+    """Of a device: what it is called, whether one has it, and the reason where none of them has."""
+    wanted: list[_Property] = []
+    if request.device_models:
+        models = " or ".join(request.device_models)
+        wanted.append((f"the model {models}", partial(_model_matches, request), partial(_no_model, models)))
+    if request.device_memory_bytes:
+        size = request.device_memory_bytes
+        has_memory = partial(_memory_matches, request, facts=facts)
+        wanted.append((f"{format_bytes(size)} of memory", has_memory, partial(_no_memory, size, facts)))
+    if request.compute_capability:
+        range_ = request.compute_capability
+        has_capability = partial(_capability_matches, request)
+        wanted.append((f"compute capability {range_}", has_capability, partial(_no_capability, range_)))
+    return wanted
+
+
+def _no_model(wanted: str, there: Sequence[Device]) -> Reason:
+    models = ", ".join(sorted({device.model for device in there if device.model}))
+    return Reason(ReasonCode.DEVICE_MODEL, f"has {models}", wanted, models)
+
+
+def _no_memory(wanted: int, facts: WorkerFacts, there: Sequence[Device]) -> Reason:
+    largest = max(there, key=lambda device: memory_for_jobs(device, facts) or 0)
+    reason = _bytes_reason(ReasonCode.DEVICE_MEMORY, "largest is", wanted, memory_for_jobs(largest, facts) or 0)
+    shared = ", which it shares with the machine" if largest.is_memory_shared else ""
+    return replace(reason, message=reason.message + shared)
+
+
+def _no_capability(wanted: str, there: Sequence[Device]) -> Reason:
+    best = max((device.compute_capability for device in there), key=_version_key)
+    message = f"best is {best}" if best else "compute capability is not known"
+    return Reason(ReasonCode.COMPUTE_CAPABILITY, message, wanted, best)
+
+
+def _counted(count: int) -> str:
+    return f"has {count} device" + ("" if count == 1 else "s")
+
+
+def _share(count: int, there: Sequence[Device]) -> str:
+    return f"{count} of {len(there)} devices {'has' if count == 1 else 'have'}"
+
+
 def _unhealthy(request: Request, meant: Sequence[Device], usable: Sequence[Device]) -> Reason:
-    """The broken ones by what is wrong with them, each said once. usable: of those meant."""
-    by_reason: dict[str, list[Device]] = {}
+    """The broken ones by what is wrong with them, each said once, of few. usable: of those meant."""
+    by_reason: dict[str, dict[str, list[int]]] = {}
     for device in meant:
         if device.state is DeviceState.UNHEALTHY:
-            by_reason.setdefault(device.reason or "no reason", []).append(device)
+            of_model = by_reason.setdefault(device.reason or "no reason", {})
+            of_model.setdefault(device.model, []).append(device.index)
     said = []
-    for reason, devices in by_reason.items():
-        named = ", ".join(
-            f"{device.index} ({device.model})" if device.model else str(device.index) for device in devices
-        )
-        said.append(
-            f"device {named} is unhealthy: {reason}"
-            if len(devices) == 1
-            else f"devices {named} are unhealthy: {reason}"
-        )
+    for reason, models in list(by_reason.items())[:_MAX_NAMED]:
+        named = ", ".join(spans(numbers) + (f" ({model})" if model else "") for model, numbers in models.items())
+        is_one = sum(map(len, models.values())) == 1  # a reason is of one: "it is not found any more"
+        said.append(f"{'device' if is_one else 'each of devices'} {named} is unhealthy: {reason}")
+    if len(by_reason) > _MAX_NAMED:
+        said.append(f"and {len(by_reason) - _MAX_NAMED} more reasons")
     if usable:
         said.append(f"{len(usable)} of {len(meant)} can be used")
     return Reason(ReasonCode.DEVICE_UNHEALTHY, "; ".join(said), str(request.devices), str(len(usable)))
@@ -220,7 +260,7 @@ def _framework_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
             best = reasons
     if best is None:  # no device of a wanted kind: say what of the frameworks is known all the same
         best = [
-            Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed", str(need))
+            _not_installed(need)
             for need in request.frameworks
             if not any(framework.name == need.name for framework in facts.frameworks)
         ]
@@ -230,12 +270,12 @@ def _framework_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
 def _framework_reason(need: FrameworkNeed, kind: Accelerator, frameworks: tuple[Framework, ...]) -> Reason | None:
     found = [framework for framework in frameworks if framework.name == need.name]
     if not found:
-        return Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed", str(need))
+        return _not_installed(need)
     fitting = [framework for framework in found if _may_be_version(need, framework)]
     if not fitting:
         versions = ", ".join(sorted({framework.version for framework in found}))
         return Reason(ReasonCode.FRAMEWORK_VERSION, f"{need.name} is {versions}", str(need), versions)
-    on_kind = [framework for framework in fitting if framework.accelerator in _computing_on(kind)]
+    on_kind = _tried_on(kind, {need.name}, fitting)
     if any(framework.usable or framework.is_pending for framework in on_kind):
         return None
     version = fitting[0].version
@@ -248,13 +288,8 @@ def _pending_reasons(request: Request, kind: Accelerator, facts: WorkerFacts) ->
     """Of a kind that has no other reasons."""
     reasons: list[Reason] = []
     for need in request.frameworks:
-        on_kind = [
-            framework
-            for framework in facts.frameworks
-            if framework.name == need.name
-            and framework.accelerator in _computing_on(kind)
-            and _may_be_version(need, framework)
-        ]
+        tried = _tried_on(kind, {need.name}, facts.frameworks)
+        on_kind = [framework for framework in tried if _may_be_version(need, framework)]
         pending = next((framework for framework in on_kind if framework.is_pending), None)
         if pending is not None and not any(framework.usable for framework in on_kind):
             shown = f"{need.name} {pending.version}".rstrip()
@@ -264,9 +299,21 @@ def _pending_reasons(request: Request, kind: Accelerator, facts: WorkerFacts) ->
     return tuple(reasons)
 
 
-def _usable_frameworks(request: Request, kind: Accelerator, facts: WorkerFacts) -> list[Framework]:
-    names = {need.name for need in request.frameworks}
-    return [one for one in facts.frameworks if one.name in names and one.accelerator in _computing_on(kind)]
+def _not_installed(need: FrameworkNeed) -> Reason:
+    """Whether anything checks a framework of that name nobody knows where none is: a plugin may."""
+    known = "" if need.name in FRAMEWORKS else f"; by themselves workers check {', '.join(FRAMEWORKS)}"
+    return Reason(ReasonCode.FRAMEWORK_MISSING, f"{need.name} is not installed{known}", str(need))
+
+
+def _tried_on(kind: Accelerator, names: set[str], frameworks: Iterable[Framework]) -> list[Framework]:
+    """Those of these names as they were tried, or are to be tried, on devices of that kind, however that went."""
+    return [one for one in frameworks if one.name in names and one.accelerator in _computing_on(kind)]
+
+
+def _failed_on(request: Request, kind: Accelerator, facts: WorkerFacts) -> set[str]:
+    """Devices on which a framework of the request does not compute though it does on others of their kind."""
+    tried = _tried_on(kind, {need.name for need in request.frameworks}, facts.frameworks)
+    return {uuid for one in tried for uuid, _ in one.failed_on}
 
 
 def _reasons_together(request: Request, facts: WorkerFacts) -> list[Reason]:
@@ -280,13 +327,10 @@ def _reasons_together(request: Request, facts: WorkerFacts) -> list[Reason]:
         reasons = [reason for need in request.frameworks if (reason := _framework_reason(need, kind, facts.frameworks))]
         if reasons:
             return reasons
-        said, out = (
-            failures_of(request, meant, facts),
-            {uuid for one in _usable_frameworks(request, kind, facts) for uuid, _ in one.failed_on},
-        )
-        count = sum(device.uuid not in out for device in meant)
+        failed = _failed_on(request, kind, facts)
+        count = sum(device.uuid not in failed for device in meant)
         code = ReasonCode.TOO_FEW_DEVICES if count else ReasonCode.FRAMEWORK_UNUSABLE
-        message = f"{count} of {len(meant)} devices can be used{said}"
+        message = f"{count} of {len(meant)} devices can be used{failures_of(request, meant, facts)}"
         return [Reason(code, message, str(request.devices), str(count))]
     return []
 
@@ -298,10 +342,10 @@ def failures_of(request: Request, devices: Sequence[Device], facts: WorkerFacts)
     names = {need.name for need in request.frameworks}
     said = dict.fromkeys(
         f"; {one.name} {one.version}".rstrip() + f" on device {there[uuid].index} ({there[uuid].model}): {reason}"
-        for one in facts.frameworks
-        if one.name in names
+        for kind in dict.fromkeys(device.kind for device in devices)
+        for one in _tried_on(kind, names, facts.frameworks)
         for uuid, reason in one.failed_on
-        if uuid in there and one.accelerator in _computing_on(there[uuid].kind)
+        if uuid in there and there[uuid].kind is kind
     )
     return "".join(said)
 

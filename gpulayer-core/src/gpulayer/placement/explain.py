@@ -14,6 +14,7 @@ from gpulayer.placement.eligibility import (
     can_compute_now,
     failures_of,
     is_eligible,
+    matching_devices,
     memory_for_jobs,
     why_ineligible,
     why_not_now,
@@ -21,8 +22,8 @@ from gpulayer.placement.eligibility import (
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import DEVICE_KINDS, Request
-from gpulayer.spec.units import format_bytes
-from gpulayer.spec.verdict import FieldChange, Reason, ReasonCode, Verdict, VerdictKind
+from gpulayer.spec.units import format_bytes, parse_bytes
+from gpulayer.spec.verdict import PASSING, FieldChange, Reason, ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
 __all__ = ["WorkerView", "choice", "explain", "smallest_change"]
@@ -113,7 +114,7 @@ def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple
 
 
 _MAX_NAMED: Final = 4
-_NOBODYS: Final = (ReasonCode.DEVICE_UNHEALTHY, ReasonCode.FRAMEWORK_UNCHECKED)  # nobody's end helps
+_OF_DEVICES: Final = (ReasonCode.DEVICE_UNHEALTHY, ReasonCode.DEVICES_BUSY)
 _NO_RANK: Final = Rank(False, 0, 0.0, 0, 0, "")
 
 
@@ -135,7 +136,7 @@ def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[
     allocation = allocate(request, worker.id, worker.facts, worker.free)
     if allocation is None:
         busy = _busy_reasons(request, worker)
-        busy_with, fits_with = _busy_with(request, worker, busy), _fits_now(request, worker.facts, busy)
+        busy_with, fits_with = _busy_with(request, worker, busy), _fits_now(request, worker, busy)
         return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=busy_with, fits_with=fits_with), None
     mark = _mean_mark(worker.opinions)
     place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
@@ -168,10 +169,11 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
     free, facts = worker.free, worker.facts
     reasons = list(why_not_now(request, facts))
     if request.devices and not reasons and not _has_free_devices(request, worker):
-        usable = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
-        count = sum(device.uuid in free.devices for device in usable)
-        message = f"{count} of {len(usable)} devices free{_used_by(_holders(request, worker))}{_strangers(usable)}"
-        message += failures_of(request, usable, facts)
+        meant = _meant(request, facts)
+        count = sum(device.uuid in free.devices for device in meant)
+        which = "such devices" if _is_choosy(request, facts) else "devices"
+        message = f"{count} of {len(meant)} {which} free{_used_by(_holders(request, worker))}{_strangers(meant)}"
+        message += failures_of(request, facts.devices, facts)
         reasons.append(Reason(ReasonCode.DEVICES_BUSY, message, str(request.devices), str(count)))
     if request.cpus > free.cpus:
         message = f"{free.cpus} of {facts.cpus} cpus free{_used_by(worker.jobs)}"
@@ -187,11 +189,27 @@ def _busy_reasons(request: Request, worker: WorkerView) -> tuple[Reason, ...]:
     return tuple(reasons)
 
 
-def _fits_now(request: Request, facts: WorkerFacts, busy: tuple[Reason, ...]) -> tuple[FieldChange, ...]:
-    """Where broken devices are waited for: as many as work."""
-    few = next((reason.has for reason in busy if reason.code is ReasonCode.DEVICE_UNHEALTHY), "0")
-    fits = few != "0" and can_compute_now(replace(request, devices=int(few)), facts)
-    return (FieldChange("devices", few),) if fits else ()
+def _fits_now(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) -> tuple[FieldChange, ...]:
+    """Where broken devices are waited for: as many as work. Where devices are that others have: as many as are free."""
+    for reason in busy:
+        few = replace(request, devices=int(reason.has)) if reason.code in _OF_DEVICES else request
+        if not 0 < few.devices < request.devices:
+            continue
+        is_broken = reason.code is ReasonCode.DEVICE_UNHEALTHY
+        if can_compute_now(few, worker.facts) if is_broken else allocate(few, worker.id, worker.facts, worker.free):
+            return (FieldChange("devices", reason.has),)
+    return ()
+
+
+def _meant(request: Request, facts: WorkerFacts) -> list[Device]:
+    """All devices that match and work, in whosever hands they are."""
+    return [device for group in matching_devices(request, facts) for device in group]
+
+
+def _is_choosy(request: Request, facts: WorkerFacts) -> bool:
+    """Whether there are devices that would not do though they work."""
+    works = sum(device.state is not DeviceState.UNHEALTHY for device in facts.devices)
+    return works != len(_meant(request, facts))
 
 
 def _strangers(devices: Sequence[Device]) -> str:
@@ -218,7 +236,7 @@ def _resource_holders(worker: WorkerView, resource: str) -> tuple[JobId, ...]:
 
 def _busy_with(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) -> tuple[JobId, ...]:
     """Where resources alone are wanting, whoever has those: nobody else's end would help."""
-    if all(reason.code in _NOBODYS for reason in busy):
+    if all(reason.code in PASSING for reason in busy):
         return ()
     if any(reason.code is not ReasonCode.RESOURCE_BUSY for reason in busy):
         return _holders(request, worker)
@@ -227,8 +245,10 @@ def _busy_with(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) -
 
 
 def _holders(request: Request, worker: WorkerView) -> tuple[JobId, ...]:
-    holders = (job for _, job in worker.holders) if request.devices else iter(worker.jobs)
-    return tuple(dict.fromkeys(holders))
+    if not request.devices:
+        return tuple(dict.fromkeys(worker.jobs))
+    meant = {device.uuid for device in _meant(request, worker.facts)}
+    return tuple(dict.fromkeys(job for uuid, job in worker.holders if uuid in meant))
 
 
 def _used_by(jobs: tuple[JobId, ...]) -> str:
@@ -262,7 +282,11 @@ def _memory_level(request: Request, facts: WorkerFacts) -> int:
 
 
 def _exact(count: int) -> str:
-    """A size to type: exactly ``count`` in the largest unit that does, else the next smaller tenth of a gigabyte."""
+    """A size to type: as it is told of beside it, where that is no more than there is; else exactly ``count`` in the
+    largest unit that does, else the next smaller tenth of a gigabyte."""
+    told = format_bytes(count).replace(" ", "")
+    if 0 < parse_bytes(told) <= count:
+        return told
     for unit, factor in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6)):
         if count and count % factor == 0:
             return f"{count // factor}{unit}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.client import calls
-from gpulayer.client.following import FINAL_STATES, LogCursor, follow_logs, read_logs
+from gpulayer.client.following import FINAL_STATES, LOST_FOR_S, LogCursor, follow_logs, read_logs
 from gpulayer.client.transport import Transport
 from gpulayer.errors import JobEnded, NoWorkerFits, TimedOut, UsageError
 from gpulayer.ids import Digest
@@ -52,11 +52,14 @@ class Job:
         return self._transport.send(calls.get_job(self._id))
 
     def wait(self, *, timeout: float | None = None) -> "JobRecord":
-        """Block until the job has ended, whatever its end. Raises TimedOut after ``timeout`` s; the job goes on."""
+        """Block until the job has ended, whatever its end. Raises TimedOut after ``timeout`` s; the job goes on. Raises
+        Unreachable when nothing answers for a minute, or, with less time left than that, as any call does.
+        """
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
             left = calls.HOLD_LIMIT_S if ends is None else ends - time.monotonic()
-            record = self._transport.send(calls.get_job(self._id, wait_s=min(max(left, 0.0), calls.HOLD_LIMIT_S)))
+            call = calls.get_job(self._id, wait_s=min(max(left, 0.0), calls.HOLD_LIMIT_S))
+            record = self._transport.send(call, retry_for_s=LOST_FOR_S if left >= LOST_FOR_S else None)
             if record["state"] in FINAL_STATES:
                 return record
             if ends is not None and time.monotonic() >= ends:

@@ -407,5 +407,5 @@ def _inputs(given: Mapping[str, str]) -> dict[str, str]:
 
 def _at_least(value: int, least: int, what: str) -> int:
     if value < least:
-        raise UsageError(f"{what}: {value} is less than {least}")
+        raise UsageError(f"{what}: {value} is less than {least}", hint=f"give {least} or more")
     return value

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -10,7 +11,7 @@ from gpulayer.clock import Instant, iso_utc
 from gpulayer.engine import State, opinions
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
-from gpulayer.engine.state import Job, Worker
+from gpulayer.engine.state import Attempt, Job, Node, Worker
 from gpulayer.errors import GpulayerError
 from gpulayer.ids import Digest, Epoch, JobId
 from gpulayer.placement.explain import WorkerView, choice, explain
@@ -38,6 +39,7 @@ from gpulayer.wire.workers import WorkerRecord
 __all__ = [
     "Asked",
     "attempt_record",
+    "device_holders",
     "event_record",
     "explain_now",
     "explain_reply",
@@ -61,6 +63,7 @@ _OPTIONS: Final = (
 
 
 _REFUSALS_SHOWN: Final = 3
+_HOLDERS_SHOWN: Final = 1024  # as many devices as a worker may tell of
 # What is called of what a job needs, by the word of its capability.
 _CALLED: Final = MappingProxyType(
     {"launcher": "Launcher.", "environment": "EnvironmentBuilder.", "stager": "Stager."},
@@ -158,10 +161,14 @@ def output_records(entries: Iterable[tuple[tuple[str, ...], Entry]]) -> list[Out
 
 
 def worker_record(
-    worker: Worker, *, state: WorkerState | None = None, refused_wall_ms: int | None = None
+    worker: Worker,
+    *,
+    holders: Iterable[tuple[str, JobId]] = (),
+    state: WorkerState | None = None,
+    refused_wall_ms: int | None = None,
 ) -> WorkerRecord:
-    """``state``: where the worker is not what the engine's entity says (it was removed). refused_wall_ms: when an agent
-    of an older number was refused."""
+    """holders: see ``device_holders``. ``state``: where the worker is not what the engine's entity says (it was
+    removed). refused_wall_ms: when an agent of an older number was refused."""
     facts = facts_to_wire(worker.facts)
     record: WorkerRecord = {
         "id": worker.id,
@@ -184,6 +191,7 @@ def worker_record(
         "resources_free": {name: max(0, worker.free.count_of(name)) for name, _ in worker.facts.resources},
         "capabilities": facts.get("capabilities", []),
         "leases": list(worker.leases),
+        "device_jobs": dict(islice(holders, _HOLDERS_SHOWN)),
     }
     if worker.facts.cpu_model:
         record["cpu_model"] = worker.facts.cpu_model
@@ -195,6 +203,13 @@ def worker_record(
             f" place, and was last heard of at {iso_utc(worker.seen_wall_ms or None) or 'no time'}"
         )
     return record
+
+
+def device_holders(state: State, worker: Worker) -> Iterator[tuple[str, JobId]]:
+    """The job that has it, of each device of the worker that one has."""
+    for attempt, node in _at_work(state, worker):
+        if node.phase is not NodePhase.ENDED:
+            yield from ((uuid, attempt.job_id) for uuid in node.allocation.devices)
 
 
 def worker_views(state: State, request: Request, asked: Asked = MappingProxyType({})) -> list[WorkerView]:
@@ -313,18 +328,20 @@ def presence(worker: Worker) -> WorkerState:
     return worker.state if is_present else WorkerState.SILENT
 
 
-def _view(state: State, worker: Worker, request: Request, asked: Asked) -> WorkerView:
-    holders: list[tuple[str, JobId]] = []
-    jobs: list[JobId] = []
-    resource_holders: list[tuple[str, JobId]] = []
+def _at_work(state: State, worker: Worker) -> Iterator[tuple[Attempt, Node]]:
+    """What it has, without what is lent ahead, which uses nothing yet."""
     for epoch, index in worker.leases.items():
         attempt = state.attempts[epoch]
-        node = attempt.nodes[index]
-        if node.is_ahead:
-            continue  # it uses nothing yet
+        if not attempt.nodes[index].is_ahead:
+            yield attempt, attempt.nodes[index]
+
+
+def _view(state: State, worker: Worker, request: Request, asked: Asked) -> WorkerView:
+    jobs: list[JobId] = []
+    resource_holders: list[tuple[str, JobId]] = []
+    for attempt, node in _at_work(state, worker):
         jobs.append(attempt.job_id)
         if node.phase is not NodePhase.ENDED:
-            holders.extend((uuid, attempt.job_id) for uuid in node.allocation.devices)
             resource_holders.extend((name, attempt.job_id) for name, _ in node.allocation.resources)
     return WorkerView(
         id=worker.id,
@@ -332,7 +349,7 @@ def _view(state: State, worker: Worker, request: Request, asked: Asked) -> Worke
         state=presence(worker),
         facts=worker.facts,
         free=worker.free,
-        holders=tuple(holders),
+        holders=tuple(device_holders(state, worker)),
         jobs=tuple(jobs),
         resource_holders=tuple(resource_holders),
         opinions=tuple(

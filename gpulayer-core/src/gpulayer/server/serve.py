@@ -6,10 +6,8 @@ looked for only where they are served.
 """
 
 import asyncio
-import ctypes
 import errno
 import gc
-import itertools
 import json
 import logging
 import os
@@ -38,6 +36,7 @@ from gpulayer.server.folder import (
 )
 from gpulayer.server.listening import Listeners, http_server, open_listeners
 from gpulayer.server.local_worker import LocalWorker
+from gpulayer.server.memory import collect_seldom, keep_collecting, share_heaps
 from gpulayer.server.mounts import NETWORKED, file_system_of
 from gpulayer.server.reach import Reach, reach_of
 from gpulayer.server.settings import Layout, ServeSettings
@@ -52,19 +51,13 @@ if TYPE_CHECKING:
 
     from gpulayer.server.plane import Plane
 
-__all__ = ["keep_collecting", "serve", "share_heaps"]
+__all__ = ["serve"]
 
 _OF_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _FAILED_EXIT: Final = 70  # EX_SOFTWARE, as of every command that met a fault of its own
 _LOOK_S: Final = 0.5
 _STOP_POLL_S: Final = 0.02
 _ROOM_S: Final = 2.0
-_COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
-_COLLECT_S: Final = 10.0
-_MIDDLE_EVERY: Final = 30  # of these: 5 minutes
-_ALL_EVERY: Final = 60  # ten minutes; it takes 50 ms or so where 100,000 jobs wait
-_M_ARENA_MAX: Final = -8  # of <malloc.h>
-_ARENAS: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -175,13 +168,6 @@ def _write_token(layout: Layout, token: str, syncs: Syncs) -> None:
     write_whole(layout.worker / "join-token", token.encode(), point="plane.token", is_synced=True, syncs=syncs)
 
 
-def share_heaps() -> None:
-    """Before there are threads: glibc gives each a heap of its own, and keeps what each has free, which adds up where
-    they mostly wait. Another C library has nothing to be told."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
-
-
 async def _serve(served: _Served) -> bool:
     """Whether it ended for a fault of its own."""
     gc.disable()  # collecting while importing finds nothing and takes a tenth of the time
@@ -226,9 +212,7 @@ async def _serve(served: _Served) -> bool:
             headers=SECURITY_HEADERS,
             graceful_s=settings.graceful_s,
         )
-        gc.freeze()
-        gc.set_threshold(*_COLLECT)
-        gc.enable()
+        collect_seldom()
         if not plane.shutdown_asked.is_set():  # else whoever waited for this start has given it up
             served.endpoint.write(_document(served))
             with suppress(OSError):
@@ -348,15 +332,6 @@ async def _look_after(plane: "Plane", served: _Served) -> None:
                 _log.warning("the state folder %s was removed or replaced; ending", served.layout.root)
             plane.ask_shutdown(keep_worker=False)
             return
-
-
-async def keep_collecting(*, every_s: float = _COLLECT_S) -> None:
-    """Each connection that has ended is a garbage cycle (asyncio's transports hold a bound method of their own). A
-    plane that is not very busy makes so little else that ``_COLLECT`` alone would keep hours of them: 10 MiB and more.
-    """
-    for count in itertools.count(1):
-        await asyncio.sleep(every_s)
-        gc.collect(2 if count % _ALL_EVERY == 0 else 1 if count % _MIDDLE_EVERY == 0 else 0)
 
 
 async def _renew(plane: "Plane", served: _Served) -> None:

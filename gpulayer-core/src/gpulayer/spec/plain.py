@@ -6,9 +6,11 @@ surrogate pair, as a file's name may have) is U+FFFD. So the result is printable
 """
 
 import unicodedata
+from collections.abc import Iterable
 
-__all__ = ["plain_line", "plain_text"]
+__all__ = ["plain_line", "plain_text", "spans"]
 
+_SPANS = 12  # of numbers that are shown
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -27,6 +29,19 @@ def plain_text(text: str, at_most: int) -> str:
     read = text[: 8 * at_most].expandtabs()
     plain = "\n".join(_printable(line).rstrip() for line in read.splitlines()).strip("\n")
     return _cut(plain, at_most, is_whole=len(text) <= 8 * at_most)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """``0-3, 7``: of many that have gaps everywhere the first, and how many more."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    shown = ", ".join("-".join(map(str, span)) for span in found[:_SPANS])
+    rest = sum(span[-1] - span[0] + 1 for span in found[_SPANS:])
+    return shown + (f" and {rest} more" if rest else "")
 
 
 def _printable(text: str) -> str:

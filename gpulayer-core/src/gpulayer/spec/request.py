@@ -10,7 +10,7 @@ from typing import Final
 
 from gpulayer.spec.units import format_bytes
 
-__all__ = ["DEVICE_KINDS", "Accelerator", "FrameworkNeed", "Request"]
+__all__ = ["DEVICE_KINDS", "FRAMEWORKS", "Accelerator", "FrameworkNeed", "Request"]
 
 
 class Accelerator(StrEnum):
@@ -26,6 +26,8 @@ class Accelerator(StrEnum):
 
 
 DEVICE_KINDS: Final = (Accelerator.CUDA, Accelerator.ROCM, Accelerator.XPU, Accelerator.MPS, Accelerator.MLX)
+
+FRAMEWORKS: Final = ("cupy", "jax", "mlx", "onnxruntime", "tensorflow", "torch")  # checked without a plugin of others
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from gpulayer.ids import JobId
 
-__all__ = ["FieldChange", "Reason", "ReasonCode", "Verdict", "VerdictKind"]
+__all__ = ["PASSING", "FieldChange", "Reason", "ReasonCode", "Verdict", "VerdictKind"]
 
 
 class ReasonCode(StrEnum):
-    """For scripts: codes are added, never renamed. Those that end in ``_busy`` pass by themselves, and so do
-    ``device_unhealthy`` and ``framework_unchecked``."""
+    """For scripts: codes are added, never renamed. Those that end in ``_busy`` pass when somebody leaves, those in
+    ``PASSING`` by themselves."""
 
     NO_ACCELERATOR = "no_accelerator"
     NO_CUDA_DEVICE = "no_cuda_device"
@@ -43,6 +44,10 @@ class ReasonCode(StrEnum):
     MEMORY_BUSY = "memory_busy"
     RESOURCE_BUSY = "resource_busy"
     RESERVED = "reserved"
+
+
+# What is waited for though nobody's end would help: a device that is mended, a check that ends.
+PASSING: Final = frozenset({ReasonCode.DEVICE_UNHEALTHY, ReasonCode.FRAMEWORK_UNCHECKED})
 
 
 class VerdictKind(StrEnum):

@@ -112,17 +112,21 @@ def request_to_wire(request: Request) -> RequestFields:
 
 
 def request_from_wire(fields: RequestFields) -> Request:
-    """Naming an accelerator without a number of devices asks for one; ``cpu`` and ``any`` ask for none."""
+    """Naming an accelerator or what a device has, without a number of devices, asks for one; ``cpu`` and ``any`` alone
+    ask for none."""
     if not fields:
         return _ANYWHERE  # most of a batch of tiny jobs
     accelerators = tuple(
         choice(Accelerator, text, "request.accelerators") for text in fields.get("accelerators", [Accelerator.ANY])
     )
     named = [kind for kind in accelerators if kind in DEVICE_KINDS]
-    devices = fields.get("devices", 1 if named and named[0] == accelerators[0] else 0)
-    if devices and Accelerator.CPU in accelerators and not named:
-        raise BadRequest("request.devices: cpu has no devices to lease", hint="ask for cores with --cpus N")
     needs_device = fields.get("device_memory_bytes") or fields.get("device_models") or fields.get("compute_capability")
+    preferred = accelerators[0] if accelerators else Accelerator.ANY
+    asks_for_one = preferred in DEVICE_KINDS or (preferred is not Accelerator.CPU and bool(needs_device))
+    devices = fields.get("devices", int(asks_for_one))
+    if devices and Accelerator.CPU in accelerators and not named:
+        what = f"{devices} device{'' if devices == 1 else 's'}"
+        raise BadRequest(f"accelerator cpu has no devices, but {what} wanted", hint="ask for cores with --cpus N")
     if needs_device and not devices:
         raise BadRequest(
             "the request names properties of a device but asks for no device",

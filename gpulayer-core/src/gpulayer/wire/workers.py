@@ -329,7 +329,8 @@ class OutputsAccepted(TypedDict):
 
 
 class WorkerRecord(TypedDict):
-    """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: epochs of what it holds.
+    """``cpus`` and ``memory_bytes`` in all, ``cpus_free`` of now. ``leases``: the ``epoch`` of each attempt that is
+    there. ``device_jobs``: by the uuid of a device, the id of the job that has it.
     ``enforces``: the limits that it can hold a job to. ``addresses``: numeric, where others reach it, best first.
     ``resources``: how many in all of what it counts by name, ``resources_free`` of now. ``capabilities``: what its
     plugins add, as ``launcher:NAME``, ``environment:NAME`` and ``stager:SCHEME``. ``refused``: that an agent was which
@@ -356,6 +357,7 @@ class WorkerRecord(TypedDict):
     resources_free: dict[str, int]
     capabilities: list[str]
     leases: list[int]
+    device_jobs: NotRequired[Annotated[dict[Text, Text], MaxLen(1024)]]
     refused: NotRequired[str]
     cpu_model: NotRequired[str]
     missing: NotRequired[dict[str, str]]

@@ -20,22 +20,17 @@ from gpulayer.errors import (
     Conflict,
     GpulayerError,
     NotFound,
-    TimedOut,
-    Unreachable,
-    UntrustedServer,
 )
 from gpulayer.faults import here
 from gpulayer.ids import Epoch
 from gpulayer.plugins.host import Host
-from gpulayer.protocol.agent import AgentState, is_current, next_wake_ms, step
+from gpulayer.protocol.agent import AgentState, next_wake_ms, step
 from gpulayer.protocol.messages import (
     AbandonStage,
     Action,
     Admit,
-    AttemptsVoided,
     CallOff,
     CollectOutputs,
-    CommandsReceived,
     DiskFilled,
     DrainLog,
     Extend,
@@ -54,9 +49,6 @@ from gpulayer.protocol.messages import (
     Progress,
     Recovered,
     RecoveredNode,
-    ReportAnswered,
-    ReportFailed,
-    ReportPlan,
     SaveContact,
     SendReport,
     SessionOpened,
@@ -68,22 +60,23 @@ from gpulayer.protocol.messages import (
     StopAllRequested,
     Ticked,
 )
-from gpulayer.protocol.reporting import answer_limit_ms
 from gpulayer.spawner.messages import ExitRecord
-from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
-from gpulayer.wire.workers import CommandsReply, ReportReply, SessionReply
+from gpulayer.wire.workers import SessionReply
+from gpulayer.worker.contact import Contact
 from gpulayer.worker.disk import Reserve, is_nearly_full
 from gpulayer.worker.environments import Builds, Environments
 from gpulayer.worker.facts import KnownFacts, Probing, devices_of
+from gpulayer.worker.forgetting import Forgetting
 from gpulayer.worker.frameworks import FrameworkChecks
-from gpulayer.worker.giving_up import LOG_PATIENCE_MS, OUTPUTS_PATIENCE_MS, GivingUp
+from gpulayer.worker.giving_up import OUTPUTS_PATIENCE_MS, GivingUp
 from gpulayer.worker.inputs import Inputs
 from gpulayer.worker.journal import Journal as Folders
 from gpulayer.worker.keeping import Keeper
-from gpulayer.worker.logs import AttemptLogs
 from gpulayer.worker.network import LOOK_EVERY_S, NetworkWatch
+from gpulayer.worker.node_logs import NodeLogs
 from gpulayer.worker.node_work import NodeWork
 from gpulayer.worker.occupancy import Lent
 from gpulayer.worker.patience import Patience
@@ -93,16 +86,11 @@ from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import Attached, Exited, Output, SpawnerEvent, SpawnerLink, Stalled
 from gpulayer.worker.stage import Stager
 from gpulayer.worker.story import Story
-from gpulayer.worker.translating import command_from_wire, report_to_wire
 
 __all__ = ["Agent"]
 
 _log: Final = logging.getLogger(__name__)
-_HOLD_S: Final = 25.0
-_HOLD_MARGIN_S: Final = 5.0  # a held answer is empty at its end: what is later still comes no more
 _LOOK_EVERY_S: Final = 60.0
-_LOST: Final = (Unreachable, TimedOut, UntrustedServer)
-_LEAVE_AGAIN_MS: Final = 50
 _Result = TypeVar("_Result")
 
 
@@ -162,6 +150,18 @@ class Agent:
         self._state = AgentState(
             once=settings.once, cpus=facts.cpus, memory_bytes=facts.memory_bytes, resources=facts.resources
         )
+        self._story = Story()
+        self._contact = Contact(
+            plane,
+            self._state,
+            feed=self._feed,
+            known=self._known,
+            plugins=self._plugins,
+            story=self._story,
+            clock=clock,
+        )
+        self._logs = NodeLogs(plane, self._work, giving_up=self._giving_up, start_for=self._start_for)
+        self._forgetting = Forgetting(link, folders, start=self._start)
         self._inputs: deque[Input] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -171,16 +171,15 @@ class Agent:
         self._tasks: dict[NodeKey, set[asyncio.Task[None]]] = {}
         self._stages: dict[NodeKey, asyncio.Task[None]] = {}
         self._starts: dict[NodeKey, asyncio.Task[None]] = {}
-        self._logs: dict[NodeKey, AttemptLogs] = {}
-        self._gives_up: dict[NodeKey, GivingUp] = {}  # its log
-        self._unwanted: list[NodeKey] = []
-        self._report_tries = 0
         self._settled = asyncio.Event()
         self._finished = asyncio.Event()
         self._is_stop_wanted = False
         self._why_stopped = ""
-        self._story = Story()
-        self.removed: NotFound | NotKnown | Superseded | None = None
+
+    @property
+    def removed(self) -> NotFound | NotKnown | Superseded | None:
+        """How it was told that it has no place any more; None while it has."""
+        return self._contact.removed
 
     def session_opened(self, session: SessionReply) -> None:
         """The control plane's terms hold from now on; it may be one that knows nothing of this worker's plugins."""
@@ -189,7 +188,7 @@ class Agent:
 
     def stop(self, why: str = "") -> None:
         """End all jobs, say so, and leave. May be repeated, and called before ``run``. why: for the jobs' records."""
-        if not self._is_stop_wanted:
+        if not self._is_stop_wanted and self.removed is None:
             self._story.stopping(jobs=len(self._state.held))
         self._is_stop_wanted = True
         self._why_stopped = self._why_stopped or why
@@ -319,7 +318,7 @@ class Agent:
                 self._start_for(key, self._work.extend(key, kill_by_ms))
             case FollowLog(key):
                 assignment = self._state.held[key].assignment
-                self._follow_log(assignment, is_resumed=False)
+                self._logs.follow(assignment, is_resumed=False)
                 if assignment.limits.disk_bytes:
                     self._start_for(key, self._work.watch_usage(assignment))
             case SignalTree(key):
@@ -327,14 +326,11 @@ class Agent:
             case KillTree(key):
                 self._start_for(key, self._work.kill_tree(key))
             case DrainLog(key):
-                written = self._work.written(key)
-                if key in self._logs and self._logs[key].is_needless(written):
+                if self._logs.is_needless(key):
                     self._feed(LogDrained(key))
                 else:
                     self._write_put_off()
-                    self._follow_log(self._state.held[key].assignment, is_resumed=True)
-                    self._send_logs(key)
-                    self._logs[key].drain(written)
+                    self._logs.drain(self._state.held[key].assignment)
             case CollectOutputs(key):
                 if self._folders.made_nothing(key):
                     self._feed(OutputsCollected(key, None))
@@ -343,7 +339,7 @@ class Agent:
                     gives_up = self._giving_up(key, OUTPUTS_PATIENCE_MS)
                     self._start_for(key, self._work.collect(self._state.held[key].assignment, gives_up))
             case SendReport(plan):
-                self._start(self._report(plan), "report")
+                self._start(self._contact.report(plan), "report")
             case Forget(key):
                 self._forget(key)
             case Finish():
@@ -394,22 +390,13 @@ class Agent:
                 RecoveredNode(assignment, progress, is_running=row is not None and row.exit is None, process=process)
             )
         for key, row in rows.items():  # its folder is gone: nobody wants it any more
-            self._start(self._clear(key, is_running=row.exit is None), f"clearing {key}")
+            self._forgetting.clear(key, is_running=row.exit is None)
         for node in nodes:
             self._story.found(node.assignment, node.progress.phase)
             if node.progress.phase is not Phase.STAGING and node.progress.phase is not Phase.ENDED:
-                self._follow_log(node.assignment, is_resumed=True)
+                self._logs.follow(node.assignment, is_resumed=True)
         contact_ms, has_rebooted = self._folders.contact_ms(), self._folders.has_rebooted()
         self._feed(Recovered(self._boot, tuple(nodes), contact_ms, has_rebooted))
-
-    async def _clear(self, key: str, *, is_running: bool) -> None:
-        try:
-            if is_running:
-                await self._link.kill(key)
-            else:
-                await self._link.forget(key)
-        except GpulayerError as error:
-            _log.warning("left-over %s in the spawner: %s", key, error.message)
 
     # Loops ------------------------------------------------------------------------------------------------------------
 
@@ -422,10 +409,7 @@ class Agent:
     def _hear(self, event: SpawnerEvent) -> None:
         match event:
             case Output():
-                key = _key_of(event.key)
-                if key in self._logs:
-                    self._send_logs(key)
-                    self._logs[key].grown(event.stream)
+                self._logs.grown(_key_of(event.key), event.stream)
             case Exited():
                 self._ended(event.record)
             case Attached():
@@ -438,12 +422,10 @@ class Agent:
                         self._feed(ProcessLost(held.key, "the spawner was lost, and the program with it"))
                     elif row is not None and row.exit is not None:
                         self._ended(row.exit)
-                    if held.key in self._logs:
-                        self._send_logs(held.key)
-                        self._logs[held.key].grown()
+                    self._logs.grown(held.key)
                 for text, row in rows.items():  # it heard late what was given up long ago
                     if row.exit is None and _key_of(text) not in self._state.held:
-                        self._start(self._clear(text, is_running=True), f"clearing {text}")
+                        self._forgetting.clear(text, is_running=True)
             case Stalled():
                 self._stalled(event)
             case _:
@@ -467,39 +449,11 @@ class Agent:
             if record.survivors and assignment.devices:
                 self._start(self._work.why_unusable(assignment.devices), "looking at devices")
         elif record.reason != "spawn_failed":
-            self._start(self._clear(record.key, is_running=False), f"clearing {record.key}")
+            self._forgetting.clear(record.key, is_running=False)
 
     async def _watch_commands(self) -> None:
         await self._settled.wait()
-        cursor, tries = "", 0
-        while True:
-            # Where this one connection of several is dead, nothing tells so but its end: with a short lease, soon.
-            hold_s = min(_HOLD_S, self._state.lease_ttl_ms / 1000)
-            path = f"{self._plane.worker_path}/commands?hold_s={hold_s:g}" + (f"&after={cursor}" if cursor else "")
-            asked_ms = self._clock.monotonic_ms()
-            try:
-                reply: CommandsReply = await self._plane.call(
-                    "GET", path, timeout_s=hold_s + _HOLD_MARGIN_S, asks_again=True
-                )
-                heard = [command_from_wire(fields) for fields in reply["commands"]]
-                commands = tuple(command for command in heard if command is not None)
-            except GpulayerError as error:
-                tries += 1
-                self._hear_of_removal(error)
-                # Of a lost connection the reports tell.
-                if tries == 1 and self.removed is None and not isinstance(error, _LOST):
-                    _log.warning("no commands: %s", error.message)
-                await asyncio.sleep(self._plane.backoff_s(tries, after=error))
-            else:
-                tries = 0
-                is_heard = is_current(self._state, asked_ms, now_ms=self._clock.monotonic_ms())
-                if is_heard:
-                    cursor = reply["cursor"]
-                if commands:
-                    self._feed(CommandsReceived(asked_ms, commands))
-                    await asyncio.sleep(0)  # what this started goes first: a program, then the next request
-                if not is_heard:  # the same answer would come at once, until a report is answered
-                    await asyncio.sleep(self._plane.backoff_s(1))
+        await self._contact.listen()
 
     async def _watch_machine(self) -> None:
         look = self._known.catch_up
@@ -554,63 +508,6 @@ class Agent:
 
     # Actions that wait ------------------------------------------------------------------------------------------------
 
-    async def _report(self, plan: ReportPlan) -> None:
-        told = self._plugins.untold
-        body = report_to_wire(plan, self._known.facts, told)
-        path = f"{self._plane.worker_path}/reports"
-        limit_s = answer_limit_ms(self._state, tries=self._report_tries) / 1000
-        try:
-            here("agent.before_report")
-            reply: ReportReply = await self._plane.call("POST", path, document=body, timeout_s=limit_s)
-            here("agent.after_report")
-        except GpulayerError as error:
-            self._report_tries += 1
-            self._hear_of_removal(error)
-            if self.removed is None:
-                self._story.lost(error, jobs=len(self._state.held), now_ms=self._clock.monotonic_ms())
-                retry_in_ms = int(self._plane.backoff_s(self._report_tries) * 1000)
-            else:
-                retry_in_ms = _LEAVE_AGAIN_MS  # nobody hears it; it only ends the machine once nothing is held
-            self._feed(ReportFailed(plan.seq, retry_in_ms))
-        else:
-            self._report_tries = 0
-            self._plugins.was_told(told)
-            self._story.back()
-            self._feed(ReportAnswered(plan.seq, tuple(Epoch(epoch) for epoch in reply["void"])))
-
-    def _hear_of_removal(self, error: GpulayerError) -> None:
-        """Removed, or replaced by an agent in a copy of its folder, its jobs are lost to the control plane, which may
-        have started them elsewhere: none goes on here.
-
-        401 on one route alone is no removal: a control plane that was started again knows no sessions.
-        """
-        if self.removed is not None or not isinstance(error, NotFound | NotKnown | Superseded):
-            return
-        self.removed = error
-        self._is_stop_wanted = True
-        held = list(self._state.held.values())
-        if isinstance(error, Superseded):
-            _log.warning("the control plane takes nothing more from this agent: %s", error.message)
-        else:
-            _log.warning("the control plane does not know this worker any more: %s", error.message)
-        self._feed(AttemptsVoided(tuple({node.key.epoch for node in held})))
-        self._feed(StopAllRequested())
-
-    def _follow_log(self, assignment: Assignment, *, is_resumed: bool) -> None:
-        key = assignment.key
-        if key not in self._logs:
-            self._logs[key] = AttemptLogs(
-                self._plane,
-                key,
-                self._work.site(assignment),
-                is_resumed=is_resumed,
-                masks=self._work.masks_for(assignment),
-                limit_bytes=assignment.limits.log_bytes,
-                gives_up=self._gives_up.setdefault(key, self._giving_up(key, LOG_PATIENCE_MS)),
-            )
-            if is_resumed:
-                self._send_logs(key)
-
     def _giving_up(self, key: NodeKey, patience_ms: int) -> GivingUp:
         return GivingUp(self._clock.monotonic_ms, lambda: self._has_failed_for_room(key), patience_ms)
 
@@ -622,18 +519,11 @@ class Agent:
             return False
         return held.outcome.ended_by is EndedBy.DISK_FULL or is_nearly_full(self._folders.site(key).work_dir)
 
-    def _send_logs(self, key: NodeKey) -> None:
-        logs = self._logs[key]
-        if not logs.is_started:
-            logs.is_started = True
-            self._start_for(key, self._work.upload_logs(key, logs, self._gives_up[key]))
-
     def _forget(self, key: NodeKey) -> None:
         self._story.forgotten(key)
         self._keeper.forget(key)
         self._work.forget(key)
-        self._logs.pop(key, None)
-        self._gives_up.pop(key, None)
+        self._logs.forget(key)
         self._stages.pop(key, None)
         self._starts.pop(key, None)
         current = asyncio.current_task()
@@ -641,24 +531,7 @@ class Agent:
             if task is not current:
                 task.cancel()
         self._checks.freed()
-        self._unwanted.append(key)
-        if len(self._unwanted) == 1:
-            self._start(self._delete(), "forgetting")
-
-    async def _delete(self) -> None:
-        """All that was forgotten in one turn: one report's answer is the end of many tiny jobs."""
-        await asyncio.sleep(0)
-        keys, self._unwanted = self._unwanted, []
-        here("agent.before_forget")
-        try:
-            await self._link.forget_all([str(key) for key in keys])
-        except GpulayerError as error:
-            _log.warning("forgetting %s: %s", ", ".join(map(str, keys)), error.message)
-            return  # the folders stay: the next start finds both again
-        here("agent.before_delete")
-        left = [key for key in keys if not self._folders.put_by(key)]
-        if left:
-            await asyncio.to_thread(self._folders.forget_all, left)
+        self._forgetting.forget(key)
 
     async def _shut_spawner_down(self) -> None:
         try:

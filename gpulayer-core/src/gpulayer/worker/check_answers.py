@@ -46,7 +46,7 @@ def read_answer(
     for key, value in (("devices", devices), ("failed", failed)):
         if not isinstance(value, dict):
             raise ValueError(f"{key} is no object")
-    again, architectures = (_texts(answer, name) for name in ("again", "architectures"))
+    again, architectures = (_texts(answer, key) for key in ("again", "architectures"))
     unknown = {*devices, *again, *failed}.difference(accelerators)
     if unknown:
         raise ValueError(f"it speaks of {min(unknown)[:40]!r}, which it is not registered for")

@@ -23,6 +23,7 @@ __all__ = [
 
 _ROOM_BYTES: Final = 8 * 2**30  # on a device with less memory a check, half a gigabyte, is in the way of a job
 _IN_USE: Final = "somebody computes on every such device"
+_BROKEN: Final = "no such device works now"
 
 
 def is_narrow(device: Device) -> bool:
@@ -57,18 +58,22 @@ def wanted_devices(accelerators: Collection[Accelerator], facts: WorkerFacts) ->
 
 
 def without_untried(answer: Answer, facts: WorkerFacts, taken: frozenset[str]) -> Answer:
-    """Of a kind of which every device is taken nothing is said: what was known of it stands. Where it computes on none
-    of those that are free, one that is taken is not checked yet."""
+    """Of a kind of which every device is taken, or broken, nothing is said: what was known of it stands. Where it
+    computes on none of those that are free, one that is taken is not checked yet."""
     offered = offered_devices(facts)
-    kinds = {kind for _, kind, *_ in offered} - {kind for uuid, kind, *_ in offered if uuid not in taken}
-    if Accelerator.MPS in kinds:
-        kinds.add(Accelerator.MLX)
-    untried = frozenset(one.accelerator for one in answer.frameworks if one.accelerator in kinds)
+    why = dict.fromkeys((device.kind for device in facts.devices), _BROKEN)
+    why |= dict.fromkeys((kind for _, kind, *_ in offered), _IN_USE)
+    for uuid, kind, *_ in offered:
+        if uuid not in taken:
+            why.pop(kind, None)
+    if Accelerator.MPS in why:
+        why[Accelerator.MLX] = why[Accelerator.MPS]
+    untried = frozenset(one.accelerator for one in answer.frameworks if one.accelerator in why)
     partly = {kind for uuid, kind, *_ in offered if uuid in taken}
     frameworks: list[Framework] = []
     for one in answer.frameworks:
         if one.accelerator in untried:
-            told = replace(one, usable=False, reason=_IN_USE, is_pending=True, failed_on=())
+            told = replace(one, usable=False, reason=why[one.accelerator], is_pending=True, failed_on=())
         elif one.usable or one.is_pending:
             told = one
         elif one.failed_on and one.accelerator in partly:  # it may compute on those that it could not see
@@ -83,10 +88,10 @@ def without_untried(answer: Answer, facts: WorkerFacts, taken: frozenset[str]) -
 def seen_devices(
     facts: WorkerFacts, environment: Mapping[str, str], *, taken: Collection[str] = ()
 ) -> Mapping[str, str]:
-    """The variables by which a check sees what the worker offers and nobody has; where nothing is offered, what the
-    worker sees: then it can say why there is nothing."""
+    """The variables by which a check sees what the worker offers and nobody has; where there is no device, not even a
+    broken one, what the worker sees: then it can say why there is nothing."""
     offered = [device for device in facts.devices if device.state is not DeviceState.UNHEALTHY]
-    if offered:
+    if facts.devices:
         return device_variables([device for device in offered if device.uuid not in taken])
     return {name: environment[name] for name in sorted(DEVICE_VARIABLES) if name in environment}
 
@@ -98,7 +103,7 @@ def with_what_was_known(answer: Answer, before: Collection[Framework], taken: Co
     known: list[Framework] = []
     for one in answer.frameworks:
         earlier = by_name.get((one.name, one.accelerator))
-        if earlier is None or earlier.is_pending or earlier.version != one.version:
+        if earlier is None or earlier.is_pending or one.version not in ("", earlier.version):
             known.append(one)
         elif one.accelerator in answer.again and (earlier.usable or one.accelerator in answer.waits):
             known.append(earlier)

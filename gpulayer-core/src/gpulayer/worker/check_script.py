@@ -7,6 +7,7 @@ reads a script, in its ``sitecustomize``.
 """
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -25,6 +26,26 @@ _KEPT_BYTES: Final = 64 << 10
 _LOOK_S: Final = 0.1  # how often its output is measured
 _DYING_S: Final = 5.0
 _SAID_LIMIT: Final = 1_000
+_PASSING: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EINTR,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETXTBSY,
+    }
+)  # of this machine as it is now, not of a Python
+_KILLED: Final = frozenset(
+    code
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    for code in (-number, 128 + number)
+)  # by somebody; with 128 as a shell tells of the Python that it has run
 # Run by the other Python, which may be a wrapper that had to fork.
 _PRELUDE: Final = """
 import sys
@@ -41,13 +62,15 @@ exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """failure: what kept it from ending well; empty where nothing did. is_late: that was the deadline. stuck: its
-    process, where it can't even be killed."""
+    """failure: what kept it from ending well; empty where nothing did. is_late: that was the deadline. is_passing: it
+    was no doing of its own, and may be otherwise soon: somebody killed it, as a kernel does that is short of memory, or
+    there was no room to start it. stuck: its process, where it can't even be killed."""
 
     out: bytes
     err: bytes
     failure: str = ""
     is_late: bool = False
+    is_passing: bool = False
     stuck: int = 0
 
 
@@ -96,7 +119,8 @@ async def run_script(
                 raise error
             ended = Ran(_tail(out), _tail(err), failure, is_late=is_late, stuck=stuck)
     except OSError as error:
-        return Ran(b"", b"", f"its check can't be run by {python}: {error.strerror}")
+        failure = f"its check can't be run by {python}: {error.strerror}"
+        return Ran(b"", b"", failure, is_passing=error.errno in _PASSING)
     finally:
         for end in (failing, failed):
             if end >= 0:
@@ -105,7 +129,8 @@ async def run_script(
     if not failure and code:
         ending = f"exit code {code}" if code > 0 else f"signal {-code}"
         said = _said_at_the_end(ended.err) or "it said nothing"
-        return replace(ended, failure=f"its check failed ({ending}): {said}")
+        is_killed = code in _KILLED
+        return replace(ended, failure=f"its check failed ({ending}): {said}", is_passing=is_killed)
     return ended
 
 

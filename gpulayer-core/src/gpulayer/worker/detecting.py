@@ -17,7 +17,7 @@ from typing import Final
 from gpulayer import __version__
 from gpulayer.clock import SystemClock
 from gpulayer.plugins.contracts.context import Where
-from gpulayer.plugins.contracts.probe import ProbeSite
+from gpulayer.plugins.contracts.probe import ProbeSite, ProcessOnDevice
 from gpulayer.plugins.host import Host, load_plugins
 from gpulayer.plugins.record import PluginStatus
 from gpulayer.plugins.settings import PluginSettings
@@ -48,12 +48,13 @@ class NoPythonError(Exception):
 @dataclass(frozen=True, slots=True)
 class Detected:
     """facts: as a worker would report them. python: whose frameworks they are. checked: the frameworks that were looked
-    for. faults: what went wrong with plugins, a line each."""
+    for. faults: what went wrong with plugins, a line each. processes: on the devices; None where that is not known."""
 
     facts: WorkerFacts
     python: str
     checked: tuple[str, ...]
     faults: tuple[str, ...]
+    processes: tuple[ProcessOnDevice, ...] | None = None
 
 
 def detect(
@@ -130,7 +131,7 @@ async def _detect(
                     await checks.run(facts, within_s=_CHECKS_S)
                     telling.cancel()
             known = KnownFacts(await probing.catch_up() or facts, probing, checks.found)
-        return Detected(known.seen, python, _checked(host), _faults(host))
+        return Detected(known.seen, python, _checked(host), _faults(host), probing.processes)
     finally:
         host.close()
 

@@ -5,8 +5,10 @@ outside one also what it found in an earlier life of the worker, and nothing of 
 again soon. One that was late at a start is waited for at the next starts for a moment only, for an hour: it has its
 time all the same, and what it finds then follows as news.
 
-A probe is asked by one at a time: who wants a look while one is on its way shares its answer. Where one that is asked
-before a start gives none, nothing starts on its devices until it does.
+A probe is asked by one at a time: who wants a look while one is on its way shares its answer. Before a start each of
+ours is asked that has one of its devices, and an outside one that tells of processes, has just failed, or whose devices
+go by number. Where one that is asked then gives no answer, nothing starts on its devices until it does. One that says
+itself that its driver is silent is asked again as soon as one that failed.
 """
 
 import asyncio
@@ -23,9 +25,10 @@ from gpulayer.clock import Clock
 from gpulayer.errors import PluginFault
 from gpulayer.net.interfaces import own_first
 from gpulayer.plugins.builtin import LOOK_FOR
-from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite
+from gpulayer.plugins.contracts.probe import PROBE_DEADLINE_S, Findings, Probe, ProbeSite, ProcessOnDevice
 from gpulayer.plugins.host import Host
 from gpulayer.plugins.registry import Registered, Registry
+from gpulayer.plugins.results import instance_of
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, DEFAULT_LAUNCHER
 from gpulayer.spec.labels import located
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
@@ -168,13 +171,20 @@ class Probing:
         return await self._facts()
 
     @property
+    def processes(self) -> tuple[ProcessOnDevice, ...] | None:
+        """Who was on the devices at the last look; None where no probe knows."""
+        told = [found.processes for found in self._last.values() if found.processes is not None]
+        return tuple(process for processes in told for process in processes) if told else None
+
+    @property
     def retry_in_s(self) -> float | None:
-        """When ``retry`` is due, of a probe that has failed just now; None where nothing is to be asked so soon."""
+        """When ``retry`` is due, of a probe that has failed just now, or whose driver is silent; None where nothing is
+        to be asked so soon."""
         waits = [_AGAIN_S[failures - 1] for failures in self._failures.values() if failures <= len(_AGAIN_S)]
         return min(waits, default=None)
 
     async def retry(self) -> WorkerFacts:
-        """Ask those alone again that have failed just now."""
+        """Ask those alone again for whose sake it is due."""
         probes = self._host.registry.probes
         due = [number for number, failures in self._failures.items() if failures <= len(_AGAIN_S)]
         await asyncio.gather(*(self._look(number, probes[number]) for number in due))
@@ -182,21 +192,23 @@ class Probing:
         return await self._facts()
 
     async def look_at(self, devices: Collection[str]) -> WorkerFacts:
-        """Of the probes that know what runs on these devices, or what number they have, now. Where one gives no answer
-        its devices are unhealthy from then on, until it does."""
+        """Of the probes that have these devices, now; of outside ones those alone that know what runs on them, or what
+        number they have. Where one gives no answer its devices are unhealthy from then on, until it does."""
         probes = self._host.registry.probes
         asked = [number for number in self._last if self._is_asked_before_start(number, devices)]
+        failed_before = self._failures.keys() & asked
         answered = await asyncio.gather(*(self._look(number, probes[number]) for number in asked))
         silent = {number for number, is_answer in zip(asked, answered, strict=True) if not is_answer} - self._silent
         self._silent |= silent
-        self._is_missed = self._is_missed or bool(silent)
+        self._is_missed = self._is_missed or bool(silent) or bool((self._failures.keys() & asked) - failed_before)
         return await self._facts()
 
     def _is_asked_before_start(self, number: int, devices: Collection[str]) -> bool:
         found = self._last[number]
         concerned = [device for device in found.devices if device.uuid in devices]
         return bool(concerned) and (
-            found.processes is not None
+            self._host.registry.probes[number].plugin in self._own
+            or found.processes is not None
             or number in self._failures
             or any(is_masked_by_number(device) for device in concerned)
         )
@@ -235,7 +247,9 @@ class Probing:
         devices = [_unanswered(device) if device.uuid in silent else device for device in facts.devices]
         has_all = self._last.keys() >= set(range(len(found)))
         known = self._devices.settle(devices, dict(facts.missing), is_whole=has_all)
-        facts = replace(facts, devices=known)
+        said = {(str(device.kind), device.reason) for device in known}
+        # What devices say themselves is not told a second time.
+        facts = replace(facts, devices=known, missing=tuple(pair for pair in facts.missing if pair not in said))
         await asyncio.to_thread(self._kept_devices.write, self._devices)
         if self._occupancy is not None and facts.devices:
             processes = [process for finding in found for process in finding.processes or ()]
@@ -283,7 +297,10 @@ class Probing:
             self._faults[number] = fault.message
             return False
         self._last[number] = found
-        self._failures.pop(number, None)
+        if found.is_silent:
+            self._failures[number] = self._failures.get(number, 0) + 1
+        else:
+            self._failures.pop(number, None)
         self._silent.discard(number)
         if probe.plugin not in self._own:
             self._kept.keep(_kept_as(probe), found)
@@ -330,9 +347,11 @@ class _Late:
         try:
             said = json.loads(self._path.read_bytes())
             self._since = {
-                str(key): int(wall_ms) for key, wall_ms in said.items() if 0 <= now_ms - int(wall_ms) < _LATE_FOR_MS
+                str(key): wall_ms
+                for key, wall_ms in said.items()
+                if 0 <= now_ms - instance_of(int, wall_ms) < _LATE_FOR_MS
             }
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             self._since = {}
         return frozenset(self._since)
 

@@ -66,6 +66,7 @@ def checked_findings(value: object) -> Findings:
         processes=None if found.processes is None else _processes(found.processes),
         cpu_model=checked_text("cpu_model", found.cpu_model),
         missing=_pairs("missing", found.missing, _missing, at_most=MAX_MISSING),
+        is_silent=instance_of(bool, found.is_silent),
     )
 
 

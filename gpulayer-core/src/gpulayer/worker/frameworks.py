@@ -5,9 +5,10 @@ is not run a second time before it has gone. One short program finds out first w
 
 A worker waits for none of them: until a check has ended, its framework is told of as not checked yet, and jobs that
 want it wait. What is not installed is found out before the worker joins, within a moment: that refuses a job at once.
-What was found is kept on disk, so that a worker that is started again says at once what it knew, while the checks run
-anew. What computed on all that is there is not run again at a start where nothing has changed that it depends on; what
-failed is tried at each start: what was missing may be there now, and not every cause can be seen from here. While
+What computed is kept on disk, so that a worker that is started again says at once what it knew, while the checks run
+anew, where the same is installed. What computed on all that is there is not run again at a start where nothing has
+changed that it depends on; what failed, or was not there, is tried at each start, and not checked yet until then: what
+was missing may be there now, and not every cause can be seen from here. The same holds where a device has come. While
 the worker runs, what is installed is looked at every ten minutes, and what has changed is run anew.
 
 Nothing computes on a device that somebody has: a job would miss the memory, or the device. It is tried when it is free.
@@ -15,7 +16,6 @@ And where a job is about to start on one on which a check would be in its way, t
 """
 
 import asyncio
-import json
 import logging
 import math
 import os
@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -41,14 +42,11 @@ from gpulayer.plugins.results import instance_of, list_of
 from gpulayer.spec.capabilities import DEFAULT_ENVIRONMENT, is_plain_name
 from gpulayer.spec.machine import Device, DeviceState, Framework, WorkerFacts
 from gpulayer.spec.request import Accelerator
-from gpulayer.whole import write_whole
 from gpulayer.worker.check_answers import (
     Answer,
     as_far_as_known,
     cut,
-    framework_of,
     read_answer,
-    row_of,
     unusable,
 )
 from gpulayer.worker.check_devices import (
@@ -63,6 +61,7 @@ from gpulayer.worker.check_devices import (
 )
 from gpulayer.worker.check_script import Ran, is_there, run_script
 from gpulayer.worker.findings import checked_text
+from gpulayer.worker.kept_frameworks import Kept, read_kept, write_kept
 from gpulayer.worker.plans import checked_variables
 from gpulayer.worker.survey import Survey, read_survey, survey_source
 from gpulayer.worker.unready import OWN_DEADLINE_S
@@ -70,6 +69,7 @@ from gpulayer.worker.unready import OWN_DEADLINE_S
 __all__ = ["FrameworkChecks", "jobs_python"]
 
 _log: Final = logging.getLogger(__name__)
+_FILE: Final = "frameworks.json"
 _SCRIPT_DEADLINE_S: Final = 5.0
 _SURVEY_DEADLINE_S: Final = 20.0  # it imports nothing, but Python itself may stand on a slow disk
 _SIDE_BY_SIDE: Final = 4
@@ -91,17 +91,37 @@ class _Check:
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """found: all that was known last. by_key: what is believed without a run, by all that it depends on."""
+class _Stage(Enum):
+    DUE = "due"  # to be run: never was, or what it found may be otherwise, or passes by itself
+    RUNNING = "running"
+    DONE = "done"
 
-    found: tuple[Framework, ...]
-    by_key: Mapping[str, tuple[Framework, ...]]
+
+@dataclass(slots=True)
+class _Progress:
+    """Of one check. check: None until its plugin could be asked. found: in this life; None: nothing is known yet. key:
+    of what a later start may believe; empty: nothing. installed: what it was about when it ran last, devices apart;
+    None: it never did. waiting: devices that somebody had whenever it ran. stuck: its process that can't be ended."""
+
+    stage: _Stage = _Stage.DUE
+    check: _Check | None = None
+    found: tuple[Framework, ...] | None = None
+    key: str = ""
+    installed: str | None = None
+    waiting: frozenset[str] = frozenset()
+    stuck: int = 0
+
+    def doubt(self, *, is_installed_anew: bool = False) -> None:
+        """To be run again: what failed may compute now, and where packages have changed, what was not there be there.
+        What computed stands until it has been run."""
+        self.stage = _Stage.DUE
+        if is_installed_anew and not self.found:
+            self.found = None
+        self.found = self.found and tuple(map(_doubted, self.found))
 
 
 class FrameworkChecks:
-    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. is_fresh: all
-    ran in this one, and the machine has not changed since."""
+    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker."""
 
     def __init__(
         self,
@@ -123,46 +143,47 @@ class FrameworkChecks:
         self._deadline_s = deadline_s
         self._again_s = again_s
         self._look_every_s = look_every_s
-        self.is_fresh = not host.registry.framework_checks
         self._nudge = asyncio.Event()
-        self._is_stale = False
-        self._by_check: dict[int, tuple[Framework, ...]] = {}
-        self._asked: dict[int, _Check] = {}  # that are to run, or have
-        self._kept = _read(work_dir / "frameworks.json") if host.registry.framework_checks else None
-        self._keys: dict[int, str] = {}  # of what a later start may believe
-        self._due: set[int] = set()  # what could not be asked, or will have passed
-        self._stuck: dict[int, int] = {}
-        self._installed: dict[int, str] = {}  # what each check was about when it ran last, devices apart
-        self._waiting: dict[int, frozenset[str]] = {}  # devices that somebody had whenever a check ran
+        self._of = tuple(_Progress() for _ in host.registry.framework_checks)  # by number
+        self._kept = read_kept(work_dir / _FILE) if self._of else Kept()
         self._is_start = True
         self._wanted: set[str] = set()  # devices on which jobs have started since the checks began to run
         self._running: dict[int, tuple[frozenset[str], asyncio.Future[Answer]]] = {}  # with the devices that it sees
 
     @property
-    def is_known(self) -> bool:
-        """Whether anything is known without a run: there are no checks, or they ran in an earlier life."""
-        return not self._host.registry.framework_checks or self._kept is not None
+    def is_fresh(self) -> bool:
+        """All ran in this life, and neither the machine has changed since nor was a device out of reach."""
+        return not any(one.stage is not _Stage.DONE or one.waiting for one in self._of)
 
     @property
     def running(self) -> tuple[str, ...]:
         """The frameworks that are computed with at this moment."""
-        return tuple(self._asked[number].name for number in self._running)
+        return tuple(one.check.name for one in map(self._of.__getitem__, self._running) if one.check is not None)
 
     @property
     def found(self) -> tuple[Framework, ...]:
         """The first check that knows a framework on an accelerator is believed. What nobody knows yet is told of, as
         not checked: it is not known to be missing."""
         known: dict[tuple[str, Accelerator], Framework] = {}
-        checks = range(len(self._host.registry.framework_checks))
-        fresh = [framework for number in checks for framework in self._by_check.get(number, ())]
-        older = () if len(self._by_check) == len(checks) or self._kept is None else self._kept.found
-        for framework in (*fresh, *older):
+        fresh = [framework for one in self._of for framework in one.found or ()]
+        for framework in (*fresh, *self._known_before()):
             known.setdefault((framework.name, framework.accelerator), framework)
         names = {name for name, _ in known}
-        pending = [check for number, check in self._asked.items() if number not in self._by_check]
-        for framework in (one for check in pending if check.name not in names for one in _pending(check)):
-            known.setdefault((framework.name, framework.accelerator), framework)
+        for check in self._open():
+            if check.name not in names:
+                known |= {(one.name, one.accelerator): one for one in _pending(check)}
         return tuple(known.values())
+
+    def _open(self) -> list[_Check]:
+        """Those that are to run, of which nothing is known."""
+        return [one.check for one in self._of if one.check is not None and one.found is None]
+
+    def _known_before(self) -> tuple[Framework, ...]:
+        """In an earlier life, of what has not been checked in this one."""
+        if all(one.found is not None for one in self._of):
+            return ()
+        known = {one.check.name for one in self._of if one.check is not None} - {check.name for check in self._open()}
+        return tuple(_doubted(framework) for framework in self._kept.found if framework.name not in known)
 
     def renew(self, before: WorkerFacts, now: WorkerFacts) -> None:
         """The devices are not what they were: ``watch`` has all checks run anew, but where some have only gone and
@@ -170,12 +191,14 @@ class FrameworkChecks:
         gone, come = (offered_devices(before) - offered_devices(now), offered_devices(now) - offered_devices(before))
         kinds = {kind for _, kind, *_ in gone}
         if come or any(one.accelerator in kinds and not one.usable for one in self.found):
-            self._is_stale = True
+            for one in self._of:
+                one.doubt()
+                one.waiting = frozenset()
             self._nudge.set()
 
     def freed(self) -> None:
         """A job has left devices: what waited for them can be tried."""
-        if self._waiting:
+        if any(one.waiting for one in self._of):
             self._nudge.set()
 
     async def make_way(self, devices: Collection[Device]) -> None:
@@ -190,19 +213,30 @@ class FrameworkChecks:
             await asyncio.wait(running)
 
     async def begin(self, facts: WorkerFacts, *, within_s: float = _MOMENT_S) -> None:
-        """Find out what there is to check, where nothing is known: from then on ``found`` tells of it as not checked
-        yet, and of what is not installed nothing, where that could be seen in time."""
-        if self.is_known:
+        """At a start, find out what there is to check: from then on ``found`` tells of it as not checked yet, where
+        nothing is known, and of what is not installed nothing, where that could be seen in time."""
+        if not self._of:
             return
-        checks = await self._checks(range(len(self._host.registry.framework_checks)))
-        self._asked.update(checks)
+        checks = await self._checks(range(len(self._of)))
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 seen = await self._seen(facts, frozenset())
-                if seen is not None:
-                    survey, _, _ = await self._survey(checks.values(), seen[1], seen[0])
-                    absent = [number for number, check in checks.items() if _is_absent(check, survey)]
-                    self._by_check.update(dict.fromkeys(absent, ()))
+                if seen is None:
+                    return
+                survey, _, _ = await self._survey(checks.values(), seen[1], seen[0])
+                changed = {
+                    check.name for check in checks.values() if self._kept.is_otherwise(_installed(check, survey))
+                }
+                self._kept = self._kept.without(changed)
+                for number, check in checks.items():
+                    self._of[number].found = self._without_a_run(check, survey, facts)
+
+    def _without_a_run(self, check: _Check, survey: Survey | None, facts: WorkerFacts) -> tuple[Framework, ...] | None:
+        """What is known of it at a start; None: it has to be run."""
+        if _is_absent(check, survey):
+            return ()
+        key = _key(check, survey, facts)
+        return self._kept.by_key.get(key) if key and self._is_start else None
 
     async def watch(
         self,
@@ -215,22 +249,21 @@ class FrameworkChecks:
         ``run``. What could not be asked, because a plugin failed, is asked again, and so is what passes by itself."""
         tries, is_nudged = 0, False
         while True:
-            if not self.is_fresh and (self._due or not self._waiting):
+            if any(one.stage is _Stage.DUE for one in self._of):
                 await self.run(facts(), tell=tell, taken=taken())
-            if not is_nudged or self.is_fresh:
-                tries = 0 if self.is_fresh else tries + 1
+            if self.is_fresh:
+                tries = 0
+            elif not is_nudged or not tries:
+                tries += 1
+            if self._note_free(taken_devices(facts(), taken())):  # also what was left while they ran
+                is_nudged = True
+                continue
             wait_s = self._again_s[min(tries, len(self._again_s)) - 1] if tries else self._look_every_s
             is_nudged = False
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     is_nudged = await self._nudge.wait()
             self._nudge.clear()
-            if self._is_stale:
-                self._is_stale = False
-                self._due.clear()
-                self._waiting.clear()
-                self.is_fresh = False
-                continue
             self._note_free(taken_devices(facts(), taken()))
             if not is_nudged:
                 await self._look(facts(), taken_devices(facts(), taken()))
@@ -249,26 +282,30 @@ class FrameworkChecks:
         ends_s = asyncio.get_running_loop().time() + within_s
         taken = taken_devices(facts, taken)
         self._wanted.clear()
+        every = range(len(self._of))
+        numbers = {number for number in every if self._of[number].stage is _Stage.DUE} or set(every)
+        for number in numbers:
+            self._of[number].stage = _Stage.RUNNING
         seen = await self._seen(facts, taken)
+        checks = {} if seen is None else await self._checks(numbers)
+        for number in numbers - checks.keys():
+            self._of[number].stage = _Stage.DUE
         if seen is None:
             return
+        tell()
         variables, python = seen
-        numbers = self._due or set(range(len(self._host.registry.framework_checks)))
-        checks = await self._checks(numbers)
-        self._due = numbers - checks.keys()
-        self._asked.update(checks)
         async with asyncio.TaskGroup() as group:
             surveying = group.create_task(self._survey(checks.values(), python, variables))
             await asyncio.wait((surveying,), timeout=_MOMENT_S)
             if not surveying.done():
                 tell()
-        survey, is_late, why = surveying.result()
+        survey, is_passing, why = surveying.result()
         # On a device for one process at a time two checks would be in each other's way.
         is_exclusive = any(device.compute_mode.startswith("exclusive") for device in facts.devices)
         slots = asyncio.Semaphore(1 if is_exclusive else _SIDE_BY_SIDE)
 
         async def run(number: int, check: _Check) -> None:
-            answer, kept = None, taken
+            answer, kept, one = None, taken, self._of[number]
             async with slots:
                 while answer is None:
                     kept = taken | self._wanted
@@ -285,56 +322,57 @@ class FrameworkChecks:
                         number, wanted_devices(check.accelerators, facts) - kept, work
                     )
             if untried := (kept - taken) & wanted_devices(check.accelerators, facts):
-                self._waiting[number] = self._waiting.get(number, frozenset()) | untried
-                self._keys.pop(number, None)
+                one.waiting |= untried
+                one.key = ""
             self._learn(number, check, without_untried(answer, facts, kept), facts, kept)
             tell()
 
         async with asyncio.TaskGroup() as group:
             for number, check in checks.items():
-                self._keys.pop(number, None)
-                self._installed[number] = _installed(check, survey)
+                one = self._of[number]
+                one.key, one.installed = "", _installed(check, survey)
                 if why and check.modules:  # a Python that says nothing of itself says nothing of them
-                    again = frozenset(check.accelerators if is_late else ())
-                    told = _pending(check, why) if is_late else unusable(check.name, check.accelerators, why)
+                    again = frozenset(check.accelerators if is_passing else ())
+                    told = _pending(check, why) if is_passing else unusable(check.name, check.accelerators, why)
                     self._learn(number, check, Answer(told, again, is_whole=False), facts, taken)
                     continue
-                waiting = self._waiting.pop(number, taken) & taken & wanted_devices(check.accelerators, facts)
-                key = _key(check, survey, facts)
-                known = self._kept.by_key.get(key) if key and self._kept is not None and self._is_start else None
-                if _is_absent(check, survey):
-                    known = ()
+                waiting = (one.waiting or taken) & taken & wanted_devices(check.accelerators, facts)
+                key, known = _key(check, survey, facts), self._without_a_run(check, survey, facts)
+                one.waiting = frozenset() if known is not None else waiting
                 if known is None:
-                    if waiting:
-                        self._waiting[number] = waiting
-                    elif key:
-                        self._keys[number] = key
+                    one.key = "" if waiting else key
                     group.create_task(run(number, check))
                     continue
-                self._by_check[number] = known
-                if known:
-                    self._keys[number] = key
+                one.found = known
+                one.key = key if known else ""
+                _end(one)
+            tell()
         tell()
         self._is_start = False
-        self.is_fresh = not self._due and not self._waiting
         if self.is_fresh or self.found:  # that nothing could be asked is no knowledge of the next start
             await asyncio.to_thread(self._remember)
 
-    def _note_free(self, taken: frozenset[str]) -> None:
-        """Have run what waited for a device that is free now."""
-        self._due |= {number for number, waiting in self._waiting.items() if waiting - taken}
-        self.is_fresh = not self._due and self.is_fresh
+    def _note_free(self, taken: frozenset[str]) -> bool:
+        """Have run what waited for a device that is free now; whether there is any that is not to be run anyhow, when
+        its time has come."""
+        freed = [one for one in self._of if one.waiting - taken and one.stage is _Stage.DONE]
+        for one in freed:
+            one.stage = _Stage.DUE
+        return bool(freed)
 
     async def _look(self, facts: WorkerFacts, taken: frozenset[str]) -> None:
         """Have run what is about other packages than it was."""
         seen = await self._seen(facts, taken)
         if seen is None:
             return
-        checks = await self._checks(self._installed.keys() - self._due)
+        ended = [
+            number for number, one in enumerate(self._of) if one.stage is _Stage.DONE and one.installed is not None
+        ]
+        checks = await self._checks(ended)
         survey, _, _ = await self._survey(checks.values(), seen[1], seen[0])
-        if survey is not None:
-            self._due |= {number for number in checks if _installed(checks[number], survey) != self._installed[number]}
-        self.is_fresh = not self._due and self.is_fresh
+        for number, check in checks.items() if survey is not None else ():
+            if _installed(check, survey) != self._of[number].installed:
+                self._of[number].doubt(is_installed_anew=True)
 
     async def _seen(self, facts: WorkerFacts, taken: frozenset[str]) -> tuple[Mapping[str, str], str] | None:
         """The variables and the Python of the checks; None where they can't be found out now."""
@@ -363,18 +401,18 @@ class FrameworkChecks:
 
     def _learn(self, number: int, check: _Check, answer: Answer, facts: WorkerFacts, taken: Collection[str]) -> None:
         """taken: devices that it did not see; what was known of these stands."""
-        known = self._by_check[number] = with_what_was_known(answer, self.found, taken)
-        if any(one.accelerator in answer.again - answer.waits for one in answer.frameworks):
-            self._due.add(number)
+        one = self._of[number]
+        known = one.found = with_what_was_known(answer, self.found, taken)
+        _end(one, is_due=any(row.accelerator in answer.again - answer.waits for row in answer.frameworks))
         there = {device.kind for device in facts.devices} | {Accelerator.CPU}
         if Accelerator.MPS in there:
             there.add(Accelerator.MLX)  # which computes on the same device
         if (
             answer.again
             or not answer.is_whole
-            or not all(one.usable and not one.failed_on for one in known if one.accelerator in there)
+            or not all(row.usable and not row.failed_on for row in known if row.accelerator in there)
         ):
-            self._keys.pop(number, None)
+            one.key = ""
 
     async def _checks(self, numbers: Collection[int]) -> dict[int, _Check]:
         """By number; without those whose plugin failed."""
@@ -383,9 +421,10 @@ class FrameworkChecks:
         async def ask(number: int) -> None:
             registered = self._host.registry.framework_checks[number]
             try:
-                checks[number] = await self._host.acall(
+                check = await self._host.acall(
                     registered, "FrameworkCheck.script", _checked_check, deadline_s=_SCRIPT_DEADLINE_S
                 )
+                checks[number] = self._of[number].check = check
             except PluginFault as fault:  # then it is not even known what it would have been about
                 _log.warning("%s", fault.message)
 
@@ -395,7 +434,7 @@ class FrameworkChecks:
     async def _survey(
         self, checks: Collection[_Check], python: str, variables: Mapping[str, str]
     ) -> tuple[Survey | None, bool, str]:
-        """None where that can't be found out; whether that took too long, and the reason."""
+        """None where that can't be found out; whether that passes by itself, and the reason."""
         modules = {module for check in checks for module in check.modules}
         if not modules:
             return None, False, ""
@@ -410,7 +449,7 @@ class FrameworkChecks:
             said = ran.failure.removeprefix("its check ") or f"is not understood: {error}"
             why = f"{python} can't be asked what is installed: a program that only looks {cut(said, _SAID_LIMIT)}"
             _log.warning("frameworks are not checked: %s", why)
-            return None, ran.is_late, why
+            return None, ran.is_late or ran.is_passing, why
         return survey, False, ""
 
     async def _variables(self, facts: WorkerFacts) -> Mapping[str, str]:
@@ -434,16 +473,14 @@ class FrameworkChecks:
         deadline_s: float,
         visible: Mapping[str, Accelerator],
     ) -> Answer:
-        stuck = self._stuck.get(number)
-        if stuck is not None and is_there(stuck):
+        stuck = self._of[number].stuck
+        if stuck and is_there(stuck):
             why = f"its check hangs and can't be ended (process {stuck})"
             told = unusable(check.name, check.accelerators, why)
             return Answer(told, frozenset(check.accelerators), is_whole=False)
-        self._stuck.pop(number, None)
         folder = self._work_dir / "checks" / str(number)
         ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=deadline_s)
-        if ran.stuck:
-            self._stuck[number] = ran.stuck
+        self._of[number].stuck = ran.stuck
         _tell(check.name, ran)
         try:
             seen = {kind: [uuid for uuid, of in visible.items() if of is kind] for kind in set(visible.values())}
@@ -454,20 +491,38 @@ class FrameworkChecks:
         else:
             if ran.failure:
                 answer = as_far_as_known(check.name, check.accelerators, answer, ran.failure)
-        if ran.is_late:
+        if ran.is_late or ran.is_passing:
             unknown = frozenset(one.accelerator for one in answer.frameworks if not one.usable)
             answer = replace(answer, again=answer.again | unknown)
+        if ran.is_passing:
+            told = tuple(replace(one, is_pending=not one.usable) for one in answer.frameworks)
+            answer = replace(answer, frameworks=told)
         return answer
 
     def _remember(self) -> None:
-        if not self._host.registry.framework_checks:
+        if not self._of:
             return
-        believed = {key: [*map(row_of, self._by_check.get(number, ()))] for number, key in self._keys.items()}
-        rows = {"found": [*map(row_of, self.found)], "believed": believed}
+        by_key = {one.key: one.found for one in self._of if one.key and one.found is not None}
+        installed = frozenset(one.installed for one in self._of if one.installed)
         try:
-            write_whole(self._work_dir / "frameworks.json", json.dumps(rows).encode())
+            write_kept(self._work_dir / _FILE, Kept(self.found, by_key, installed))
         except OSError as error:
             _log.warning("what the framework checks found can't be kept: %s", error)
+
+
+def _end(one: _Progress, *, is_due: bool = False) -> None:
+    """It has been run. Where what it depends on has changed meanwhile, it is due all the same."""
+    if is_due or one.stage is _Stage.DUE:
+        one.stage = _Stage.DUE
+    else:
+        one.stage = _Stage.DONE
+
+
+def _doubted(framework: Framework) -> Framework:
+    """As long as it has not been tried again: what did not compute may compute now."""
+    if framework.usable:
+        return framework
+    return unusable(framework.name, [framework.accelerator], "", is_pending=True)[0]
 
 
 def _key(check: _Check, survey: Survey | None, facts: WorkerFacts) -> str:
@@ -522,16 +577,3 @@ def _tell(name: str, ran: Ran) -> None:
     said = b"\n".join(part.strip() for part in (ran.out, ran.err) if part.strip())
     if said:
         _log.debug("check of %s:\n%s", name, said[-_TOLD_BYTES:].decode(errors="replace"))
-
-
-def _read(path: Path) -> _Kept | None:
-    """None where no check has ended here yet."""
-    try:
-        rows = instance_of(dict, json.loads(path.read_bytes()))
-        believed = instance_of(dict, rows["believed"])
-        return _Kept(
-            tuple(map(framework_of, rows["found"])),
-            {str(key): tuple(map(framework_of, found)) for key, found in believed.items()},
-        )
-    except (OSError, ValueError, TypeError, LookupError):
-        return None

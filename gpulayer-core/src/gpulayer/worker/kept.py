@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gpulayer.clock import Clock
 from gpulayer.plugins.contracts.probe import Findings
+from gpulayer.plugins.results import instance_of
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality
 from gpulayer.spec.request import Accelerator
 from gpulayer.whole import write_whole
@@ -41,8 +42,8 @@ class KeptFindings:
         self._known = {}
         try:
             for key, (wall_ms, fields) in json.loads(self._path.read_bytes()).items():
-                if 0 <= now_ms - int(wall_ms) < _KEPT_MS:
-                    self._known[str(key)] = int(wall_ms), _findings(fields)
+                if 0 <= now_ms - instance_of(int, wall_ms) < _KEPT_MS:
+                    self._known[str(key)] = wall_ms, _findings(fields)
         except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             self._known = {}
         self._written = dict(self._known)

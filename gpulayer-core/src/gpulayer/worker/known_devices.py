@@ -5,7 +5,8 @@ keep their numbers, though a vendor's tool counts anew without it: what it count
 back by itself when it is found again. One whose vendor can't read it any more is told by where it stands, and is
 recognised by that.
 
-Where they are kept in a file all this outlives the worker, see ``KeptDevices``. Pure.
+Where they are kept in a file all this outlives the worker, see ``KeptDevices``. Those of a kind of which none is found
+at first, but others are, were another machine's, or have all been exchanged: they are forgotten. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +24,15 @@ _NOT_YET: Final = "it is not found, and not every probe has answered since the w
 
 
 class KnownDevices:
-    """``settle`` what each look found. here: the uuids of the last look. known: all that were met."""
+    """``settle`` what each look found. here: the uuids of the last look. known: all that were met. overdue: of those
+    that were to be forgotten unless they are found, those of which that is not known yet."""
 
-    def __init__(self, known: Iterable[Device] = (), *, counted_anew: Iterable[Accelerator] = ()) -> None:
-        """known: of an earlier life. counted_anew: kinds of which those found first have the numbers of now."""
+    def __init__(self, known: Iterable[Device] = (), *, overdue: Iterable[str] = ()) -> None:
+        """known: of an earlier life. overdue: uuids of those among them."""
         self._met = {device.uuid: device for device in known}
-        self._counted_anew = frozenset(counted_anew)
+        self._unseen = {device.kind for device in self._met.values()}  # of which none was found in this life
+        self._counted_anew: set[Accelerator] = set()  # those of these kinds found next have the numbers of now
+        self.overdue: frozenset[str] = frozenset(overdue)
         self.here: frozenset[str] = frozenset()
 
     @property
@@ -45,6 +49,9 @@ class KnownDevices:
         found = self._recognised(found)
         here = {device.uuid for device in found}
         filled = _filled(found)
+        self.overdue -= here
+        if is_whole:
+            self._forget(found, filled, missing)
         gone = {
             uuid: replace(
                 device.without_flowing_figures(),
@@ -53,7 +60,7 @@ class KnownDevices:
                 mask_index=None,
             )
             for uuid, device in self._met.items()
-            if uuid not in here and filled.isdisjoint((uuid, device.pci_address, device.parent))
+            if uuid not in here and filled.isdisjoint(_places(device))
         }
         numbers = _Numbers(
             device
@@ -71,6 +78,18 @@ class KnownDevices:
             if device.uuid in self._met or device.pci_address or not _is_unread(device)
         }
         return tuple(sorted(every, key=lambda device: (device.kind, device.index)))
+
+    def _forget(self, found: Sequence[Device], filled: frozenset[str], missing: Mapping[str, str]) -> None:
+        """Those that are overdue, where it could be looked, and those of another machine."""
+        kinds = {device.kind for device in found if not _is_unread(device)}
+        is_ours = {device.kind for uuid, device in self._met.items() if not filled.isdisjoint(_places(device))}
+        foreign = (kinds & self._unseen) - is_ours
+        self._unseen -= kinds
+        for uuid, device in list(self._met.items()):
+            if device.kind in foreign or (uuid in self.overdue and device.kind not in missing):
+                del self._met[uuid]
+                self._counted_anew.add(device.kind)
+        self.overdue &= self._met.keys()
 
     def _recognised(self, found: Sequence[Device]) -> Sequence[Device]:
         """The same, but for those that can't be read: each is the one, or are the slices, met at its address; or where
@@ -104,6 +123,11 @@ def _is_unread(device: Device) -> bool:
 def _filled(found: Sequence[Device]) -> frozenset[str]:
     """The names and addresses at which there is something."""
     return frozenset(name for device in found for name in (device.uuid, device.pci_address, device.parent) if name)
+
+
+def _places(device: Device) -> tuple[str, str, str]:
+    """What of ``_filled`` would have its place."""
+    return device.uuid, device.pci_address, device.parent
 
 
 def _cards(devices: Iterable[Device]) -> list[list[Device]]:

@@ -43,6 +43,7 @@ from gpulayer.worker.identity import IdentityStore
 from gpulayer.worker.journal import Journal
 from gpulayer.worker.occupancy import Occupancy, is_whole_host
 from gpulayer.worker.patience import Patience
+from gpulayer.worker.place import place_id
 from gpulayer.worker.session import Endpoints, NotKnown, Plane, Superseded, is_passing
 from gpulayer.worker.settings import WorkerSettings
 from gpulayer.worker.spawner_link import SpawnerLink
@@ -280,7 +281,7 @@ async def _live_with(
                     settings,
                     plane=plane,
                     link=link,
-                    folders=Journal(settings.work_dir, boot_id=_place_id(settings.work_dir)),
+                    folders=Journal(settings.work_dir, boot_id=place_id(settings.work_dir)),
                     reserve=reserve,
                     stager=Stager(plane, cache),
                     host=host,
@@ -380,13 +381,13 @@ async def _greet(settings: WorkerSettings, plane: Plane, facts: WorkerFacts) -> 
     except NotKnown as error:
         if _has_token(settings):
             await _enrol(settings, plane, facts)
-        elif not Journal(settings.work_dir, boot_id=_place_id(settings.work_dir)).load():
+        elif not Journal(settings.work_dir, boot_id=place_id(settings.work_dir)).load():
             raise NotKnown(
                 f"the control plane does not know this worker any more: {error.message}", hint=_JOIN_HINT
             ) from None
         # else: the agent hears the same, and ends what is left here
     except Superseded:
-        if not Journal(settings.work_dir, boot_id=_place_id(settings.work_dir)).load():
+        if not Journal(settings.work_dir, boot_id=place_id(settings.work_dir)).load():
             raise
         # else: as above
     except GpulayerError as error:
@@ -471,13 +472,3 @@ def _alone(work_dir: Path, reserve: Reserve) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _place_id(folder: Path) -> str:
-    """Names this folder in the time since the host started, so that a copy of it has another name, here as elsewhere;
-    without that time where the system does not name it."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        boot_id = ""
-    return f"{boot_id}.{folder.stat().st_ino}"

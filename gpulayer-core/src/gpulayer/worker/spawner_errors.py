@@ -11,7 +11,11 @@ from gpulayer.errors import (
 )
 from gpulayer.spawner import messages as m
 
-__all__ = ["error_of", "read_message", "unexpected"]
+__all__ = ["ConnectionLost", "error_of", "read_message", "unexpected"]
+
+
+class ConnectionLost(Exception):
+    """The connection to the spawner has ended; what was asked may or may not have happened. No user sees it."""
 
 
 def read_message(line: bytes) -> m.Message:

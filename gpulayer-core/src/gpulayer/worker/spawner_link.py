@@ -12,7 +12,6 @@ import itertools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,8 +28,9 @@ from gpulayer.errors import (
 from gpulayer.spawner import messages as m
 from gpulayer.spawner.messages import Exited, ExitRecord, Output, Row, Spawned, SpawnFailed, Stalled
 from gpulayer.spawner.state import StateDir
-from gpulayer.worker.spawner_errors import error_of, read_message, unexpected
-from gpulayer.worker.spawner_pulse import Pulse, end_stuck_spawner
+from gpulayer.worker.spawner_attach import AGAIN_S, MAX_REPLY_BYTES, Attached, SpawnerAttach, close_stream
+from gpulayer.worker.spawner_errors import ConnectionLost, error_of, read_message, unexpected
+from gpulayer.worker.spawner_pulse import Pulse, end_if_stuck
 from gpulayer.worker.spawner_start import SpawnerStart
 
 __all__ = [
@@ -46,43 +46,16 @@ __all__ = [
     "Stalled",
 ]
 
-_MAX_REPLY_BYTES: Final = 64 << 20
 _START_DEADLINE_S: Final = 60.0  # longer than one that is stuck is waited for
 _REQUEST_DEADLINE_S: Final = 30.0
 _SPAWN_DEADLINE_S: Final = 60.0  # longer, too: what was given up by then must not be started by one that goes on
-_AGAIN_S: Final = (0.01, 0.5)
-_STARTS: Final = 2  # one that fails may have met what passes: a start is cheap, the loss of an agent is not
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """The link is connected (again); rows: all jobs the spawner knows. Always the first event.
-
-    instance: names one life of the spawner; another one than before means that all that ran was lost (their rows
-    say so, with reason ``spawner_lost``). enforces: which limits it can hold jobs to.
-    """
-
-    instance: str
-    spawner_pid: int
-    watchdog_pid: int | None
-    rows: tuple[Row, ...]
-    enforces: tuple[str, ...] = ()
 
 
 SpawnerEvent = Attached | Exited | Output | Stalled
 
 
-class _ConnectionLost(Exception):
-    pass
-
-
 class _NotWanted(Exception):
     """What was to be asked for is not wanted any more."""
-
-
-class _SpeaksOther(Exception):
-    def __init__(self, version: int) -> None:
-        self.version = version
 
 
 class SpawnerLink:
@@ -100,12 +73,10 @@ class SpawnerLink:
         pulse: Pulse,
     ) -> None:
         self._state = StateDir(os.fspath(state_dir))
-        self._start = SpawnerStart(
+        start = SpawnerStart(
             self._state, python=python, environment=environment, lock_folders=lock_folders, faults=faults
         )
-        self._speaks = speaks
-        self._protocol = max(speaks)
-        self._may_retire = True
+        self._attaching = SpawnerAttach(self._state, start, pulse, speaks=speaks)
         self._pulse = pulse
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Message]] = {}
@@ -349,7 +320,7 @@ class SpawnerLink:
                         raise _NotWanted
                     try:
                         return await self._exchange(makes)
-                    except _ConnectionLost:
+                    except ConnectionLost:
                         if may_repeat:
                             continue
                         raise Unreachable(
@@ -365,7 +336,7 @@ class SpawnerLink:
         writer = self._writer
         if writer is None or writer.is_closing():
             self._connected.clear()
-            raise _ConnectionLost
+            raise ConnectionLost
         loop = asyncio.get_running_loop()
         numbers: list[int] = []
         futures: list[asyncio.Future[m.Message]] = []
@@ -426,7 +397,7 @@ class SpawnerLink:
             except ConnectionError:
                 return
             except ValueError:
-                raise ProtocolError(f"the spawner sent a line of more than {_MAX_REPLY_BYTES} bytes") from None
+                raise ProtocolError(f"the spawner sent a line of more than {MAX_REPLY_BYTES} bytes") from None
             if not line.endswith(b"\n"):
                 return
             self._pulse.heard()
@@ -460,9 +431,7 @@ class SpawnerLink:
             if not self._connected.is_set() or self._writer is None:
                 continue  # whoever attaches has an eye on it
             self._pulse.waited(self._pulse.turn_s)
-            if self._is_stuck():
-                self._end_stuck()
-            elif self._pulse.should_ask:
+            if not end_if_stuck(self._state, self._pulse) and self._pulse.should_ask:
                 self._ask_for_a_sign()
 
     def _ask_for_a_sign(self) -> None:
@@ -470,152 +439,42 @@ class SpawnerLink:
         if self._writer is not None:
             self._writer.write(m.encode(m.Ping(next(self._ids))))
 
-    def _is_stuck(self) -> bool:
-        if not self._pulse.is_late:
-            return self._pulse.is_stuck
-        spawner = self._state.holder("spawner")
-        return self._pulse.is_stuck or (spawner is not None and spawner.state in ("T", "t"))
-
-    def _end_stuck(self) -> None:
-        self._pulse.asked()  # if it can't be ended: the next try comes as late as this one
-        end_stuck_spawner(self._state)
-
     async def _attach_again(self) -> None:
-        wait_s = _AGAIN_S[0]
+        wait_s = AGAIN_S[0]
         while True:
             try:
                 await self._attach(_START_DEADLINE_S)
             except Unreachable:
                 # Requests made meanwhile fail by their own deadlines; a full disk or a lock may clear.
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _AGAIN_S[1])
+                wait_s = min(2 * wait_s, AGAIN_S[1])
             else:
                 return
 
     async def _attach(self, deadline_s: float) -> None:
-        """Connect, start what is not there, greet, list; raises ``Unreachable`` or ``ProtocolError``."""
-        reason = "it does not answer"
-        wait_s, failures = _AGAIN_S[0], 0
-        self._pulse.asked()
-        try:
-            async with asyncio.timeout(deadline_s):
-                while True:
-                    try:
-                        stream = self._state.connect(timeout_s=0)
-                    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-                        reason = str(error)
-                        try:
-                            await self._start.run()
-                        except Unreachable:
-                            failures += 1
-                            if failures == _STARTS:
-                                raise
-                    except OSError as error:  # its queue is full: it is stopped, or very busy
-                        reason = str(error)
-                        self._pulse.waited(wait_s)
-                        if self._is_stuck():
-                            self._end_stuck()
-                    else:
-                        self._reader, self._writer = await asyncio.open_unix_connection(
-                            sock=stream, limit=_MAX_REPLY_BYTES
-                        )
-                        try:
-                            await self._greet_patiently()
-                            self._pulse.heard()
-                            self._connected.set()
-                            return
-                        except _ConnectionLost:
-                            pass
-                        except _SpeaksOther as other:
-                            self._protocol = other.version
-                        except BaseException:
-                            await self._close_stream()
-                            raise
-                        await self._close_stream()
-                    await asyncio.sleep(wait_s)
-                    wait_s = min(2 * wait_s, _AGAIN_S[1])
-        except TimeoutError:
-            await self._close_stream()
-            raise Unreachable(
-                f"the spawner in {self._state.path} can't be reached: {reason}", hint=f"see {self._state.log_path}"
-            ) from None
-
-    async def _greet_patiently(self) -> None:
-        """As ``_greet``, with an eye on a spawner that does not answer, which is ended."""
-        greeting = asyncio.ensure_future(self._greet())
-        try:
-            while not (await asyncio.wait((greeting,), timeout=self._pulse.turn_s))[0]:
-                self._pulse.waited(self._pulse.turn_s)
-                if self._is_stuck():
-                    self._end_stuck()
-            greeting.result()
-        finally:
-            greeting.cancel()
-            await asyncio.gather(greeting, return_exceptions=True)
-
-    async def _greet(self) -> None:
-        assert self._writer is not None
-        self._writer.write(m.encode(m.Hello(self._protocol)))
-        welcome = await self._next()
-        if isinstance(welcome, m.Failed):
-            if welcome.code == "protocol" and welcome.speaks in self._speaks and welcome.speaks != self._protocol:
-                raise _SpeaksOther(welcome.speaks)
-            raise error_of(welcome)
-        if not isinstance(welcome, m.Welcome):
-            raise unexpected(welcome)
-        if welcome.protocol != self._protocol:
-            raise error_of(m.Failed(0, "protocol", m.version_mismatch(agent=self._protocol, spawner=welcome.protocol)))
-        self._writer.write(m.encode(m.ListJobs(0)))
-        early: list[m.Message] = []
-        while not isinstance(table := await self._next(), m.Table):
-            early.append(table)
-        if self._may_retire and self._protocol < max(self._speaks) and all(row.exit is not None for row in table.rows):
-            await self._retire()
-        attached = Attached(welcome.instance, welcome.pid, welcome.watchdog_pid, table.rows, welcome.enforces)
+        """Raises like ``SpawnerAttach.run``, and Conflict where another agent has taken over by now."""
+        stream = await self._attaching.run(deadline_s)
+        self._reader, self._writer = stream.reader, stream.writer
         # What was queued before is older than the rows, which say it all.
         self._queue.clear()
-        self._push("attached", "", attached)
-        for message in early:
-            self._take(message)
-
-    async def _retire(self) -> None:
-        """End an old spawner under which nothing runs, and raise ``_ConnectionLost``: a new one is started next, and
-        tells of the jobs that have ended, whose records are on disk. Returns where it would not go."""
-        assert self._writer is not None
-        self._may_retire = False  # once: should the one that is started be as old, it will have to do
-        self._writer.write(m.encode(m.Shutdown(0)))
+        self._push("attached", "", stream.attached)
         try:
-            while not isinstance(await self._next(), m.Failed):
-                pass
-        except _ConnectionLost:
-            self._protocol = max(self._speaks)
+            for message in stream.early:
+                self._take(message)
+        except GpulayerError:
+            await self._close_stream()
             raise
-
-    async def _next(self) -> m.Message:
-        assert self._reader is not None
-        try:
-            line = await self._reader.readline()
-        except ConnectionError:
-            raise _ConnectionLost from None
-        if not line.endswith(b"\n"):
-            raise _ConnectionLost
-        self._pulse.heard()
-        self._pulse.asked()
-        return read_message(line)
+        self._connected.set()
 
     async def _close_stream(self) -> None:
         writer, self._writer, self._reader = self._writer, None, None
         if writer is not None:
-            writer.close()
-            try:
-                await writer.wait_closed()
-            except ConnectionError:  # it was broken already
-                pass
+            await close_stream(writer)
 
     def _lose_pending(self) -> None:
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(_ConnectionLost())
+                future.set_exception(ConnectionLost())
 
     def _settle(self) -> None:
         """Wake everyone who waits; what they find is ``_fault`` or ``_is_closed``."""

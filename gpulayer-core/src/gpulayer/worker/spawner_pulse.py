@@ -8,7 +8,7 @@ from typing import Final
 from gpulayer.spawner import tree
 from gpulayer.spawner.state import StateDir
 
-__all__ = ["Pulse", "end_stuck_spawner"]
+__all__ = ["Pulse", "end_if_stuck", "end_stuck_spawner"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -57,6 +57,19 @@ class Pulse:
     @property
     def is_stuck(self) -> bool:
         return self.is_asked and self.silent_s >= self.stuck_after_s
+
+
+def end_if_stuck(state: StateDir, pulse: Pulse) -> bool:
+    """True where the spawner of this folder has been silent for too long (or for long enough, as it is seen to stand
+    still), and was to be ended. Can it not be, the next try comes as late as this one."""
+    is_stuck = pulse.is_stuck
+    if not is_stuck and pulse.is_late:
+        spawner = state.holder("spawner")
+        is_stuck = spawner is not None and spawner.state in ("T", "t")
+    if is_stuck:
+        pulse.asked()
+        end_stuck_spawner(state)
+    return is_stuck
 
 
 def end_stuck_spawner(state: StateDir) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 from gpulayer.errors import GpulayerError, UntrustedServer, VersionMismatch
 from gpulayer.protocol.messages import Phase, Progress
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.machine import WorkerFacts
+from gpulayer.spec.machine import DeviceState, WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome, signal_text
 from gpulayer.spec.plain import plain_line
 from gpulayer.spec.units import format_bytes, format_duration
@@ -83,10 +83,12 @@ class Story:
 
 
 def machine_text(facts: WorkerFacts) -> str:
-    """``2 cpus, 25.3 GB, no device``. Pure."""
+    """``2 cpus, 25.3 GB, no device``; what is broken or not found is told apart. Pure."""
     kinds: dict[str, int] = {}
     for device in facts.devices:
-        kinds[device.model or device.kind] = kinds.get(device.model or device.kind, 0) + 1
+        state = " (unhealthy)" if device.state is DeviceState.UNHEALTHY else ""
+        name = f"{device.model or device.kind}{state}"
+        kinds[name] = kinds.get(name, 0) + 1
     devices = ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) or "no device"
     cpus = f"{facts.cpus} cpu{'' if facts.cpus == 1 else 's'}"
     return f"{cpus}, {format_bytes(facts.memory_bytes)}, {devices}"

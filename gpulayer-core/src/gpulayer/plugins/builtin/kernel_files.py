@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulayer.plugins.builtin.child import Child, Unanswered
+from gpulayer.plugins.builtin.pci import as_number
 
 __all__ = ["TEMPERATURES", "number_of", "read_device_files", "read_files", "temperature_of"]
 
@@ -65,10 +66,7 @@ def read_device_files(
 
 def number_of(files: Mapping[str, str], name: str) -> int | None:
     """Decimal or with 0x; None: not there, or no number."""
-    try:
-        return int(files.get(name, ""), 0)
-    except ValueError:
-        return None
+    return as_number(files.get(name, ""))
 
 
 def temperature_of(files: Mapping[str, str]) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ACCELERATOR", "PciDevice", "gpus_on_bus", "read_number", "read_text"]
+__all__ = ["ACCELERATOR", "PciDevice", "as_number", "gpus_on_bus", "read_text"]
 
 ACCELERATOR: Final = 0x12  # a base class of PCI: processing accelerators; AMD's newest, but also Intel's NPUs
 _MOST_READ: Final = 65_536  # characters
@@ -41,15 +41,15 @@ def gpus_on_bus(sys_root: Path, *, vendor: int, also: int | None = None) -> tupl
         return ()
     for address in addresses:
         folder = sys_root / "bus/pci/devices" / address
-        kind = read_number(folder / "class")
-        if kind is None or kind >> 16 not in (_DISPLAY, also) or read_number(folder / "vendor") != vendor:
+        kind = as_number(read_text(folder / "class"))
+        if kind is None or kind >> 16 not in (_DISPLAY, also) or as_number(read_text(folder / "vendor")) != vendor:
             continue
         found.append(
             PciDevice(
                 folder=folder,
                 address=address,
                 vendor=vendor,
-                device=read_number(folder / "device") or 0,
+                device=as_number(read_text(folder / "device")) or 0,
                 kind=kind >> 8,
                 driver=_driver(folder),
             )
@@ -66,10 +66,10 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def read_number(path: Path) -> int | None:
-    """Decimal or with 0x."""
+def as_number(text: str) -> int | None:
+    """Decimal or with 0x; None: it is none."""
     try:
-        return int(read_text(path), 0)
+        return int(text, 0)
     except ValueError:
         return None
 

@@ -53,6 +53,7 @@ class Findings:
     cpu_model, missing: as of ``WorkerFacts``.
     processes: all that are on these devices now, those of GPUlayer's own jobs too: the worker knows which those are,
     and takes a device that any other one computes on for busy. None: this probe does not know.
+    is_silent: a driver did not answer, which these findings say: the probe is asked again as soon as if it had raised.
     """
 
     platform: str = ""
@@ -68,6 +69,7 @@ class Findings:
     processes: tuple[ProcessOnDevice, ...] | None = None
     cpu_model: str = ""
     missing: tuple[tuple[str, str], ...] = ()
+    is_silent: bool = False
 
 
 @runtime_checkable

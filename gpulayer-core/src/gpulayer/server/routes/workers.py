@@ -38,7 +38,7 @@ from gpulayer.server.logs import LogKey
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder, orders_of
 from gpulayer.server.plane import Plane
 from gpulayer.server.pools import offered
-from gpulayer.server.records import worker_record
+from gpulayer.server.records import device_holders, worker_record
 from gpulayer.server.routes.logs import put_log
 from gpulayer.server.starts import Incumbent, Start, start_of, superseded
 from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
@@ -230,14 +230,14 @@ async def list_workers(call: Call) -> Response:
     """By name, all on one page. A plane that has just started waits for its own worker first."""
     await await_local_worker(call.plane)
     plane = call.plane
-    found = await plane.driver.read(lambda state: [_record(plane, worker) for worker in state.workers.values()])
+    found = await plane.driver.read(lambda state: [_record(plane, state, worker) for worker in state.workers.values()])
     return json_response({"workers": sorted(found, key=lambda record: record["name"]), "next": None})
 
 
 async def show(call: Call) -> Response:
     """By id, a unique beginning of one, or name; what is free is as of this moment."""
     ref = call.path("ref")
-    return json_response(await call.plane.driver.read(lambda state: _record(call.plane, _find(state, ref))))
+    return await _told_of(call, ref)
 
 
 async def drain(call: Call) -> Response:
@@ -245,7 +245,7 @@ async def drain(call: Call) -> Response:
     worker_id, name = await _find_id(call)
     told = _told(call, "worker.drain", worker_id, name)
     await call.plane.driver.submit(lambda at: DrainRequested(at, worker_id), side=Side(audit=(told,)))
-    return json_response(await call.plane.driver.read(lambda state: _record(call.plane, _find(state, worker_id))))
+    return await _told_of(call, worker_id)
 
 
 async def resume(call: Call) -> Response:
@@ -253,7 +253,7 @@ async def resume(call: Call) -> Response:
     worker_id, name = await _find_id(call)
     told = _told(call, "worker.resume", worker_id, name)
     await call.plane.driver.submit(lambda at: WorkerResumed(at, worker_id), side=Side(audit=(told,)))
-    return json_response(await call.plane.driver.read(lambda state: _record(call.plane, _find(state, worker_id))))
+    return await _told_of(call, worker_id)
 
 
 async def remove(call: Call) -> Response:
@@ -428,8 +428,14 @@ def _incumbent(plane: Plane, state: State, worker_id: WorkerId) -> Incumbent | N
     return Incumbent(worker.seen_wall_ms, is_silent, is_silent and not worker.leases)
 
 
-def _record(plane: Plane, worker: Worker) -> WorkerRecord:
-    return worker_record(worker, refused_wall_ms=plane.auth.refused_wall_ms(worker.id))
+async def _told_of(call: Call, ref: str) -> Response:
+    plane = call.plane
+    return json_response(await plane.driver.read(lambda state: _record(plane, state, _find(state, ref))))
+
+
+def _record(plane: Plane, state: State, worker: Worker) -> WorkerRecord:
+    refused_wall_ms = plane.auth.refused_wall_ms(worker.id)
+    return worker_record(worker, holders=device_holders(state, worker), refused_wall_ms=refused_wall_ms)
 
 
 async def _tell_superseded(call: Call, worker_id: WorkerId, start: Start) -> None:

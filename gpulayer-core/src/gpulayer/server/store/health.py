@@ -129,10 +129,14 @@ def check_file(path: str) -> bool:
 def read_only(path: Path, *, is_still: bool | None = None, vfs: str = "") -> sqlite3.Connection:
     """A connection that changes nothing: neither does it take a ``-wal`` into the file at its end, nor leave an empty
     one. Without a ``-wal`` nobody may write to the store meanwhile: the caller holds its folder's lock. is_still: there
-    is none; None: look. vfs: of SQLite, where it is not its usual one."""
+    is none; None: look. vfs: of SQLite, where it is not its usual one. Raises StorageUnavailable: SQLite reads the file
+    as it opens it."""
     still = not os.path.exists(f"{path}-wal") if is_still is None else is_still
     options = f"mode=ro{'&immutable=1' if still else ''}{f'&vfs={vfs}' if vfs else ''}"
-    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None)
+    try:
+        return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None)
+    except sqlite3.Error as error:
+        raise of_sqlite(error, path) from error
 
 
 def check_lost(path: Path, *, made_after: Path) -> None:

@@ -270,12 +270,18 @@ AGENT: Final[dict[str, Mutant]] = {
     "put_off_unstopped": Mutant(8, agent, "_put_off", _put_off_unstopped),
     "stops_nothing": Mutant(13, agent, "_stop_all", _stops_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
-    "void_runs_on": Mutant(3, agent, "_void", _void_runs_on),
     "void_unheard": Mutant(3, agent, "_void", _void_unheard),
     "early_forget": Mutant(4, agent, "_report", _early_forget),
 }
 
 UNSEEN_AGENT: Final[dict[str, Mutant]] = {
+    "void_runs_on": Mutant(
+        3,
+        agent,
+        "_void",
+        _void_runs_on,
+        "what is void and runs is looked at again, and killed 5 s later",
+    ),
     "contact_forgotten": Mutant(
         3,
         agent,

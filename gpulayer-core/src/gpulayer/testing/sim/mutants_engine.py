@@ -367,7 +367,6 @@ ENGINE: Final[dict[str, Mutant]] = {
     "lost_while_unreachable": Mutant(6, workers, "lease_expired", _lost_while_unreachable),
     "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),
-    "no_vanish_check": Mutant(4, workers, "_end_vanished", _no_vanish_check),
     "older_believed": Mutant(4, workers, "_end_unheard", _older_believed),
     "told_is_taken": Mutant(4, Mailboxes, "waiting", _told_is_taken),
     "never_retracted": Mutant(3, Mailboxes, "deliver", _never_retracted),
@@ -388,6 +387,13 @@ ENGINE: Final[dict[str, Mutant]] = {
 }
 
 UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
+    "no_vanish_check": Mutant(
+        4,
+        workers,
+        "_end_vanished",
+        _no_vanish_check,
+        "an agent that has lost its notes is unsure, and all that it may have begun is lost",
+    ),
     "phases_go_back": Mutant(
         4,
         attempts,

@@ -69,8 +69,6 @@ _ROCM_SMI: Final = (
 )
 _MAX_WORD: Final = 64
 
-Ask = Callable[[float], Sequence[Row]]
-
 
 class AmdProbe:
     """Starts no program where the kernel lists no GPU of AMD's. Roots and Python are parameters for tests."""
@@ -114,7 +112,7 @@ class AmdProbe:
                 python=self._python,
             )
         except Unanswered as error:
-            return _missing(f"the kernel's driver does not answer: {error}")
+            return replace(_missing(f"the kernel's driver does not answer: {error}"), is_silent=True)
         every = self._given(kfd_gpus(listed))
         if not every and not on_bus:
             return Findings()
@@ -154,7 +152,7 @@ class AmdProbe:
         reason = stuck or why
         missing = ((str(Accelerator.ROCM), words(reason)),) if unusable and reason else ()
         near = with_near(devices, allowed=self._allowed(), sys_root=self._sys_root)
-        return Findings(devices=near, processes=processes, missing=missing)
+        return Findings(devices=near, processes=processes, missing=missing, is_silent=bool(stuck))
 
     def _left_s(self, at_most_s: float, ends_s: float) -> float:
         """Raises Unanswered where nothing is left."""
@@ -211,12 +209,13 @@ class AmdProbe:
         One that answered last time and does not now has met a driver that hangs; the same goes for the first one that
         is asked at all. Then no other is asked.
         """
-        asks = self._asks(site, ends_s)
-        names = sorted(asks, key=lambda name: name != self._answered)
+        tools = self._tools(site)
+        names = sorted(tools, key=lambda name: name != self._answered)
         why = ""
         for place, name in enumerate(names):
             try:
-                rows = asks[name](self._left_s(_FIRST_S if place == 0 else _LATER_S[place - 1], ends_s))
+                left_s = self._left_s(_FIRST_S if place == 0 else _LATER_S[place - 1], ends_s)
+                rows = self._ask(name, tools[name], site, left_s, ends_s)
             except Unanswered as error:
                 if place == 0:
                     return (), str(error), ""
@@ -230,27 +229,35 @@ class AmdProbe:
                 why = why or f"{name} tells of no GPU"
         return (), "", why
 
-    def _asks(self, site: ProbeSite, ends_s: float = 0.0) -> dict[str, Ask]:
-        """What can be asked here, the best first."""
+    def _tools(self, site: ProbeSite) -> dict[str, list[str]]:
+        """The commands that there are here to ask with, the best first."""
         root = self._rocm(site)
-        asks: dict[str, Ask] = {}
+        tools: dict[str, list[str]] = {}
         folder = root / "share/amd_smi"
-        if (folder / "amdsmi").is_dir() or _is_installed("amdsmi"):
+        is_rocms = (folder / "amdsmi").is_dir()
+        if is_rocms or _is_installed("amdsmi"):
             script = str(Path(__file__).with_name("ask_library.py"))
-            command = [self._python, "-I", script, *([str(folder)] if (folder / "amdsmi").is_dir() else [])]
-            asks["library"] = lambda deadline_s: parsed_library(self._say("library", command, site, deadline_s).out)
-        if amd_smi := found_program("amd-smi", environment=site.environment, also=[str(root / "bin")]):
-            asks["amd-smi"] = lambda deadline_s: self._ask_amd_smi(amd_smi, site, deadline_s, ends_s)
-        if rocm_smi := found_program("rocm-smi", environment=site.environment, also=[str(root / "bin")]):
-            full = [rocm_smi, *_ROCM_SMI]
-            asks["rocm-smi"] = lambda deadline_s: parsed_rocm_smi(self._say("rocm-smi", full, site, deadline_s).out)
-        return asks
+            tools["library"] = [self._python, "-I", script, *([str(folder)] if is_rocms else [])]
+        for name in ("amd-smi", "rocm-smi"):
+            if program := found_program(name, environment=site.environment, also=[str(root / "bin")]):
+                tools[name] = [program]
+        return tools
 
-    def _ask_amd_smi(self, program: str, site: ProbeSite, deadline_s: float, ends_s: float) -> Sequence[Row]:
-        said = self._say("amd-smi", [program, "static", "--json"], site, deadline_s)
+    def _ask(
+        self, name: str, command: Sequence[str], site: ProbeSite, deadline_s: float, ends_s: float
+    ) -> Sequence[Row]:
+        """What one of ``_tools`` tells. Raises Unanswered and ValueError."""
+        if name == "library":
+            return parsed_library(self._say(name, command, site, deadline_s).out)
+        if name == "rocm-smi":
+            return parsed_rocm_smi(self._say(name, [*command, *_ROCM_SMI], site, deadline_s).out)
+        return self._ask_amd_smi(command, site, deadline_s, ends_s)
+
+    def _ask_amd_smi(self, command: Sequence[str], site: ProbeSite, deadline_s: float, ends_s: float) -> Sequence[Row]:
+        said = self._say("amd-smi", [*command, "static", "--json"], site, deadline_s)
         try:
             left_s = self._left_s(_METRIC_S, ends_s)
-            flowing = self._say("amd-smi", [program, "metric", "--json"], site, left_s).out
+            flowing = self._say("amd-smi", [*command, "metric", "--json"], site, left_s).out
         except Unanswered:
             flowing = ""  # what flows stays unknown
         return parsed_amd_smi(said.out, flowing)
@@ -297,7 +304,7 @@ class AmdProbe:
         return ""
 
     def _has_rocm(self, site: ProbeSite) -> bool:
-        return self._rocm(site).is_dir() or bool(self._asks(site))
+        return self._rocm(site).is_dir() or bool(self._tools(site))
 
     def _runtime(self, site: ProbeSite) -> str:
         return read_text(self._rocm(site) / ".info/version").partition("-")[0][:_MAX_WORD]

@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from gpulayer.plugins.builtin.apple.answers import Gpu, parsed_gpus, parsed_sysctl
-from gpulayer.plugins.builtin.child import Child, Unanswered
+from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
 from gpulayer.spec.request import Accelerator
@@ -47,7 +47,8 @@ class AppleProbe:
         try:
             said = self._children[0].ask([self._sysctl, *_NAMES], environment=site.environment, deadline_s=_SYSCTL_S)
         except Unanswered as why:
-            return Findings(missing=((str(Accelerator.MPS), str(why)),))
+            is_silent = not isinstance(why, Unstarted)
+            return Findings(missing=((str(Accelerator.MPS), str(why)),), is_silent=is_silent)
         known = parsed_sysctl(said.out)
         cpu_model = known.get("machdep.cpu.brand_string", "")
         if known.get("hw.optional.arm64") != "1":  # also right where this Python itself is translated

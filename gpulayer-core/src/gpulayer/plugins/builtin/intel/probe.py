@@ -78,7 +78,8 @@ class IntelProbe:
         if any(device.state is DeviceState.USABLE for device in devices):
             return Findings(devices=devices)
         reason = words(why or "; ".join(dict.fromkeys(word for word in hidden if word)))
-        return Findings(devices=devices, missing=((str(Accelerator.XPU), reason),) if reason else ())
+        missing = ((str(Accelerator.XPU), reason),) if reason else ()
+        return Findings(devices=devices, missing=missing, is_silent=bool(stuck))
 
     def _files(self, addresses: Sequence[str], site: ProbeSite, ends_s: float) -> dict[str, dict[str, str]]:
         """What their driver tells of them by itself, by address; where it does not answer that is not known."""

@@ -20,13 +20,17 @@ __all__ = [
     "Slice",
     "as_pci_address",
     "devices_of",
-    "is_shared_by_name",
+    "is_memory_shared",
     "merged",
     "processes_of",
     "recovery_trouble",
 ]
 
 _SHARED: Final = ("GB10", "GH200", "GB200", "GB300", "Thor", "Orin", "Xavier", "Tegra")
+# Of cards with memory of their own alone. https://developer.nvidia.com/cuda-gpus
+_WITH_OWN_MEMORY: Final = frozenset(
+    ("5.0", "5.2", "6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0")
+)
 _MAX_PID: Final = 2**31
 _MAX_BYTES: Final = 2**50
 _MAX_DEVICES: Final = 1024  # of a report
@@ -241,7 +245,13 @@ def as_pci_address(text: str) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
-def is_shared_by_name(model: str) -> bool:
+def is_memory_shared(model: str, *, capability: str, has_none: bool, is_ats: bool) -> bool:
+    """Whether its memory is the machine's as well. has_none: the driver says that it has none to tell of, which
+    a card that has memory of its own may say, too, when it is broken. is_ats: it addresses by the processor's pages."""
+    return is_ats or _is_shared_by_name(model) or (has_none and capability not in _WITH_OWN_MEMORY)
+
+
+def _is_shared_by_name(model: str) -> bool:
     """Parts whose GPU and processor share one address space, coherently."""
     words = model.replace("(", " ").split()
     return any(word == name or word.startswith(name + "-") for name in _SHARED for word in words)

@@ -12,7 +12,7 @@ from gpulayer.plugins.builtin.nvidia.cards import (
     Reading,
     Slice,
     as_pci_address,
-    is_shared_by_name,
+    is_memory_shared,
     recovery_trouble,
 )
 
@@ -73,10 +73,10 @@ def _card(card: "_Map", kernel: "_Map") -> Card:
     model = read.text("model") or kernel.text("model")
     memory = read.numbers("memory")
     remapped = read.numbers("remapped")
-    capability = read.numbers("compute_capability")
+    capability = ".".join(map(str, read.numbers("compute_capability")))
     mode = read.number("compute_mode")
     kernel_uuid = kernel.text("uuid")
-    is_shared = failed.number_of("memory") == _NOT_SUPPORTED or read.number("addressing") == _ATS
+    has_none, is_ats = failed.number_of("memory") == _NOT_SUPPORTED, read.number("addressing") == _ATS
     return Card(
         index=card.number("index") or 0,
         uuid=read.text("uuid") or (kernel_uuid if "?" not in kernel_uuid else ""),
@@ -84,12 +84,12 @@ def _card(card: "_Map", kernel: "_Map") -> Card:
         pci_address=as_pci_address(read.text("pci") or kernel.text("pci")),
         memory_bytes=(memory[0] or None) if memory else None,
         memory_free_bytes=memory[1] if len(memory) > 1 else None,
-        compute_capability=".".join(map(str, capability)),
+        compute_capability=capability,
         compute_mode=_COMPUTE_MODES[mode] if mode is not None and 0 <= mode < len(_COMPUTE_MODES) else "",
         ecc=_is_set(read.number("ecc")),
         temperature_c=read.number("temperature"),
         use_percent=percent(read.number("use")),
-        is_memory_shared=is_shared or is_shared_by_name(model),
+        is_memory_shared=is_memory_shared(model, capability=capability, has_none=has_none, is_ats=is_ats),
         is_sliced=bool(read.number("mig")),
         slices=tuple(_slice(one) for one in card.maps("slices") if one.map("read").text("uuid")),
         trouble=_trouble(read, failed, remapped),

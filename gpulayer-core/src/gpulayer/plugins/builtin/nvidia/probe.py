@@ -1,11 +1,13 @@
 """The NVIDIA probe: asks NVML in a child, nvidia-smi where there is no NVML, nobody where nothing is NVIDIA's."""
 
 import importlib.util
+import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,16 +15,17 @@ from gpulayer.plugins.builtin.believable import words
 from gpulayer.plugins.builtin.child import Child, Unanswered, Unstarted
 from gpulayer.plugins.builtin.near import allowed_cores, with_near
 from gpulayer.plugins.builtin.nvidia import nvml, smi
-from gpulayer.plugins.builtin.nvidia.cards import Reading, devices_of, processes_of
+from gpulayer.plugins.builtin.nvidia.cards import Card, Reading, devices_of, processes_of
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
 from gpulayer.plugins.builtin.nvidia.topology_asking import RememberedTopology, ask_topology
-from gpulayer.plugins.builtin.nvidia.visibility import Visible
+from gpulayer.plugins.builtin.nvidia.visibility import Offered, Visible, is_hidden
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
 
 __all__ = ["NvidiaProbe"]
 
+_log: Final = logging.getLogger(__name__)
 _BUDGET_S: Final = 8.0  # of the ten that a probe has; a child that dies hard takes one more
 _LEAST_S: Final = 0.1
 _LEAST_FOR_LINKS_S: Final = 1.0
@@ -48,6 +51,8 @@ class NvidiaProbe:
         self._with_nvml = with_nvml
         self._budget_s = budget_s
         self._child = child or Child()  # one for all: a driver that hangs has one stuck process
+        self._is_told = False
+        self._hidden = ""
         self._visible = Visible()
         self._topology = RememberedTopology()
         self._fields = list(smi.FIELDS)  # without those that this driver has refused
@@ -66,10 +71,12 @@ class NvidiaProbe:
         except Unstarted as error:
             return _none(str(error))
         except Unanswered as error:
-            return _none(f"the driver does not answer: {error}{self._what_helps()}")
+            self._tell_what_helps()
+            return replace(_none(f"the driver does not answer: {error}"), is_silent=True)
         if not reading.cards:
             return _none(_why_none(reading, signs))
         offer = self._visible.offered(reading.cards, site.environment)
+        self._tell_hidden(reading.cards, offer)
         counted = {card.uuid: card.index for card in reversed(reading.cards) if card.uuid}
         devices = devices_of(reading)
         if offer.uuids is not None:
@@ -106,10 +113,25 @@ class NvidiaProbe:
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
         return with_near(devices, allowed=allowed_cores(), sys_root=self._root / "sys")
 
-    def _what_helps(self) -> str:
-        if (self._root / "run/nvidia-persistenced/socket").exists():
-            return ""
-        return " (without nvidia-persistenced each question starts all cards anew, which may take long: start it)"
+    def _tell_hidden(self, cards: Sequence[Card], offer: Offered) -> None:
+        """To the log, whenever it is others: some are no devices of ours, or a name is nobody's."""
+        hidden = 0 if offer.uuids is None else sum(is_hidden(card, offer.uuids) for card in cards)
+        told = f"the worker's variables keep back {hidden} of {len(cards)} NVIDIA GPUs" if hidden else ""
+        stray = f"{offer.stray[:100]!r} names none of {len(cards)} NVIDIA GPUs" if offer.stray else ""
+        told = "; ".join(part for part in (told, stray) if part)
+        if told not in ("", self._hidden):
+            _log.log(logging.WARNING if stray else logging.INFO, "%s", told)
+        self._hidden = told
+
+    def _tell_what_helps(self) -> None:
+        """Once, and to the log: it is about the machine, and the reason goes to people who only run jobs there."""
+        if self._is_told or (self._root / "run/nvidia-persistenced/socket").exists():
+            return
+        self._is_told = True
+        _log.warning(
+            "NVIDIA's driver does not answer in time: without nvidia-persistenced each question starts all cards anew, "
+            "which may take long; start it"
+        )
 
     def _read(self, signs: Signs, environment: Mapping[str, str], ends_s: float) -> Reading:
         """Raises Unanswered."""

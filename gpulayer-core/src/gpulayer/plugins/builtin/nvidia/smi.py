@@ -17,7 +17,7 @@ from gpulayer.plugins.builtin.nvidia.cards import (
     Reading,
     Slice,
     as_pci_address,
-    is_shared_by_name,
+    is_memory_shared,
     recovery_trouble,
 )
 
@@ -165,7 +165,9 @@ def card_of(row: Mapping[str, str], number: int = 0) -> Card:
     index = _index(row)
     model = _value(row, "name")
     uuid = _value(row, "uuid")
-    is_shared = row.get("memory.total", "").strip("[]") in ("N/A", "Not Supported")
+    capability = _value(row, "compute_cap")
+    has_none = row.get("memory.total", "").strip("[]") in ("N/A", "Not Supported")
+    is_ats = _value(row, "addressing_mode") == "ATS"
     return Card(
         index=number if index is None else index,
         uuid=uuid if uuid.startswith("GPU-") else "",
@@ -173,12 +175,12 @@ def card_of(row: Mapping[str, str], number: int = 0) -> Card:
         pci_address=as_pci_address(_value(row, "pci.bus_id")),
         memory_bytes=_bytes(row, "memory.total") or None,
         memory_free_bytes=_bytes(row, "memory.free"),
-        compute_capability=_value(row, "compute_cap"),
+        compute_capability=capability,
         compute_mode=_MODES.get(_value(row, "compute_mode").casefold(), ""),
         ecc=_is_on(row, "ecc.mode.current"),
         temperature_c=_figure(row, "temperature.gpu"),
         use_percent=percent(_figure(row, "utilization.gpu")),
-        is_memory_shared=is_shared or _value(row, "addressing_mode") == "ATS" or is_shared_by_name(model),
+        is_memory_shared=is_memory_shared(model, capability=capability, has_none=has_none, is_ats=is_ats),
         is_sliced=_is_on(row, "mig.mode.current") is True,
         trouble=_trouble(row),
     )
@@ -190,7 +192,8 @@ def _trouble(row: Mapping[str, str]) -> str:
             return cell.strip("[]")
     uuid = row.get("uuid")
     if uuid is not None and not uuid.startswith("GPU-"):
-        return f"it can't be read: {uuid.strip('[]')}"
+        said = uuid.strip("[] ") if uuid.startswith("[") or not uuid else f"it tells {uuid!r} for its UUID"
+        return f"it can't be read: {said or 'it tells no UUID'}"
     return recovery_trouble(
         action=_value(row, "gpu_recovery_action"),
         has_remap_failed=_is_on(row, "remapped_rows.failure"),

@@ -21,7 +21,7 @@ from typing import Final
 
 from gpulayer.plugins.builtin.nvidia.cards import Card, Slice
 
-__all__ = ["Offered", "Visible", "offered"]
+__all__ = ["Offered", "Visible", "is_hidden", "offered"]
 
 _CUDA: Final = "CUDA_VISIBLE_DEVICES"
 _ORDER: Final = "CUDA_DEVICE_ORDER"
@@ -32,10 +32,12 @@ _SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """uuids: of these cards, or of their slices; None: all. why: of those that are kept back, for people."""
+    """uuids: of these cards, or of their slices; None: all. why: of those that are kept back, for people, where there
+    are no others. stray: what a variable names that is none of these, and ends its list."""
 
     uuids: frozenset[str] | None = None
     why: str = ""
+    stray: str = ""
 
 
 class Visible:
@@ -68,12 +70,17 @@ class Visible:
             card.pci_address for card in cards if card.pci_address and not ours.isdisjoint(_all_of([card]))
         }
         # What was there once is only gone: the variables don't keep it back.
-        return Offered(frozenset(ours), "" if self._meant else now.why)
+        return Offered(frozenset(ours), "" if self._meant else now.why, now.stray)
 
     def _ours(self, card: Card) -> frozenset[str]:
         """Of this card and its slices."""
         is_at_our_place = card.pci_address in self._places if not card.uuid else card.name_by_place in self._meant
         return _all_of([card]) if is_at_our_place or card.device_uuid in self._meant else _all_of([card]) & self._meant
+
+
+def is_hidden(card: Card, uuids: frozenset[str]) -> bool:
+    """Whether nothing of it is among these."""
+    return uuids.isdisjoint(_all_of([card]))
 
 
 def _has_numbers(environment: Mapping[str, str]) -> bool:
@@ -94,7 +101,8 @@ def offered(cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:
     kept = both[0].uuids or frozenset()
     for one in both[1:]:
         kept &= one.uuids or frozenset()
-    return Offered(kept, next((one.why for one in both if not one.uuids), both[0].why))
+    why = next((one.why for one in both if not one.uuids), both[0].why)
+    return Offered(kept, why, next((one.stray for one in both if one.stray), ""))
 
 
 def _by_cuda(cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:
@@ -105,18 +113,26 @@ def _by_cuda(cards: Sequence[Card], environment: Mapping[str, str]) -> Offered:
     why = f"{shown}: the worker may use none of its {len(cards)} NVIDIA GPUs"
     for prefix in ("GPU-", "MIG-"):
         if text.startswith(prefix):
-            return Offered(_of_uuids(cards, text.split(","), prefix), why)
+            entries = text.split(",")
+            stray = next((one.strip() for one in entries if not _named(cards, one.strip())), "")
+            return Offered(_of_uuids(cards, entries, prefix), _with_stray(why, stray), stray)
     numbers = _numbers(text)
     by_index = {card.index: card for card in cards}
     named: list[Card] = []
+    stray = ""
     for number in numbers:
         if number not in by_index:
+            stray = str(number)
             break
         named.append(by_index[number])
     if 0 < len(named) < len(cards) and environment.get(_ORDER, "").strip() != "PCI_BUS_ID" and _are_mixed(cards):
         why = f"{shown} counts the fastest first, and which of these different cards that is can't be told from here"
         return Offered(frozenset(), f"{why}: set {_ORDER}=PCI_BUS_ID, or name them by UUID")
-    return Offered(_all_of(named), why)
+    return Offered(_all_of(named), _with_stray(why, stray), stray)
+
+
+def _with_stray(why: str, stray: str) -> str:
+    return f"{why}: {stray[:_SHOWN]} is none of them" if stray else why
 
 
 def _numbers(text: str) -> list[int]:

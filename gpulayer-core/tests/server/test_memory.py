@@ -7,7 +7,7 @@ import subprocess
 import sys
 import weakref
 
-from gpulayer.server.serve import keep_collecting
+from gpulayer.server.memory import keep_collecting
 
 
 async def closed_connection() -> weakref.ref:
@@ -41,7 +41,7 @@ def test_an_ended_connection_is_let_go_of_however_little_else_is_made() -> None:
 
 HEAPS = """
 import ctypes, re, sys, tempfile, threading
-from gpulayer.server.serve import share_heaps
+from gpulayer.server.memory import share_heaps
 
 share_heaps()
 libc = ctypes.CDLL(None)
