@@ -12,8 +12,12 @@ import pytest
 from gpulayer.spawner.state import StateDir
 from tests.together import kill_together, stop_together
 
-# A daemon that shed session and parent, and a count: what a job may leave, and what it must say whole.
-DAEMON = "(setsid sh -c 'echo $$ > {pid}; exec sleep 600' &); while [ ! -s {pid} ]; do sleep 0.01; done"
+# A daemon that shed session and parent, and a count: what a job may leave, and what it must say whole. Its file is
+# whole at all times: that of a second attempt may be ended while it writes over the first one's.
+DAEMON = (
+    "(setsid sh -c 'echo $$ > {pid}.$$; mv {pid}.$$ {pid}; exec sleep 600' &); "
+    "while [ ! -s {pid} ]; do sleep 0.01; done"
+)
 COUNT = "i=0; while [ $i -lt {n} ]; do i=$((i+1)); echo $i; sleep 0.1; done; exit 7"
 COUNTED = b"".join(b"%d\n" % number for number in range(1, 31))
 
