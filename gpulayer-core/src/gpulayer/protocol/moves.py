@@ -36,6 +36,7 @@ def stage(held: Held, actions: list[Action]) -> None:
 
 
 def spawned(held: Held, now_ms: int, actions: list[Action]) -> None:
+    """Its program runs; what became void meanwhile is killed at once."""
     held.phase, held.changed_ms, held.started_ms = Phase.RUNNING, now_ms, now_ms
     if held.is_void:
         held.kill_at_ms = now_ms + KILL_AGAIN_MS
@@ -70,11 +71,13 @@ def deliver(held: Held, actions: list[Action]) -> None:
 
 
 def end_if_delivered(held: Held, now_ms: int, actions: list[Action]) -> None:
+    """Once its log and its outputs are home."""
     if held.is_log_drained and held.is_collected and held.outcome is not None:
         end(held, held.outcome, now_ms, actions)
 
 
 def end(held: Held, outcome: Outcome, now_ms: int, actions: list[Action]) -> None:
+    """It has ended so, and that is noted before anybody is told."""
     held.phase, held.changed_ms, held.outcome = Phase.ENDED, now_ms, outcome
     actions.append(Journal(held.key, held.progress))
 
