@@ -18,6 +18,17 @@ from gpulayer.spawner import tree
 from tests.together import kill_together
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on(request):
+    """What a test that failed left running at the shared story would make all after it wait."""
+    yield
+    if "shared" in request.fixturenames:
+        story = request.getfixturevalue("shared")
+        with api(story) as client:
+            for job in client.jobs(state="queued,staging,running,ending"):
+                assert story.run("job", "cancel", job["id"], "--grace", "0s").code == 0
+
+
 def start_job(story, *argv):
     """Submit it in the background; returns the following command and the job's id once it says "up"."""
     process = story.start("submit", *argv)
@@ -128,16 +139,15 @@ def test_a_second_cancel_with_a_shorter_grace_time_shortens_it(shared):
     assert "did not end within its grace time of 100 ms and was killed" in attempt["evidence"]
 
 
+# The daemon says "up" itself: before that its exec may be under way, in which no command line can be read.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execve("/bin/sleep", ["sleep", sys.argv[1]], {})
+        os.execve("/bin/sh", ["sh", "-c", "echo up; pwd; sleep 600; :", sys.argv[1]], {})
     os._exit(0)
 os.wait()
-print("up", flush=True)
-print(os.getcwd(), flush=True)
 time.sleep(600)
 """
 
