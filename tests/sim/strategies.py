@@ -40,6 +40,8 @@ def jobs(number: int) -> st.SearchStrategy[JobPlan]:
         exit_code=st.sampled_from([0, 1]),
         after_term_ms=st.sampled_from([1, 60_000]),
         cancel_after_ms=st.one_of(st.none(), st.integers(1, 60_000)),
+        after=st.one_of(st.none(), st.integers(0, number - 1)) if number else st.none(),
+        after_any=st.booleans(),
     )
 
 

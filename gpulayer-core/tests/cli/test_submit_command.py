@@ -506,3 +506,24 @@ def test_of_several_problems_each_is_said(cli, job_plane, parts):
         "       warning: plugin care: request.cpus: it may be slow",
         "       plugin : ['?']",
     ]
+
+
+def test_jobs_that_it_comes_after_are_sent_as_they_were_named(cli, job_plane):
+    assert cli("submit", "--after", "7f3a", "--after", "train:any", "--", "true", plane=job_plane).code == 0
+    assert job_plane.of("POST", "/v1/jobs")[-1].json["after"] == ["7f3a", "train:any"]
+
+
+def test_an_after_that_names_nothing_is_refused_before_anything_is_sent(cli, job_plane):
+    said = cli("submit", "--after", ":any", "--", "true", plane=job_plane)
+    assert said.code == 2
+    assert "names no job" in said.err
+    assert "--after train:any" in said.err
+
+
+def test_a_job_that_came_too_late_for_what_it_was_to_follow_is_told_also_when_detached(cli, job_plane, parts):
+    why = "it was to run after the success of job 7f3a, which failed"
+    reason = {"code": "after_failed", "message": why}
+    job_plane.record = parts.job(state="cancelled", attempts=[], exit_code=None, ended_by="cancel", reason=reason)
+    said = cli("submit", "--detach", "--after", "7f3a", "--", "true", plane=job_plane)
+    assert said.code == 7
+    assert why in said.err

@@ -193,3 +193,20 @@ def test_a_folder_on_the_path_that_is_no_text_keeps_no_job_from_being_sent(tmp_p
 def test_a_size_that_forgot_its_unit_is_no_limit(options, least):
     with pytest.raises(UsageError, match=f"is less than {least}"):
         plan_job(["true"], options, base_env={})
+
+
+def test_what_a_job_comes_after_may_be_an_object_or_a_name():
+    class Other:
+        id = "7f3a"
+
+    def after(value):
+        return plan_job(["true"], {"after": value}, base_env={}).submission["after"]
+
+    assert after(Other()) == after("7f3a") == after([Other()]) == ["7f3a"]
+    assert after([Other(), "train:any"]) == ["7f3a", "train:any"]
+    with pytest.raises(UsageError, match="3 is no job"):
+        after([3])
+    with pytest.raises(UsageError, match="names no job"):
+        after([":any"])
+    with pytest.raises(UsageError, match="257 jobs; 256 at most"):
+        after(["x"] * 257)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from gpulayer.errors import BadRequest, Blame, NotSupported
-from gpulayer.ids import Digest
+from gpulayer.ids import Digest, JobId
+from gpulayer.spec.after import After
 from gpulayer.spec.job import Gang, JobSpec, RetryOn
 from gpulayer.spec.limits import Limits
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
@@ -85,6 +86,7 @@ specs = (
         launcher=st.sampled_from(["", "torch"]),
         environment=st.sampled_from(["", "uv"]),
         inputs=st.sampled_from([(), (("data", "s3://bucket/x"),)]),
+        after=st.sampled_from([(), (After(JobId("7f3a")), After(JobId("train"), is_any=True))]),
     )
     .map(
         # What these need of a worker stands in the request as well.

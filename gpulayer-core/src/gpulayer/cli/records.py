@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
+    "AFTER_FAILED",
     "age",
     "command_text",
     "details_text",
@@ -39,6 +40,8 @@ __all__ = [
     "workers_of",
 ]
 
+AFTER_FAILED: Final = "after_failed"
+"""The reason of a job that was to run after a success that did not come."""
 _EVIDENCE_LINES: Final = 5
 
 
@@ -62,6 +65,8 @@ def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> 
         parts.append(f"on {where}")
     line = " ".join(parts)
     evidence = record["attempts"][-1]["evidence"] if record["attempts"] else ""
+    if record["reason"] and record["reason"]["code"] == AFTER_FAILED:
+        line += f": {record['reason']['message']}"
     if record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program", "signal"):
         reason = record["reason"]
         why, evidence = evidence or (reason["message"] if reason else ""), ""

@@ -12,6 +12,7 @@ from gpulayer.cli.exits import Exit
 from gpulayer.cli.foreground import Foreground
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import start_progress, transfer_progress
+from gpulayer.cli.records import AFTER_FAILED
 from gpulayer.cli.secret_flags import read_secrets
 from gpulayer.client import calls
 from gpulayer.client.connect import has_ended
@@ -82,6 +83,10 @@ def submit(
     name: Annotated[str, typer.Option("--name", metavar="NAME")] = "",
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V")] = None,
     priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 0,
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", metavar="JOB[:any]", help="Once that one has succeeded; any: has ended."),
+    ] = None,
     retries: Annotated[
         int | None,
         typer.Option("--retries", min=0, metavar="N", help="Of failures not the program's own (default 2)."),
@@ -136,6 +141,7 @@ def submit(
         "secrets": read_secrets(secret or (), secret_file or (), environment=os.environ),
         "grant": grant,
         "tags": needs.pairs(tag or (), "--tag"),
+        "after": after or (),
         **({} if idempotency_key is None else {"idempotency_key": idempotency_key}),
     }
     request = needs.request_options(
@@ -197,7 +203,7 @@ def submit(
         here("client.after_submit")
         if not quiet:
             say_warnings(record.get("warnings", ()))
-        if detach and record["state"] != "rejected":
+        if detach and not _never_begins(record):
             _print_detached(record, as_json=json)
             return Exit.OK
         return Foreground(
@@ -208,6 +214,12 @@ def submit(
             brings_outputs=not no_outputs,
             has_ended=lambda: has_ended(client.settings),
         ).run()
+
+
+def _never_begins(record: "JobRecord") -> bool:
+    """It ended as it came: no worker fits, or what it was to come after has failed."""
+    reason = record["reason"]
+    return record["state"] == "rejected" or (reason is not None and reason["code"] == AFTER_FAILED)
 
 
 def _print_detached(record: "JobRecord", *, as_json: bool) -> None:

@@ -94,6 +94,7 @@ def end_task(
     turn.jobs[job.entry.id] = job
     turn.effects.append(Notify(job.entry.id, job.state))
     queue.forget(turn.state, job)
+    turn.ended.append(job)
 
 
 def cancelled_outcome(job: Job, evidence: str) -> Outcome:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from gpulayer.clock import Instant
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
-from gpulayer.spec.job import JobEntry
+from gpulayer.spec.job import JobEntry, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Opinion
 from gpulayer.spec.outcome import Outcome
@@ -64,10 +64,12 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job that has been checked and whose id is new."""
+    """A job that has been checked and whose id is new. ends: how those ended that it comes after and that are live no
+    more."""
 
     at: Instant
     job: JobEntry
+    ends: tuple[tuple[JobId, JobState], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ def passed(turn: Turn, event: HoldPassed) -> None:
     task.held_until_ms = 0
     job.reason_code = job.reason_message = ""
     turn.jobs[job.entry.id], turn.tasks[key] = job, task
+    if job.unmet:
+        return  # what it comes after has not ended yet
     turn.has_new_head |= queue.push(turn.state, job, task)
     queue.class_of(turn.state, job).is_blocked = False
     if not job.entry.wait and not task.attempts:

@@ -11,6 +11,7 @@ from typing import Final
 from gpulayer.engine.ahead import AHEAD_LIMIT
 from gpulayer.engine.effects import AskScorer, Assign, Effect
 from gpulayer.engine.events import NodePhase
+from gpulayer.engine.queue import stands
 from gpulayer.engine.records import AttemptImage, JobImage, Record, WorkerImage
 from gpulayer.engine.schedule import is_eligible_for, takes_work
 from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, Worker
@@ -46,6 +47,7 @@ def check(state: State, effects: Iterable[Effect] = (), *, shrunk: Collection[Wo
     _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
     _check_queue(state)
     _check_holds(state)
+    _check_followers(state)
     _check_opinions(state)
     _check_undecided(state, state.jobs.values())
     _check_effects(state, effects)
@@ -94,6 +96,7 @@ def _check_effects(state: State, effects: Iterable[Effect]) -> None:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
             _check_not_held(state, effect)
+            _check_not_early(state, effect)
             _check_let_go(state, effect)
         elif isinstance(effect, AskScorer):
             _check_held(state, effect)
@@ -215,7 +218,7 @@ def _check_queue(state: State) -> None:
         (job_id, task.index)
         for job_id, job in state.jobs.items()
         for task in job.tasks.values()
-        if task.epoch is None and not task.is_done and (job_id, task.index) not in state.held
+        if stands(state, job, task)
     }
     queued: list[tuple[str, int]] = []
     for key, known in state.classes.items():
@@ -235,11 +238,27 @@ def _check_holds(state: State) -> None:
     _require(held == state.held, "what is held is not what is noted")
 
 
+def _check_followers(state: State) -> None:
+    """Who waits for another waits for what is live, and is told of its end."""
+    followers: dict[JobId, set[JobId]] = {}
+    for job_id, job in state.jobs.items():
+        for after in job.unmet:
+            _require(after.job in state.jobs, f"job {job_id} waits for job {after.job}, which has ended")
+            followers.setdefault(after.job, set()).add(job_id)
+    known = {job_id: set(jobs) for job_id, jobs in state.followers.items()}
+    _require(followers == known, "who waits for whom is not what is noted")
+
+
+def _check_not_early(state: State, lent: Assign) -> None:
+    for after in state.jobs[lent.job_id].entry.after:
+        _require(after.job not in state.jobs, f"job {lent.job_id} begins before job {after.job} has ended")
+
+
 def _check_waits(state: State, job_id: JobId, job: Job) -> None:
     """One job's part of ``_check_queue``."""
     known = state.classes.get(job.class_key)
     for task in job.tasks.values():
-        if task.epoch is None and not task.is_done and (job_id, task.index) not in state.held:
+        if stands(state, job, task):
             places = 0 if known is None else sum((entry[2], entry[3]) == (job_id, task.index) for entry in known.queue)
             _require(places == 1, f"task {task.index} of job {job_id} stands in the queue {places} times")
 
@@ -280,7 +299,7 @@ def _check_undecided(state: State, jobs: Iterable[Job]) -> None:
     latest_ms = state.now_ms + state.policy.opinion_wait_ms
     for job in jobs:
         task = job.tasks[0]
-        if not job.entry.wait and task.epoch is None and not task.attempts and (job.entry.id, 0) not in state.held:
+        if not job.entry.wait and stands(state, job, task) and not task.attempts:
             until_ms = state.undecided.get(job.class_key, {}).get(job.entry.id)
             _require(until_ms is not None and until_ms <= latest_ms, f"job {job.entry.id} waits and may not")
 

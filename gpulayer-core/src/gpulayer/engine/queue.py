@@ -1,7 +1,8 @@
 """Who waits: one heap a request class, ordered by priority, then age.
 
-Entries are removed lazily: an entry counts only while its task is waiting, which ``peek`` checks. A retry goes back
-under the job's old number, so that failing does not cost a place in the queue.
+A job that waits for others (``after``) is in none, nor is a task that is held. Entries are removed lazily: an entry
+counts only while its task is waiting, which ``peek`` checks. A retry goes back under the job's old number, so that
+failing does not cost a place in the queue.
 """
 
 import heapq
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 
 from gpulayer.engine.state import Job, QueueEntry, RequestClass, State, Task
 
-__all__ = ["class_of", "fill", "forget", "peek", "pop", "push", "withdraw"]
+__all__ = ["class_of", "fill", "forget", "peek", "pop", "push", "stands", "withdraw"]
 
 
 def class_of(state: State, job: Job) -> RequestClass:
@@ -44,7 +45,7 @@ def fill(state: State, jobs: Iterable[Job]) -> None:
         if known is None or job.class_key[0] is not known.request or job.class_key[1] != known.nodes:
             known = class_of(state, job)
         for task in job.tasks.values():
-            if task.epoch is None and not task.is_done and (job.entry.id, task.index) not in state.held:
+            if stands(state, job, task):
                 known.queue.append((-job.entry.priority, job.seq, job.entry.id, task.index))
     for each in state.classes.values():
         heapq.heapify(each.queue)
@@ -61,6 +62,13 @@ def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
                 return entries[0]
         heapq.heappop(entries)
     return None
+
+
+def stands(state: State, job: Job, task: Task) -> bool:
+    """Whether the task waits for nothing but its turn: then it is in the queue, and else not."""
+    if task.epoch is not None or task.is_done or job.unmet:
+        return False
+    return not state.held or (job.entry.id, task.index) not in state.held
 
 
 def withdraw(state: State, job: Job, task: Task) -> None:

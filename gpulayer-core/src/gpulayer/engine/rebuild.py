@@ -8,8 +8,8 @@ gets new work before it has reported, for it may have gone while nobody listened
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
+from gpulayer.engine import after, holds, queue
 from gpulayer.engine import attempts as attempts_
-from gpulayer.engine import holds, queue
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
 from gpulayer.ids import WorkerId
@@ -68,10 +68,11 @@ def rebuild(
             _add_attempt(state, image)
     for worker in state.workers.values():
         attempts_.refresh_free(state, worker)
+    after.fill(state)
     holds.fill(state)
     queue.fill(state, state.jobs.values())
     for job in state.jobs.values():
-        if (job.entry.id, 0) in state.held:
+        if (job.entry.id, 0) in state.held or job.unmet:
             continue
         if not job.entry.wait and job.tasks[0].epoch is None and not job.tasks[0].attempts:
             state.undecided.setdefault(job.class_key, {})[job.entry.id] = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpulayer.engine.events import NodePhase
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import Allocation, Free
+from gpulayer.spec.after import After
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, JobEntry, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Opinion
@@ -76,7 +77,7 @@ class Task:
 @dataclass(slots=True)
 class Job:
     """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what; ``stop_by``: by
-    whom."""
+    whom. ``unmet``: what it still waits for; such a job is in no queue (``after``)."""
 
     entry: JobEntry
     seq: int
@@ -92,6 +93,7 @@ class Job:
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
     outputs: Digest | None = None
+    unmet: tuple[After, ...] = ()
 
 
 @dataclass(slots=True)
@@ -228,7 +230,8 @@ class Capacity:
 class State:
     """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart.
     ``facts``: those that a worker has. ``ahead``: the attempts lent ahead, by worker; workers without one are not in
-    it. ``paces``: volatile. ``held``: waiting tasks that are in no queue, and until when (``holds``).
+    it. ``paces``: volatile. ``held``: waiting tasks that are in no queue, and until when (``holds``). ``followers``: of
+    each job that others wait for, these.
 
     opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
     than this in it, it is time to forget some. sweep_ms: engine time at which to forget what is over. undecided:
@@ -249,6 +252,7 @@ class State:
     ahead: dict[WorkerId, dict[Epoch, None]] = field(default_factory=dict)
     paces: dict[WorkerId, Pace] = field(default_factory=dict)
     held: dict[tuple[JobId, int], int] = field(default_factory=dict)
+    followers: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
     opinions: dict[Request, Opinions] = field(default_factory=dict)
     opinions_limit: int = 0
     sweep_ms: int = 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from gpulayer.engine import ahead, asking, attempts, holds, opinions, queue, schedule, workers
+from gpulayer.engine import after, ahead, asking, attempts, holds, opinions, queue, schedule, workers
 from gpulayer.engine.effects import Effect, Notify
 from gpulayer.engine.events import (
     AheadWaitPassed,
@@ -33,9 +33,10 @@ from gpulayer.engine.events import (
 from gpulayer.engine.records import Record
 from gpulayer.engine.state import Job, State, Task
 from gpulayer.engine.turn import Turn
+from gpulayer.errors import Blame
 from gpulayer.ids import JobId
 from gpulayer.spec.job import Gang, JobState, Single
-from gpulayer.spec.outcome import EndedBy
+from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Request
 
 __all__ = ["Step", "step"]
@@ -102,9 +103,13 @@ def step(state: State, event: Event) -> Step:
     for attempt in ahead.promote(turn):
         attempts.refresh(turn, attempt)
     asking.look(turn)
-    schedule.run(turn)
-    if state.undecided:
-        _decide(turn)
+    while True:
+        _settle(turn)
+        schedule.run(turn)
+        if state.undecided:
+            _decide(turn)
+        if not turn.ended:
+            break
     ahead.lend(turn)
     ahead.hand_over(turn)
     opinions.forget_what_is_over(state)
@@ -114,7 +119,8 @@ def step(state: State, event: Event) -> Step:
 def _submit(turn: Turn, event: JobSubmitted) -> None:
     """Queue the job, or reject it when no known worker could ever run it.
 
-    With no worker known at all a job waits: the first one may be on its way.
+    With no worker known at all a job waits: the first one may be on its way. What comes after other jobs is judged by
+    the workers once more when these have ended.
     """
     state, entry = turn.state, event.job
     match entry.shape:
@@ -137,6 +143,18 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
         _reject(turn, job, "no_worker_fits", f"no worker fits: {entry.request.summary()}")
         return
     state.jobs[entry.id] = job
+    if entry.after:
+        why_never = after.follow(state, job, dict(event.ends))
+        if why_never:
+            _end_unrun(turn, job, why_never)
+            return
+    if not job.unmet:
+        _enter(turn, job)
+
+
+def _enter(turn: Turn, job: Job) -> None:
+    """It waits for nothing but its turn from now on; where it is not to wait, it is decided."""
+    state, entry = turn.state, job.entry
     turn.has_new_head |= queue.push(state, job, job.tasks[0])
     if entry.wait:
         known = queue.class_of(state, job)
@@ -150,6 +168,30 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
     schedule.run(turn)
     if job.tasks[0].epoch is None:
         _turn_away(turn, job)
+
+
+def _settle(turn: Turn) -> None:
+    """Jobs have ended: whoever waited for them goes on, or ends as well. May end more of them, of whom others wait."""
+    state = turn.state
+    for gone in turn.ended:  # more of them may come while it goes on
+        met, vain = after.ended(state, gone)
+        for job, failed in vain:
+            _end_unrun(turn, job, after.why_never(failed, gone.state, gone.reason_message))
+        for job in met:
+            turn.jobs[job.entry.id] = job
+            if (job.entry.id, 0) in state.held:
+                continue
+            if schedule.fits_nowhere(state, *job.class_key):
+                _reject(turn, job, "no_worker_fits", f"no worker fits: {job.entry.request.summary()}")
+            else:
+                _enter(turn, job)
+    turn.ended.clear()
+
+
+def _end_unrun(turn: Turn, job: Job, why: str) -> None:
+    """It was to run after a success that did not come."""
+    attempts.end_task(turn, job, job.tasks[0], Outcome(EndedBy.CANCEL, evidence=why, blame=Blame.USER))
+    job.reason_code = after.UNMET
 
 
 def _refuse_what_was_unsure(turn: Turn) -> None:
@@ -207,6 +249,7 @@ def _reject(turn: Turn, job: Job, code: str, message: str) -> None:
     turn.state.jobs.pop(job.entry.id, None)
     turn.rejected[job.entry.id] = job.entry.request
     turn.effects.append(Notify(job.entry.id, job.state))
+    turn.ended.append(job)
 
 
 def _cancel(turn: Turn, event: CancelRequested) -> None:

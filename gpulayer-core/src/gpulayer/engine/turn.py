@@ -32,7 +32,8 @@ class Turn:
 
     gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue.
     opened: classes whose tasks may go where scorers kept them from before. has_checked: checks have ended.
-    rejected: the jobs that are, and what they asked for.
+    rejected: the jobs that are, and what they asked for. ended: jobs that have ended and left the state, and whose
+    followers do not know it yet.
     """
 
     state: State
@@ -49,6 +50,7 @@ class Turn:
     opened: list[RequestClass] = field(default_factory=list)
     has_checked: bool = False
     rejected: dict[JobId, Request] = field(default_factory=dict)
+    ended: list[Job] = field(default_factory=list)
 
     def records(self) -> tuple[Record, ...]:
         """Empty when nothing changed: then there is nothing to commit."""

@@ -8,9 +8,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
+from gpulayer.spec.after import AFTER_EXAMPLE, MAX_AFTER, parse_after
 from gpulayer.spec.capabilities import (
     DEFAULT_ENVIRONMENT,
     DEFAULT_LAUNCHER,
@@ -58,7 +59,6 @@ LATER_OPTIONS: Final = frozenset(
         "requirements",
         "image",
         "python",
-        "after",
         "array",
         "service",
         "replicas",
@@ -92,10 +92,18 @@ class RequestOptions(TypedDict, total=False):
     inputs: Mapping[str, str]
 
 
+class HasId(Protocol):
+    """A ``Job`` or ``AsyncJob``."""
+
+    @property
+    def id(self) -> str: ...
+
+
 class JobOptions(RequestOptions, total=False):
     """What it needs, what it brings and how it runs.
 
     secrets: values by name of variable, or names alone, whose values are those of this process's environment.
+    after: jobs that have to succeed first, as ``Job`` or by id or name; ``"NAME:any"``: that have to end.
     """
 
     source: str | os.PathLike[str] | None
@@ -121,6 +129,7 @@ class JobOptions(RequestOptions, total=False):
     pin_cores: bool
     log_limit: int | str
     split_streams: bool
+    after: "HasId | str | Sequence[HasId | str]"
     idempotency_key: str
 
 
@@ -217,6 +226,8 @@ def plan_job(
     if options.get("grant"):
         check_grant(options["grant"])
         submission["grant"] = options["grant"]
+    if options.get("after"):
+        submission["after"] = _after(options["after"])
     _check_text(submission)
     secrets = _secrets(secrets_given, own_env, environment)
     if secrets:
@@ -384,6 +395,20 @@ def _enough(size: int, least: int, what: str) -> int:
 
 def _milliseconds(value: float | str, what: str) -> int:
     return parse_duration_ms(value, what=what) if isinstance(value, str) else _at_least(int(value * 1000), 0, what)
+
+
+def _after(given: "HasId | str | Sequence[HasId | str]") -> list[str]:
+    items = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+    found: list[str] = []
+    for item in items:
+        text: object = item if isinstance(item, str) else getattr(item, "id", None)
+        if not isinstance(text, str):
+            raise UsageError(f"after: {item!r} is no job", hint=AFTER_EXAMPLE)
+        parse_after(text)
+        found.append(text)
+    if len(found) > MAX_AFTER:
+        raise UsageError(f"after: {len(found):,} jobs; {MAX_AFTER} at most", hint="let one job come after some of them")
+    return found
 
 
 def _counts(resources: Mapping[str, int]) -> dict[str, int]:

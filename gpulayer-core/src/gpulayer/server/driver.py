@@ -14,9 +14,9 @@ takes nobody for silent because of that.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
@@ -24,7 +24,7 @@ from gpulayer.clock import Clock, Instant
 from gpulayer.engine import BEAT_MS, Attention, Policy, State, due, hear_anew, next_due_ms, rebuild, step
 from gpulayer.engine.effects import Effect, Void
 from gpulayer.engine.events import Event, ScorersRegistered
-from gpulayer.engine.records import Record
+from gpulayer.engine.records import JobImage, Record
 from gpulayer.errors import GpulayerError, InternalError, StorageUnavailable
 from gpulayer.faults import here, here_each
 from gpulayer.ids import JobId, WorkerId
@@ -32,6 +32,7 @@ from gpulayer.server.admission import Backlog
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.store import Batch, Live, Side
 from gpulayer.server.store.carried import carried
+from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 
 __all__ = ["Committer", "Driver", "Make", "Observer"]
@@ -129,6 +130,7 @@ class Driver:
         self._tick_after_ms = 0
         self._attention = Attention()
         self._heard: frozenset[WorkerId] = frozenset()
+        self._noted: list[tuple[frozenset[JobId], dict[JobId, JobState]]] = []
 
     @property
     def is_read_only(self) -> bool:
@@ -217,6 +219,24 @@ class Driver:
         Only for what the caller would also do if that commit failed, and where a wait for it would be felt.
         """
         return None if self._state is None else read(self._state)
+
+    @contextmanager
+    def noting_ends(self, job_ids: Iterable[JobId]) -> Iterator[Mapping[JobId, JobState]]:
+        """Inside, how any of these jobs ends is noted in the step that ends it, before that is committed: for events
+        that are stepped after it. Where the commit fails such a job is live again, whatever is noted."""
+        noted: tuple[frozenset[JobId], dict[JobId, JobState]] = (frozenset(job_ids), {})
+        self._noted.append(noted)
+        try:
+            yield noted[1]
+        finally:
+            self._noted = [other for other in self._noted if other is not noted]
+
+    def _note_ends(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if isinstance(record, JobImage) and record.state.is_final:
+                for job_ids, ends in self._noted:
+                    if record.id in job_ids:
+                        ends[record.id] = record.state
 
     def poke(self) -> None:
         """Look at the time again; for whoever moves the clock, and wants what follows from that."""
@@ -338,6 +358,8 @@ class Driver:
             made = step(state, event)
             opened.steps += 1
             opened.batch.records.extend(made.records)
+            if self._noted:
+                self._note_ends(made.records)
             opened.effects.extend(made.effects)
             arrival.effects.extend(made.effects)
             if is_logged(event, made.records):

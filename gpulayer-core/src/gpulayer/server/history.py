@@ -140,7 +140,8 @@ def _event_row(event: Event) -> EventRow:
     at_ms, wall_ms = event.at
     match event:
         case JobSubmitted():  # the job's row holds everything else
-            return EventRow(at_ms, wall_ms, "job_submitted", "{}", event.job.id)
+            ends = dump({"ends": dict(event.ends)}) if event.ends else "{}"
+            return EventRow(at_ms, wall_ms, "job_submitted", ends, event.job.id)
         case CancelRequested():
             return EventRow(
                 at_ms, wall_ms, "cancel_requested", dump({"by": event.by, "grace_ms": event.grace_ms}), event.job_id

@@ -9,6 +9,7 @@ from typing import Final
 
 from gpulayer.clock import Instant, iso_utc
 from gpulayer.engine import State, opinions
+from gpulayer.engine.after import WAITS
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Attempt, Job, Node, Worker
@@ -38,6 +39,7 @@ from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
     "Asked",
+    "after_reason",
     "attempt_record",
     "device_holders",
     "event_record",
@@ -58,10 +60,11 @@ __all__ = [
 _OPTIONS: Final = (
     *("timeout_ms", "grace_ms", "keep_for_ms", "retries", "retry_on", "exclusive"),
     *("pids", "nice", "pin_cores", "log_limit_bytes", "grant"),
-    *("launcher", "environment", "inputs"),
+    *("launcher", "environment", "inputs", "after"),
 )
 
 
+_SHOWN: Final = 3
 _REFUSALS_SHOWN: Final = 3
 _HOLDERS_SHOWN: Final = 1024  # as many devices as a worker may tell of
 # What is called of what a job needs, by the word of its capability.
@@ -267,6 +270,20 @@ def held_reason(job: Job, *, until_ms: int, now: Instant) -> ReasonRecord:
         "code": job.reason_code,
         "message": f"{job.reason_message}: it goes to nobody for {left_s} s, until {until} UTC",
     }
+
+
+def after_reason(state: State, job: Job) -> ReasonRecord:
+    """What a job waits for that comes after others."""
+    shown = [f"job {after.job} ({_stands(state, after.job)})" for after in job.unmet[:_SHOWN]]
+    more = len(job.unmet) - len(shown)
+    return {"code": WAITS, "message": f"waits for {', '.join(shown)}{f' and {more} more' if more else ''}"}
+
+
+def _stands(state: State, job_id: JobId) -> str:
+    other = state.jobs.get(job_id)
+    if other is None:
+        return "ended"
+    return "waits itself" if other.unmet else str(other.state)
 
 
 def unkept_log_reason(error: GpulayerError) -> ReasonRecord:

@@ -13,8 +13,8 @@ from gpulayer.errors import Forbidden
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.server.auth import Caller
 from gpulayer.server.store import StoredJob, reads
-from gpulayer.server.submission import tree_reader
 from gpulayer.server.tokens import Grant, Role, TokenKind
+from gpulayer.server.uploaded import tree_reader
 from gpulayer.staging.trees import check_tree
 
 if TYPE_CHECKING:

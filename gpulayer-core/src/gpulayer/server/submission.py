@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulayer.engine.events import JobSubmitted
-from gpulayer.errors import BadRequest, IdempotencyMismatch, NotFound, TooLarge
-from gpulayer.ids import ID_LENGTH, Digest, JobId, RandomBytes, new_job_id
+from gpulayer.errors import BadRequest, GpulayerError, IdempotencyMismatch
+from gpulayer.ids import ID_LENGTH, JobId, RandomBytes, new_job_id
 from gpulayer.server.auth import Caller
 from gpulayer.server.driver import Make
+from gpulayer.server.following import place_after
 from gpulayer.server.job_secrets import Withheld, open_secrets, seal_all, withhold
 from gpulayer.server.plane import Plane
 from gpulayer.server.store import AuditEntry, IdempotencyRow, JobRow, SecretRow, Side, reads
-from gpulayer.spec.job import JobEntry, JobSpec
-from gpulayer.staging.limits import DEFAULT_LIMITS
-from gpulayer.staging.trees import TreeTotals, check_tree
+from gpulayer.server.uploaded import check_uploaded
+from gpulayer.spec.job import JobEntry, JobSpec, JobState
 from gpulayer.variables import SENT_BY_ITSELF
 from gpulayer.wire.convert import SpecReader, spec_to_wire
 from gpulayer.wire.jobs import JobSubmission, ProblemRecord
 
-__all__ = ["Again", "Submitted", "await_local_worker", "check_uploaded", "specs_of", "submit_jobs", "tree_reader"]
+__all__ = ["Again", "Submitted", "await_local_worker", "specs_of", "submit_jobs"]
 
 _SLICE: Final = 100
 _KEY_LIMIT: Final = 255
@@ -82,7 +82,8 @@ async def submit_jobs(
             if differing and again is None and not withheld.taken:
                 stored = await plane.query(reads.read_submissions, known.job_ids)
                 before = [stored[job_id] for job_id in known.job_ids]
-                differing = await plane.in_thread(differing_fields, before, submissions)
+                now = await _with_ids(plane, caller, submissions, known.job_ids)
+                differing = await plane.in_thread(differing_fields, before, now)
             if differing:
                 unlike = ", ".join(differing)
                 raise IdempotencyMismatch(
@@ -111,6 +112,19 @@ def differing_fields(before: Sequence[JobSubmission], now: Sequence[JobSubmissio
     return []
 
 
+async def _with_ids(
+    plane: Plane, caller: Caller, submissions: Sequence[JobSubmission], job_ids: Sequence[JobId]
+) -> Sequence[JobSubmission]:
+    """As they were kept, were they the same; as they are where what they come after is not clear any more."""
+    if len(job_ids) != len(submissions) or not any(submission.get("after") for submission in submissions):
+        return submissions
+    try:
+        specs = await specs_of(submissions, batch=len(submissions) > 1)
+        return (await place_after(plane, caller, specs, submissions, job_ids)).submissions
+    except GpulayerError:
+        return submissions
+
+
 def _asked_for(spec: JobSpec) -> JobSpec:
     return replace(spec, env=tuple((name, value) for name, value in spec.env if name not in SENT_BY_ITSELF))
 
@@ -132,45 +146,6 @@ async def specs_of(submissions: Sequence[JobSubmission], *, batch: bool) -> list
     return specs
 
 
-async def check_uploaded(plane: Plane, root: Digest, what: str) -> TreeTotals:
-    """Refuse a tree that is malformed, over the limits, or not all uploaded; naming what is missing."""
-    return await plane.in_thread(_check_uploaded, plane, root, what)
-
-
-def tree_reader(plane: Plane) -> "_TreeReader":
-    """Reads tree objects from the plane's blobs. Raises TooLarge for a blob that can't be one. Blocks."""
-    return _TreeReader(plane)
-
-
-class _TreeReader:
-    """Reads tree objects: a blob that is too large to be one is never read into memory."""
-
-    def __init__(self, plane: Plane) -> None:
-        self._blobs = plane.blobs
-
-    def __call__(self, digest: Digest) -> bytes:
-        size = self._blobs.size(digest)
-        if size > DEFAULT_LIMITS.object_bytes:
-            raise TooLarge(f"blob {digest[:12]}… has {size:,} bytes: too large for a tree object")
-        return self._blobs.read(digest)
-
-
-def _check_uploaded(plane: Plane, root: Digest, what: str) -> TreeTotals:
-    hint = "ask /v1/sources:missing, upload what is missing, then try again"
-    if not plane.blobs.has(root):
-        raise NotFound(f"{what} {root} is not here", hint=hint, details={"missing": [root]})
-    totals = check_tree(root, tree_reader(plane))
-    missing = plane.blobs.missing(sorted(totals.digests))
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise NotFound(
-            f"{what} {root[:12]}… is not complete: blob {missing[0]} is missing{more}",
-            hint=hint,
-            details={"missing": missing[:100]},
-        )
-    return totals
-
-
 async def _submit(
     plane: Plane,
     caller: Caller,
@@ -181,24 +156,31 @@ async def _submit(
     again: Again | None,
     idempotency: tuple[()] | tuple[str, str] = (),
 ) -> Submitted:
-    specs = await specs_of(submissions, batch=len(submissions) > 1)
+    job_ids = _job_ids(plane, len(submissions))
+    placed = await place_after(
+        plane,
+        caller,
+        await specs_of(submissions, batch=len(submissions) > 1),
+        withheld.submissions,
+        job_ids,
+        is_again=again is not None,
+    )
+    specs, submissions = placed.specs, placed.submissions
     for root in dict.fromkeys(spec.source.digest for spec in specs if spec.source is not None):
         totals = await check_uploaded(plane, root, "source")
         plane.trees.keep(root, totals.digests)
     warnings = await plane.job_checks.check(
         await plane.loaded_plugins(),
         len(submissions),
-        lambda start, stop: specs_of(withheld.submissions[start:stop], batch=len(submissions) > 1),
+        lambda start, stop: specs_of(placed.submissions[start:stop], batch=len(submissions) > 1),
     )
     await await_local_worker(plane)
     wall_ms = plane.clock.wall_ms()
     owner = caller.owner if again is None else again.owner
     rows: list[JobRow] = []
-    makes: list[Make] = []
-    job_ids = _job_ids(plane, len(specs))
-    for place, (job_id, spec, submission) in enumerate(zip(job_ids, specs, withheld.submissions, strict=True)):
-        rows.append(JobRow(job_id, owner, caller.name, client, wall_ms, spec, submission, caller.token_id))
-        makes.append(_submitted(JobEntry.of(job_id, owner, spec)))
+    retry_of = "" if again is None else again.job_id
+    for place, (job_id, spec, submission) in enumerate(zip(job_ids, specs, submissions, strict=True)):
+        rows.append(JobRow(job_id, owner, caller.name, client, wall_ms, spec, submission, caller.token_id, retry_of))
         if place % 500 == 499:
             await asyncio.sleep(0)
     ids = [row.id for row in rows]
@@ -215,8 +197,23 @@ async def _submit(
     told = () if again is None else tuple(entry for job_id in ids for entry in again.audit(job_id))
     side = Side(jobs=tuple(rows), idempotency=tuple(keys), secrets=sealed, audit=told)
     plane.auth.check_still(caller)  # sources and plugins were asked meanwhile
-    await plane.driver.submit(*makes, side=side)
+    entries = [JobEntry.of(rows[place].id, owner, rows[place].spec) for place in placed.order]
+    await _step(plane, entries, placed.named, side)
     return Submitted(ids, rows, warnings)
+
+
+async def _step(plane: Plane, entries: Sequence[JobEntry], named: frozenset[JobId], side: Side) -> None:
+    """named: what any of these comes after. How those ended that are live no more is known to the store; how those do
+    that end from now on, to the driver."""
+    if not named:
+        await plane.driver.submit(*(_submitted(entry, lambda _: None) for entry in entries), side=side)
+        return
+    with plane.driver.noting_ends(named) as noted:
+        live = await plane.driver.read(lambda state: named & state.jobs.keys())
+        ended = await plane.query(reads.ends_of, named - live)
+        await plane.driver.submit(
+            *(_submitted(entry, lambda job_id: noted.get(job_id) or ended.get(job_id)) for entry in entries), side=side
+        )
 
 
 async def _secrets_again(
@@ -238,8 +235,13 @@ def _given(drawn: bytes) -> RandomBytes:
     return lambda _count: drawn
 
 
-def _submitted(entry: JobEntry) -> Make:
-    return lambda at: JobSubmitted(at, entry)
+def _submitted(entry: JobEntry, end_of: Callable[[JobId], JobState | None]) -> Make:
+    """end_of: as far as that is known when it is stepped."""
+    if not entry.after:
+        return lambda at: JobSubmitted(at, entry)
+    return lambda at: JobSubmitted(
+        at, entry, tuple((after.job, end) for after in entry.after if (end := end_of(after.job)) is not None)
+    )
 
 
 async def await_local_worker(plane: Plane) -> None:

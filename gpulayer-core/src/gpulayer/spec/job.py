@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpulayer.ids import JobId
+from gpulayer.spec.after import After
 from gpulayer.spec.limits import Limits
 from gpulayer.spec.request import Request
 from gpulayer.spec.tree import SourceRef
@@ -123,6 +124,7 @@ class JobSpec:
     grant: what the job's own token may do (``own`` or ``submit``); empty: it has none.
     launcher, environment: names of plugins' objects on the worker; empty: ``process`` and ``system``. inputs: (name,
     URI), fetched by the worker before the program starts. What these need of a worker stands in ``request`` as well.
+    after: it is not begun before these have ended.
     """
 
     command: tuple[str, ...]
@@ -150,6 +152,7 @@ class JobSpec:
     launcher: str = ""
     environment: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
+    after: tuple[After, ...] = ()
 
     @property
     def has_credentials(self) -> bool:
@@ -184,6 +187,7 @@ class JobSpec:
             self.launcher,
             self.environment,
             self.inputs,
+            self.after,
         )
 
 
@@ -203,6 +207,7 @@ class JobEntry:
     keep_for_ms: int
     exclusive: bool
     wait: bool
+    after: tuple[After, ...] = ()
 
     @classmethod
     def of(cls, job_id: JobId, owner: str, spec: JobSpec) -> "JobEntry":
@@ -220,4 +225,5 @@ class JobEntry:
             keep_for_ms=spec.keep_for_ms,
             exclusive=spec.exclusive,
             wait=spec.wait,
+            after=spec.after,
         )

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
 from gpulayer.ids import Digest, Epoch, JobId, is_digest
+from gpulayer.spec.after import After, parse_after
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.capabilities import (
     DEFAULT_ENVIRONMENT,
@@ -239,6 +240,8 @@ def spec_to_wire(spec: JobSpec) -> JobSubmission:
         submission["environment"] = spec.environment
     if spec.inputs:
         submission["inputs"] = dict(spec.inputs)
+    if spec.after:
+        submission["after"] = [str(after) for after in spec.after]
     return submission
 
 
@@ -284,7 +287,19 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         launcher=_plain(submission.get("launcher", ""), DEFAULT_LAUNCHER),
         environment=_plain(submission.get("environment", ""), DEFAULT_ENVIRONMENT),
         inputs=tuple(sorted(submission.get("inputs", {}).items())),
+        after=_after(submission.get("after", ())),
     )
+
+
+def _after(texts: Sequence[str]) -> tuple[After, ...]:
+    """Each job once."""
+    try:
+        found = [parse_after(text) for text in texts]
+    except UsageError as error:
+        raise BadRequest(error.message, hint=error.hint) from None
+    for after in found:
+        _check_text(after.job, "after")
+    return tuple(dict.fromkeys(found))
 
 
 def _plain(name: str, default: str) -> str:

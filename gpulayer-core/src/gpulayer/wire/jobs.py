@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final, NotRequired, Required
 from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import TypedDict
 
+from gpulayer.spec.after import MAX_AFTER
+
 __all__ = [
     "MAX_BATCH",
     "MAX_COMMAND_ITEMS",
@@ -80,7 +82,9 @@ class JobSubmission(TypedDict, total=False):
     secrets: values by name of variable, in what is sent alone; what is stored has ``secret_names``, and the values lie
     sealed elsewhere. grant: what the job's own token may do: ``own`` (read its own record, log and files) or ``submit``
     (also submit jobs of the same owner); empty: it gets none. launcher, environment: names of what a plugin adds on
-    workers. inputs: URIs by name, fetched by the worker.
+    workers. inputs: URIs by name, fetched by the worker. after: jobs that have to succeed first, by id, unique prefix
+    or unique name, in a batch also by the name of another job of it; with ``:any`` they only have to end. What is
+    stored has ids.
     """
 
     schema: Required[Schema]
@@ -112,6 +116,7 @@ class JobSubmission(TypedDict, total=False):
     launcher: Word
     environment: Word
     inputs: Annotated[dict[Word, Text], MaxLen(64)]
+    after: Annotated[list[Annotated[str, MinLen(1), MaxLen(204)]], MaxLen(MAX_AFTER)]
 
 
 class BatchSubmission(TypedDict):

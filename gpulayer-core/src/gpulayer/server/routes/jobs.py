@@ -19,6 +19,7 @@ from gpulayer.server.audit import entry
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
     Asked,
+    after_reason,
     event_record,
     explain_now,
     explain_reply,
@@ -33,9 +34,10 @@ from gpulayer.server.records import (
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
 from gpulayer.server.scorers import lacking_opinions
 from gpulayer.server.store import AuditEntry, JobRow, Side, StoredJob, reads
-from gpulayer.server.submission import Again, Submitted, await_local_worker, submit_jobs, tree_reader
+from gpulayer.server.submission import Again, Submitted, await_local_worker, submit_jobs
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
+from gpulayer.server.uploaded import tree_reader
 from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
@@ -352,6 +354,9 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
         for job_id in waiting:
             job = state.jobs.get(job_id)
             if job is None:
+                continue
+            if job.unmet:
+                found[job_id] = after_reason(state, job)
                 continue
             request = job.entry.request
             if request not in known:

@@ -43,7 +43,8 @@ from gpulayer.server.routes.logs import put_log
 from gpulayer.server.starts import Incumbent, Start, start_of, superseded
 from gpulayer.server.store import AuditEntry, IdentityRow, Side, TokenRow
 from gpulayer.server.store.codec import facts_to_text
-from gpulayer.server.submission import await_local_worker, check_uploaded
+from gpulayer.server.submission import await_local_worker
+from gpulayer.server.uploaded import check_uploaded
 from gpulayer.server.web import ADMIN, JOIN, OPEN, READ, WORKER, Call, Query, Route, held, json_response
 from gpulayer.spec.logs import LogStream, streams_not_whole
 from gpulayer.spec.machine import WorkerFacts

@@ -13,6 +13,7 @@ from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, NodeImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
+from gpulayer.spec.after import parse_after
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Gang, JobEntry, JobSpec, RetryOn, Shape, Single
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -157,6 +158,7 @@ class ScheduleWriter:
             spec.keep_for_ms,
             spec.exclusive,
             spec.wait,
+            spec.after,
         )
         if key == self._last:  # neighbours share their parts, and the same object is equal at once; a hash is not
             return self._last_text
@@ -191,6 +193,7 @@ class EntryReader:
             known.keep_for_ms,
             known.exclusive,
             known.wait,
+            known.after,
         )
 
 
@@ -209,6 +212,7 @@ def _entry(text: str) -> JobEntry:
         keep_for_ms=fields["k"],
         exclusive=fields["x"],
         wait=fields["w"],
+        after=tuple(parse_after(text) for text in fields.get("a", ())),
     )
 
 
@@ -225,6 +229,7 @@ def _schedule(spec: JobSpec) -> str:
             "k": spec.keep_for_ms,
             "x": spec.exclusive,
             "w": spec.wait,
+            **({"a": [str(after) for after in spec.after]} if spec.after else {}),
         }
     )
 

@@ -32,6 +32,7 @@ __all__ = [
     "attempts_of",
     "count_jobs",
     "ended_before",
+    "ends_of",
     "find_idempotency",
     "find_job",
     "job_events",
@@ -47,6 +48,7 @@ __all__ = [
     "read_submissions",
     "read_tokens",
     "resolve_job",
+    "retried_as",
     "secrets_ended_before",
 ]
 
@@ -209,6 +211,27 @@ def read_submissions(connection: Connection, job_ids: Iterable[JobId]) -> dict[J
         rows = connection.execute(select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(wanted[start : start + 500])))
         found.update((JobId(job_id), json.loads(spec)) for job_id, spec in rows)
     return found
+
+
+def ends_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, JobState]:
+    """How those of these ended that have. Unknown jobs are left out."""
+    wanted = list(job_ids)
+    found: dict[JobId, JobState] = {}
+    for start in range(0, len(wanted), 500):
+        query = select(jobs.c.id, jobs.c.state).where(jobs.c.id.in_(wanted[start : start + 500]), ~jobs.c.is_live)
+        found.update((JobId(job_id), JobState(state)) for job_id, state in connection.execute(query))
+    return found
+
+
+def retried_as(connection: Connection, job_id: JobId) -> JobId:
+    """The newest job that repeats it, or repeats one that does; itself where there is none."""
+    newest = job_id
+    while True:
+        query = select(jobs.c.id).where(jobs.c.retry_of == newest).order_by(jobs.c.seq.desc()).limit(1)
+        found = connection.execute(query).scalar_one_or_none()
+        if found is None:
+            return newest
+        newest = JobId(found)
 
 
 def ended_before(connection: Connection, job_ids: Iterable[JobId], wall_ms: int) -> list[JobId]:

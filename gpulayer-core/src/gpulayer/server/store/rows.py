@@ -31,7 +31,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class JobRow:
     """The immutable part of a job. owner: who may manage it, whatever token they use; token_id: the one it was
-    submitted with."""
+    submitted with. retry_of: the job that it repeats; empty: none."""
 
     id: JobId
     owner: str
@@ -41,6 +41,7 @@ class JobRow:
     spec: JobSpec
     submission: JobSubmission
     token_id: str = ""
+    retry_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ _JOB_SPEC: Final = (
     "submitted_wall_ms",
     "verdicts",
     "token_id",
+    "retry_of",
 )
 
 
@@ -273,6 +274,7 @@ class Split:
             row.submitted_wall_ms,
             self.verdicts.get(job_id),
             row.token_id,
+            row.retry_of,
             *_image_columns(image),
         )
 

@@ -42,7 +42,7 @@ __all__ = [
     "workers",
 ]
 
-SCHEMA_VERSION: Final = "0005"
+SCHEMA_VERSION: Final = "0006"
 
 metadata: Final = MetaData()
 
@@ -75,6 +75,7 @@ jobs: Final = Table(
     Column("verdicts", Text),
     Column("stop_by", Text, nullable=False, server_default=""),
     Column("token_id", String(12), nullable=False, server_default=""),
+    Column("retry_of", String(32), nullable=False, server_default=""),
     Index("ix_jobs_id", "id", unique=True),
     Index("ix_jobs_name", "name"),
     Index("ix_jobs_state", "state", "seq"),
@@ -243,4 +244,5 @@ for _statement in APPEND_ONLY:
 # Rebuilding reads the live rows alone, however many ended ones there are. (Naming another dialect's twin of
 # ``sqlite_where`` here would import that dialect: 50 ms of every start.)
 Index("ix_jobs_live", jobs.c.seq, sqlite_where=jobs.c.is_live)
+Index("ix_jobs_retry_of", jobs.c.retry_of, sqlite_where=jobs.c.retry_of != "")
 Index("ix_attempts_live", attempts.c.epoch, sqlite_where=attempts.c.is_live)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from gpulayer.testing.sim.mutant import Mutant, StaleMutant
+from gpulayer.testing.sim.mutants_after import AFTER
 from gpulayer.testing.sim.mutants_agent import AGENT, UNSEEN_AGENT
 from gpulayer.testing.sim.mutants_away import AWAY
 from gpulayer.testing.sim.mutants_engine import ENGINE, UNSEEN_ENGINE
@@ -17,7 +18,7 @@ from gpulayer.testing.sim.mutants_placing import PLACING
 
 __all__ = ["MUTANTS", "UNSEEN", "Mutant", "StaleMutant", "planted"]
 
-MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **AWAY, **PLACING}
+MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **AWAY, **PLACING, **AFTER}
 # Nobody has noticed these in 120 worlds and more, or hardly ever: there the simulated world is blind, or another rule
 # of the product stands in (``Mutant.unseen``, as far as reading tells). The soak does not count them; one that gets
 # noticed moves up.

@@ -25,13 +25,13 @@ from gpulayer.engine.events import (
     WorkerWentSilent,
 )
 from gpulayer.engine.invariants import InvariantViolated
-from gpulayer.engine.records import AttemptImage, Record
+from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.errors import StorageUnavailable
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.server.history import History, is_logged
 from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.server.store import Batch, EventRow, Live
-from gpulayer.spec.job import JobEntry
+from gpulayer.spec.job import JobEntry, JobState
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
 from gpulayer.testing.sim.rules import Ledger, Shrunk, Violation, check_detour, durable_view
 from gpulayer.testing.sim.scenario import Fault, Trouble
@@ -106,6 +106,7 @@ class SimPlane:
     _reported: set[WorkerId] = field(default_factory=set)  # to this start of it
     _stopping: set[WorkerId] = field(default_factory=set)  # they have said so to this state, and not started anew
     _shrunk: Shrunk = field(default_factory=Shrunk)
+    _ends: dict[JobId, JobState] = field(default_factory=dict)  # of jobs, stepped by this state
     _stepped: int = 0
     _untold: list[tuple[Event, engine.Step]] = field(default_factory=list)  # for the story, once it has happened
     _commits: int = 0
@@ -243,7 +244,16 @@ class SimPlane:
         def answer(effects: tuple[Effect, ...] | None) -> None:
             reply(None if effects is None else entry.id)
 
-        self._enqueue(_Waiting(lambda at: JobSubmitted(at, entry), answer, key, entry))
+        self._enqueue(_Waiting(lambda at: JobSubmitted(at, entry, self._ends_for(entry)), answer, key, entry))
+
+    def _ends_for(self, entry: JobEntry) -> tuple[tuple[JobId, JobState], ...]:
+        """As the product's routes note them: in the step that ends them, before that is committed."""
+        assert self.state is not None
+        gone = [after.job for after in entry.after if after.job not in self.state.jobs]
+        return tuple((job_id, self._end_of(job_id)) for job_id in gone)
+
+    def _end_of(self, job_id: JobId) -> JobState:
+        return self._ends.get(job_id) or self.disk.jobs[job_id].state
 
     def handle(self, make: Callable[[Instant], Event], reply: Reply) -> None:
         """One event; ``reply`` is called once it is committed."""
@@ -362,6 +372,9 @@ class SimPlane:
             events += self._history.rows(event, result.records)
         if self.clock.story is not None:
             self._untold.append((event, result))
+        for record in result.records:
+            if isinstance(record, JobImage) and record.state.is_final:
+                self._ends[record.id] = record.state
         self._check_step(event, result)
         self._stepped += 1
         try:
@@ -548,6 +561,7 @@ class SimPlane:
                     raise Violation(f"{lent}, which is to take nothing more", promise=13)
                 if not self.scorers.names:
                     check_detour(self.state, self.ledger.last_of(effect.job_id, result.records), effect)
+                self._check_after(effect.job_id)
                 if self.state.jobs[effect.job_id].stop is not None:
                     raise Violation(f"{lent}, and was cancelled", promise=8)
         if not isinstance(event, LeaseExpired | KeepForPassed):
@@ -563,6 +577,13 @@ class SimPlane:
                 if record.stop is None and silent_ms < wanted_ms * LEAST_SILENCE_MS // 33_000:
                     heard = f"{lasting(silent_ms)} after it heard {event.worker}, not {lasting(wanted_ms)}"
                     raise Violation(f"the control plane gives job {record.job_id} up {heard}", promise=6)
+
+    def _check_after(self, job_id: JobId) -> None:
+        """It begins once what it comes after has ended, and as it wants it."""
+        assert self.state is not None
+        for after in self.state.jobs[job_id].entry.after:
+            if not after.is_any and self._end_of(after.job) is not JobState.SUCCEEDED:
+                raise Violation(f"job {job_id} is lent, and was to run after the success of job {after.job}")
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)
@@ -584,6 +605,7 @@ class SimPlane:
     def _of(self, live: Live, heard: Sequence[WorkerId] = (), *, is_told: bool = True) -> engine.State:
         """is_told: the event log goes on from here."""
         if is_told:
+            self._ends.clear()
             self._stopping.clear()  # which of a start's reports was its last is not stored: a late one counts anew
         if is_told and self.store.keeps_events:
             self._history.restart((image for _, image in live.jobs), live.attempts)

@@ -8,7 +8,7 @@ in the world later, so that taking one out leaves the others as they were.
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
-from typing import Final, Self
+from typing import Final, Self, TypedDict
 
 __all__ = ["Fault", "HostPlan", "JobPlan", "Noise", "Scenario", "Shape", "Trouble", "numbers"]
 
@@ -116,7 +116,8 @@ class JobPlan:
 
     licences: of these it asks so many. retry_any: also after a failure of its own. run_ms, exit_code: when left alone.
     after_term_ms: how long it goes on after SIGTERM. cancel_after_ms: the client cancels so long after it was
-    answered; None: never.
+    answered; None: never. after: the number of the job that it comes after, and is not submitted before; after_any:
+    whatever that one's end.
     """
 
     number: int
@@ -136,6 +137,8 @@ class JobPlan:
     exit_code: int = 0
     after_term_ms: int = 1
     cancel_after_ms: int | None = None
+    after: int | None = None
+    after_any: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,11 @@ def numbers(seed: int, purpose: str, entity: object = "") -> Random:
     return Random(f"{seed} {purpose} {entity}")  # noqa: S311 - reproducible, not secret
 
 
+class _After(TypedDict, total=False):
+    after: int
+    after_any: bool
+
+
 def _host(seed: int, number: int, *, rate: float, has_licences: bool) -> HostPlan:
     rng = numbers(seed, "host", number)
     skew = rng.choice([1.0, MOST_SKEW, 1 / MOST_SKEW, rng.uniform(1 / MOST_SKEW, MOST_SKEW)])
@@ -246,7 +254,15 @@ def _job(seed: int, number: int, shape: Shape, *, burst_ms: int | None) -> JobPl
         exit_code=rng.choice([0, 0, 0, 1, 255]),
         after_term_ms=rng.choice([1, 500, 60_000]),
         cancel_after_ms=1 + int(rng.expovariate(1 / 20_000)) if rng.random() < 0.2 else None,
+        **_after(seed, number),
     )
+
+
+def _after(seed: int, number: int) -> _After:
+    rng = numbers(seed, "after", number)
+    if not number or rng.random() > 0.12:
+        return {}
+    return {"after": rng.randrange(number), "after_any": rng.random() < 0.5}
 
 
 # How often each kind happens in a run: to every host, or to the control plane or the fleet.

@@ -134,6 +134,7 @@ def submission_side(key: str, entry: JobEntry) -> Side:
         keep_for_ms=entry.keep_for_ms,
         exclusive=entry.exclusive,
         wait=entry.wait,
+        after=entry.after,
     )
     row = JobRow(entry.id, entry.owner, _OWNER, _OWNER, 0, spec, spec_to_wire(spec))
     return Side(jobs=(row,), idempotency=(IdempotencyRow(_OWNER, key, "", (entry.id,), 0),))

@@ -38,7 +38,7 @@ from gpulayer.spec.job import JobEntry, JobState, RetryOn
 from gpulayer.spec.outcome import Outcome
 from gpulayer.testing.sim.scenario import Fault
 from gpulayer.testing.sim.troubles import ARMED, fault_text
-from gpulayer.testing.sim.words import attempt_name, counted, job_name, lasting, listed
+from gpulayer.testing.sim.words import attempt_name, counted, job_name, lasting, listed, with_job_names
 
 __all__ = ["Line", "Story"]
 
@@ -220,7 +220,7 @@ class Story:
             return
         self._states[image.id] = image.state
         said = image.reason_message.removeprefix(f"{image.state}\n").removeprefix(image.state)
-        why = f": {said}" if said else ""
+        why = f": {with_job_names(said)}" if said else ""
         if image.state.is_final:
             self.say(at_ms, f"{job_name(image.id)} ends as {image.state}{why}")
         else:
@@ -382,6 +382,8 @@ class Story:
 def _wishes(entry: JobEntry) -> str:
     wishes = [] if entry.request.devices == 0 else [counted(entry.request.devices, "GPU")]
     wishes += ["exclusive"] if entry.exclusive else []
+    for after in entry.after:
+        wishes.append(f"after the {'end' if after.is_any else 'success'} of {job_name(after.job)}")
     kind = " of any kind" if entry.retry_on is RetryOn.ANY else ""
     wishes.append(counted(entry.retries, "retry", "retries") + kind)
     return f" ({', '.join(wishes)})"

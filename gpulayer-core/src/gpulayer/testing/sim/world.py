@@ -6,15 +6,17 @@ invariants). *Liveness*, once nothing goes wrong any more: everything comes to i
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from gpulayer.clock import Instant
+from gpulayer.engine.after import UNMET
 from gpulayer.engine.events import DrainRequested, Event, WorkerJoined, WorkerRemoved, WorkerResumed
 from gpulayer.engine.records import JobImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Epoch, JobId, WorkerId
+from gpulayer.spec.after import After
 from gpulayer.spec.assignment import NodeKey
 from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -86,6 +88,7 @@ class _World:
     guard: Guard
     present: dict[int, SimHost] = field(default_factory=dict)  # by the number of its plan
     plans: dict[JobId, JobPlan] = field(default_factory=dict)
+    followers: dict[int, list[JobPlan]] = field(default_factory=dict)  # of jobs that are not acknowledged yet
     made: dict[str, SimHost] = field(default_factory=dict)  # by a provider
     fleet: Fleet = field(init=False)
     is_peace: bool = False
@@ -232,8 +235,13 @@ def _program(plan: JobPlan) -> tuple[int, int, int]:
 
 
 def _submit(world: _World, plan: JobPlan) -> None:
+    """What it comes after is there first: else nobody could name it."""
     clock = world.clock
-    job_id = JobId(f"{plan.number:016x}")
+    job_id = _job_id(plan.number)
+    is_after = any(other.number == plan.after for other in world.scenario.jobs)
+    if plan.after is not None and is_after and f"key-{plan.after}" not in world.clients.acknowledged:
+        world.followers.setdefault(plan.after, []).append(plan)
+        return
     spec = JobSpec(
         command=("program",),
         request=_request(world.scenario, plan),
@@ -245,6 +253,7 @@ def _submit(world: _World, plan: JobPlan) -> None:
         grace_ms=plan.grace_ms,
         keep_for_ms=plan.keep_for_ms,
         wait=plan.wait,
+        after=(After(_job_id(plan.after), plan.after_any),) if plan.after is not None and is_after else (),
     )
     world.plans[job_id] = plan
     entry = world.guard.entries[job_id] = JobEntry.of(job_id, "me", spec)
@@ -252,8 +261,14 @@ def _submit(world: _World, plan: JobPlan) -> None:
     def then() -> None:
         if plan.cancel_after_ms is not None:
             clock.after(plan.cancel_after_ms, lambda: world.clients.cancel(job_id))
+        for follower in world.followers.pop(plan.number, ()):
+            _submit(world, follower)
 
     world.clients.submit(f"key-{plan.number}", entry, then=then)
+
+
+def _job_id(number: int) -> JobId:
+    return JobId(f"{number:016x}")
 
 
 def _request(scenario: Scenario, plan: JobPlan) -> Request:
@@ -511,6 +526,14 @@ def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[
         )
 
 
+def _check_vain(job_id: JobId, image: JobImage, entry: JobEntry, jobs: Mapping[JobId, JobImage]) -> None:
+    """A job is only told that it waits in vain where that is so."""
+    if image.reason_code != UNMET:
+        return
+    if all(after.is_any or jobs[after.job].state is JobState.SUCCEEDED for after in entry.after):
+        raise Violation(f"job {job_id} was ended for a failure that there was none of")
+
+
 def _check_end(world: _World) -> None:
     """Everything acknowledged is there, everything is final, nothing runs, no retry beyond what was allowed."""
     disk, acknowledged, jobs = world.plane.disk, world.clients.acknowledged, world.scenario.jobs
@@ -534,6 +557,7 @@ def _check_end(world: _World) -> None:
                 f" {counted(entry.retries, 'retry', 'retries')} allowed)",
                 promise=4,
             )
+        _check_vain(job_id, image, entry, disk.jobs)
         _check_given_up(job_id, image, entry, [attempt.outcome for attempt in tries if attempt.outcome is not None])
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt", promise=4)
