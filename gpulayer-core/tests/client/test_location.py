@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpulayer.client.contexts import Context, Contexts
-from gpulayer.client.location import Configured, Local, Location, check_token, is_context_wanted, locate, parse_endpoint
+from gpulayer.client.locate import is_context_wanted, locate
+from gpulayer.client.location import Configured, Local, Location, check_token, parse_endpoint
 from gpulayer.errors import Unauthenticated, UsageError
 
 STATE = Path("/state")

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from gpulayer.cli.console import print_json, print_line, print_table, say
+from gpulayer.cli.context_names import context_names
 from gpulayer.cli.nouns import RETRY_FOR_S, JsonFlag, command_app
 from gpulayer.cli.records import when
 from gpulayer.client import calls
 from gpulayer.client.contexts import Context, Contexts, change_contexts, check_name, read_contexts
-from gpulayer.errors import GpulayerError, UsageError
+from gpulayer.errors import UsageError
 from gpulayer.net import parse_pins, parse_proxy, parse_urls
 from gpulayer.sdk.settings import CONTEXTS_FILE, USER_AGENT, config_folder
 
 if TYPE_CHECKING:
     from gpulayer.wire.plane import CallerRecord
 
-__all__ = ["app", "context_names"]
+__all__ = ["app"]
 
 app = command_app(help="Add, list, use and remove control planes by name.", no_args_is_help=True)
 
@@ -34,20 +35,8 @@ class _Changes(TypedDict, total=False):
     proxy: str
 
 
-def context_names() -> list[str]:
-    """For a shell that completes: none where the file can't be read."""
-    try:
-        return list(read_contexts(_file()).named)
-    except GpulayerError:
-        return []
-
-
-def _complete_name(incomplete: str) -> list[str]:
-    return [name for name in context_names() if name.startswith(incomplete)]
-
-
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="What you call the control plane.", autocompletion=_complete_name)
+    str, typer.Argument(metavar="NAME", help="What you call the control plane.", autocompletion=context_names)
 ]
 
 

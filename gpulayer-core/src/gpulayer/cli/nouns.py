@@ -20,9 +20,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on std
 
 
 def _complete_target(incomplete: str) -> list[str]:
-    from gpulayer.cli.context import context_names  # noqa: PLC0415 - only when a shell asks
+    from gpulayer.cli.context_names import context_names  # noqa: PLC0415 - only when a shell asks
 
-    return [name for name in (LOCAL, REMOTE, *context_names()) if name.startswith(incomplete)]
+    return [*(name for name in (LOCAL, REMOTE) if name.startswith(incomplete)), *context_names(incomplete)]
 
 
 TargetOption = Annotated[

@@ -1,21 +1,16 @@
-"""Which control plane a command is for. Pure: arguments, environment, contexts and the endpoint file's content come in
-as values.
+"""What a control plane is reached by: addresses, token and pins, as values. Pure: the endpoint file's content comes in.
 
-Explicit arguments win over ``GPULAYER_URL`` and its kin, which win over the current context, which wins over the
-background control plane of this user's state folder.
+Which of them a command is for is the question of ``locate``.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gpulayer.errors import GpulayerError, Unauthenticated, UsageError
+from gpulayer.errors import GpulayerError, UsageError
 from gpulayer.net import Address, Pin, parse_pins, parse_proxy, parse_url, parse_urls
-
-if TYPE_CHECKING:
-    from gpulayer.client.contexts import Contexts
 
 __all__ = [
     "LOCAL",
@@ -26,8 +21,6 @@ __all__ = [
     "Local",
     "Location",
     "check_token",
-    "is_context_wanted",
-    "locate",
     "name_shown",
     "parse_endpoint",
 ]
@@ -108,54 +101,6 @@ def check_token(token: str) -> str:
 def name_shown(name: str) -> str:
     """A context's name for messages. A URL that was given in its place may hold a password."""
     return "'…'" if "@" in name or "%40" in name else repr(name[:80])
-
-
-def is_context_wanted(*, environment: Mapping[str, str], url: str = "", target: str = "") -> bool:
-    """Whether ``locate`` looks at the contexts: where a URL is given, their file need not even be readable."""
-    return target not in ("", LOCAL, REMOTE) or (target != LOCAL and not (url or environment.get("GPULAYER_URL")))
-
-
-def locate(
-    *,
-    environment: Mapping[str, str],
-    state_dir: Path,
-    url: str = "",
-    token: str = "",
-    fingerprint: str = "",
-    target: str = "",
-    contexts: "Contexts | None" = None,
-) -> Configured | Local:
-    """Where to go. Raises UsageError (nothing configured for ``remote``, no such context, an address that is none),
-    Unauthenticated (an address without a token)."""
-    chosen_url = url or environment.get("GPULAYER_URL", "")
-    proxy = environment.get("GPULAYER_PROXY", "")
-    if target == LOCAL:
-        return Local(state_dir)
-    if target not in ("", REMOTE) or not chosen_url:
-        name = target if target not in ("", REMOTE) else "" if contexts is None else contexts.current
-        if not name and target == REMOTE:
-            raise UsageError(
-                "--target remote: no control plane is configured",
-                hint="gpulayer context add NAME URL adds one; or set GPULAYER_URL and GPULAYER_TOKEN",
-            )
-        if not name:
-            return Local(state_dir)
-        if contexts is None:
-            raise UsageError(f"there is no context {name_shown(name)}", hint="gpulayer context add NAME URL adds one")
-        return Configured(contexts.find(name).location(proxy=proxy), name)
-    chosen_token = token or environment.get("GPULAYER_TOKEN", "")
-    location = Location.of(
-        chosen_url,
-        chosen_token,
-        fingerprint=fingerprint or environment.get("GPULAYER_FINGERPRINT", ""),
-        proxy=proxy,
-    )
-    if not chosen_token:
-        raise Unauthenticated(
-            f"{location.addresses[0]} needs a token",
-            hint="set GPULAYER_TOKEN to the client token that `gpulayer up` printed",
-        )
-    return Configured(location)
 
 
 def parse_endpoint(content: bytes) -> EndpointFound | None:

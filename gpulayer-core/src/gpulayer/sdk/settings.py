@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import gpulayer
 from gpulayer.client.connect import Settings
-from gpulayer.client.location import is_context_wanted, locate
+from gpulayer.client.locate import is_context_wanted, locate
 from gpulayer.errors import UsageError
 
 if TYPE_CHECKING:
