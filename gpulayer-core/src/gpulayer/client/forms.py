@@ -71,6 +71,12 @@ def _is_of(value: object, kind: type) -> bool:
 
 
 FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
+    "jobs.ArrayRecord": {
+        "count": int,
+        "limit": (int, None),
+        "states": {"*": int},
+        "first_failed": (int, None),
+    },
     "jobs.AttemptNodeRecord": {"worker": str, "devices": [str], "exit_code": (int, None), "signal": (int, None)},
     "jobs.AttemptRecord": {
         "number": int,
@@ -84,8 +90,22 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "evidence": str,
         "log_tail": str,
         "stderr_tail": str,
+        "index": int,
     },
     "jobs.BatchReply": {"ids": [str], "warnings": ["jobs.ProblemRecord"]},
+    "jobs.ElementPage": {"elements": ["jobs.ElementRecord"], "next": (int, None)},
+    "jobs.ElementRecord": {
+        "index": int,
+        "state": str,
+        "attempts": int,
+        "worker": str,
+        "started_at": (str, None),
+        "ended_at": (str, None),
+        "exit_code": (int, None),
+        "signal": (int, None),
+        "ended_by": (str, None),
+        "output_tree": (str, None),
+    },
     "jobs.EventPage": {"events": ["jobs.EventRecord"], "next": int},
     "jobs.EventRecord": {"seq": int, "at": str, "event": str, "details": {"*": object}},
     "jobs.ExplainReply": {"request": str, "choice": (str, None), "verdicts": ["jobs.VerdictRecord"]},
@@ -117,6 +137,9 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "secrets": [str],
         "verdicts": ["jobs.VerdictRecord"],
         "warnings": ["jobs.ProblemRecord"],
+        "array": "jobs.ArrayRecord",
+        "index": int,
+        "clashes": int,
     },
     "jobs.OutputRecord": {"path": str, "size": int, "digest": str},
     "jobs.OutputsReply": {"tree": (str, None), "outputs": ["jobs.OutputRecord"]},
