@@ -584,7 +584,7 @@ class SimPlane:
         assert self.state is not None
         for after in self.state.jobs[job_id].entry.after:
             if not after.is_any and self._end_of(after.job) is not JobState.SUCCEEDED:
-                raise Violation(f"job {job_id} is lent, and was to run after the success of job {after.job}")
+                raise Violation(f"job {job_id} is lent, and was to run after the success of job {after.job}", promise=4)
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)

@@ -544,7 +544,7 @@ def _check_vain(job_id: JobId, image: JobImage, entry: JobEntry, jobs: Mapping[J
     if image.reason_code != UNMET:
         return
     if all(after.is_any or jobs[after.job].state is JobState.SUCCEEDED for after in entry.after):
-        raise Violation(f"job {job_id} was ended for a failure that there was none of")
+        raise Violation(f"job {job_id} was ended for a failure that there was none of", promise=4)
 
 
 def _check_end(world: _World) -> None:
