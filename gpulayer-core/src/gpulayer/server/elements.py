@@ -13,7 +13,7 @@ from gpulayer.engine import State
 from gpulayer.engine.elements import node_state
 from gpulayer.engine.ends import end_text
 from gpulayer.engine.state import Job, Task
-from gpulayer.errors import GpulayerError, NotFound
+from gpulayer.errors import GpulayerError, NotFound, TooLarge
 from gpulayer.ids import Digest, JobId
 from gpulayer.server.store import Side, StoredElement, StoredJob, reads
 from gpulayer.server.uploaded import tree_reader
@@ -143,13 +143,17 @@ async def merged_outputs(plane: "Plane", job: StoredJob) -> tuple[Digest | None,
     trees = await plane.query(reads.element_outputs, job_id)
     if not trees:
         return None, 0
+    found: tuple[Digest | None, int]
     try:
         found = await plane.in_thread(lambda: _merge(plane, trees))
+    except TooLarge:
+        found = None, 0  # each element has its own still
     except GpulayerError:
-        return None, 0  # an object is gone, or there are too many files: each element has its own still
-    if job.image.outputs is None:
+        return None, 0  # an object is gone, or there is no room for more
+    tree = found[0]
+    if job.image.outputs is None and tree is not None:
         with suppress(GpulayerError):  # the store can't be written now: it is noted the next time
-            await plane.driver.submit(side=Side(outputs=((job_id, found[0]),)))
+            await plane.driver.submit(side=Side(outputs=((job_id, tree),)))
     plane.merged[job_id] = found
     if len(plane.merged) > _REMEMBERED:
         plane.merged.popitem(last=False)
