@@ -330,12 +330,12 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row whose
-        JSON is none: what is in the store was written here."""
+        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row with
+        JSON that is none, or with a word that nobody writes: what is in the store was written here."""
         try:
             with self._mapped(), self._engine.connect() as connection:
                 yield connection.execution_options(**_READ_ONLY)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise damaged(self._path, f"a row can't be read: {error}") from error
 
     @contextmanager

@@ -275,7 +275,7 @@ def _after(seed: int, number: int) -> _After:
 
 
 def _array(seed: int, number: int) -> _Array:
-    rng = numbers(seed, "elements", number)
+    rng = numbers(seed, "parts", number)
     return {"array": rng.choice([2, 3, 5]), "array_limit": rng.choice([0, 1, 2])} if rng.random() < 0.08 else {}
 
 
