@@ -392,7 +392,7 @@ UNSEEN_ENGINE: Final[dict[str, Mutant]] = {
         workers,
         "_end_vanished",
         _no_vanish_check,
-        "of 36 attempts that vanished in 200 fleets each did with all notes of its agent: an unsure one loses them, too",
+        "36 attempts vanished in 200 fleets, each with all notes of its agent, which is unsure and loses them anyway",
     ),
     "phases_go_back": Mutant(
         4,
