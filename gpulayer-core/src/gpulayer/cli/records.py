@@ -166,6 +166,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in untold_missing(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
+        ("jobs' python", record.get("python", "")),
         ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"]), devices, missing))),
         ("attempts", str(len(record["leases"]) or "")),
     ]

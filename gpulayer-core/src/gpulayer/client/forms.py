@@ -281,5 +281,6 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "refused": str,
         "cpu_model": str,
         "missing": {"*": str},
+        "python": str,
     },
 }
