@@ -319,7 +319,7 @@ def test_a_worker_shows_all_that_it_reports_of_its_devices(parts):
     assert "8.9" in fields["devices"]
     assert fields["nearest"] == "all devices: NUMA node 0, cores 0-7"
     assert fields["links"].splitlines()[-1] == "islands: one, all 4 of them"
-    assert fields["missing"] == "rocm: no /dev/kfd"
+    assert fields["missing"] == "no rocm: no /dev/kfd"
     assert fields["frameworks"] == "torch  2.9.0 (cuda 12.8)  cuda  no driver"
 
 

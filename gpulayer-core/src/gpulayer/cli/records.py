@@ -10,9 +10,9 @@ from gpulayer.cli.machine import (
     framework_lines,
     frameworks_from,
     link_lines,
+    missing_lines,
     near_lines,
     seen_from,
-    untold_missing,
 )
 from gpulayer.spec.machine import DeviceState
 from gpulayer.spec.outcome import signal_text
@@ -163,7 +163,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("drivers", drivers_text(devices)),
         ("devices", "\n".join(device_lines(seen, has_uuids=True)) or "none"),
-        ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in untold_missing(missing.items(), seen))),
+        ("missing", "\n".join(missing_lines(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
         ("jobs' python", record.get("python", "")),
