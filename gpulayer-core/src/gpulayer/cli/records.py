@@ -10,9 +10,9 @@ from gpulayer.cli.machine import (
     framework_lines,
     frameworks_from,
     link_lines,
+    missing_lines,
     near_lines,
     seen_from,
-    untold_missing,
 )
 from gpulayer.client.following import FINAL_STATES
 from gpulayer.spec.machine import DeviceState
@@ -227,9 +227,10 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("drivers", drivers_text(devices)),
         ("devices", "\n".join(device_lines(seen, has_uuids=True)) or "none"),
-        ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in untold_missing(missing.items(), seen))),
+        ("missing", "\n".join(missing_lines(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
+        ("jobs' python", record.get("python", "")),
         ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"]), devices, missing))),
         ("attempts", str(len(record["leases"]) or "")),
     ]

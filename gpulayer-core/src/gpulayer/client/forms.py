@@ -304,5 +304,6 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "refused": str,
         "cpu_model": str,
         "missing": {"*": str},
+        "python": str,
     },
 }

@@ -218,6 +218,8 @@ def worker_record(
         record["cpu_model"] = worker.facts.cpu_model
     if worker.facts.missing:
         record["missing"] = dict(worker.facts.missing)
+    if worker.facts.python:
+        record["python"] = worker.facts.python
     if refused_wall_ms is not None:
         record["refused"] = (
             f"an agent with its identity was refused at {iso_utc(refused_wall_ms)}: one that was started later has its"
