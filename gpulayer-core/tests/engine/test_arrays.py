@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from gpulayer.engine import rebuild
-from gpulayer.engine.events import NodePhase, NodeReport, PlaneRestored
+from gpulayer.engine.events import NodePhase, NodeReport, PlaneRestored, WorkerRemoved
 from gpulayer.engine.records import CounterImage
-from gpulayer.ids import JobId
+from gpulayer.ids import JobId, WorkerId
 from gpulayer.spec.after import After
 from gpulayer.spec.job import Array, JobState, RetryOn
 from gpulayer.spec.outcome import EndedBy
@@ -230,6 +230,17 @@ def test_an_exclusive_array_of_a_restored_plane_begins_nothing_before_a_lease_ha
     plane.report("w1", holding=())
     plane.pass_time(20_000)
     assert sorted(lent(plane)) == [2, 3]
+
+
+def test_a_cancel_of_an_exclusive_array_forgets_what_it_held(plane):
+    plane.join("w1", cpus=1)
+    plane.submit(shape=Array(3), exclusive=True)
+    plane.join("w2", cpus=1)
+    plane.step(WorkerRemoved(plane.at, WorkerId("w1")))
+    assert (JobId("j1"), 0) in plane.state.held
+    plane.cancel()
+    assert not plane.state.held
+    plane.pass_time(60_000)
 
 
 def test_short_elements_are_lent_ahead_and_count_as_under_way(plane):

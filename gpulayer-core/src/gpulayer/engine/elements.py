@@ -42,6 +42,7 @@ def done(state: State, job: Job, task: Task, outcome: Outcome, outputs: Digest |
     task.outcome, task.outputs = outcome, outputs
     _count(job, task, JobState.QUEUED)
     del job.tasks[task.index]
+    state.held.pop((job.entry.id, task.index), None)
     if not outcome.is_success and (job.failed is None or task.index < job.failed[0]):
         job.failed = (task.index, outcome)
     if head is None or not had_to_wait or not queue.stands(state, job, head):
