@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import say
 from gpulayer.cli.raw import ElementsOutput, RawOutput
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
 
 __all__ = ["LogChoice", "SideStream", "follow_elements", "say_gap", "show_logs"]
+
+_LOOK_AHEAD: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,12 @@ def follow_elements(
             else:
                 last = piece
         output.next_element()
-        if last is not None and not last["attempts"]:
-            return  # it was never begun, and will not be; nor are those behind it
+        after = output.at.index or 0
+        if last is not None and not last["attempts"] and after < record["array"]["count"]:
+            # It was never begun, and will not be: mostly none of those behind it was, and they may be thousands.
+            page = transport.send(calls.list_elements(record["id"], after=after, limit=_LOOK_AHEAD))
+            if not any(element["attempts"] for element in page["elements"]):
+                return
 
 
 def _show_elements(transport: Transport, record: "JobRecord", choice: LogChoice) -> None:

@@ -115,6 +115,8 @@ class History:
             self._states.pop(image.id, None)
         else:
             self._states[image.id] = image.state
+        if image.begun and image.state is JobState.QUEUED:
+            return ""  # of an array, between two of its elements
         if image.state is before or image.state not in _SHOWN_STATES:
             return ""  # of one that is queued and was: the submission itself
         return f"job_{image.state}"
