@@ -116,12 +116,12 @@ def test_a_planted_fault_that_breaks_the_program_and_no_rule_is_no_find(monkeypa
 
 def test_a_failing_seed_is_made_small_and_tells_its_story(capsys):
     """Of 40 jobs and some 90 faults a handful is left, and the line that is printed plays it again."""
-    assert main(["--seed", "0", "--mutant", "wall_clock_decides", "--minimise-s", "300"]) == 1
+    assert main(["--seed", "3", "--mutant", "wall_clock_decides", "--minimise-s", "300"]) == 1
     printed = capsys.readouterr()
     assert printed.err == ""
     told = printed.out.splitlines()
     told = told[: next(at for at, line in enumerate(told) if line.startswith("faults: "))]
-    assert told[0] == "seed 0 breaks a rule"
+    assert told[0] == "seed 3 breaks a rule"
     line = {name: text.strip() for name, _, text in (line.partition(":") for line in told)}
     assert line["planted"] == MUTANTS["wall_clock_decides"].text
     assert line["broken"] == f"promise 11: {PROMISES[11]}"
