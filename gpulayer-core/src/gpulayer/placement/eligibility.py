@@ -23,12 +23,15 @@ __all__ = [
     "awaits_checks",
     "can_compute_now",
     "failures_of",
+    "framework_fails",
     "is_eligible",
     "matching_devices",
     "memory_for_jobs",
     "model_rank",
+    "possible_devices",
     "why_ineligible",
     "why_not_now",
+    "wrong_labels",
 ]
 
 _MAX_NAMED: Final = 4  # reasons of broken devices
@@ -112,6 +115,22 @@ def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device,
     Only kinds on which every framework of the request is known to be usable count, and devices on which it is.
     """
     return _groups(request, facts, is_hopeful=False)
+
+
+def possible_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device, ...]]:
+    """As ``matching_devices``, as if all devices were healthy and all checks of frameworks had ended well."""
+    return _groups(request, facts, is_hopeful=True)
+
+
+def framework_fails(need: FrameworkNeed, kind: Accelerator, facts: WorkerFacts) -> bool:
+    """Whether this version of the framework is not there, or does not compute on such devices."""
+    return _framework_reason(need, kind, facts.frameworks) is not None
+
+
+def wrong_labels(request: Request, facts: WorkerFacts) -> tuple[str, ...]:
+    """Keys that the machine has no such value of."""
+    labels = dict(facts.labels)
+    return tuple(key for key, value in request.labels if labels.get(key) != value)
 
 
 def _groups(request: Request, facts: WorkerFacts, *, is_hopeful: bool) -> list[tuple[Device, ...]]:

@@ -9,24 +9,23 @@ from typing import Final
 
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate
+from gpulayer.placement.change import smallest_change
 from gpulayer.placement.choose import Candidate, Rank, rank
 from gpulayer.placement.eligibility import (
     can_compute_now,
     failures_of,
-    is_eligible,
     matching_devices,
-    memory_for_jobs,
     why_ineligible,
     why_not_now,
 )
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
-from gpulayer.spec.request import DEVICE_KINDS, Request
-from gpulayer.spec.units import format_bytes, parse_bytes
+from gpulayer.spec.request import Request
+from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import PASSING, FieldChange, Reason, ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["WorkerView", "choice", "explain", "smallest_change"]
+__all__ = ["WorkerView", "choice", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,55 +61,6 @@ def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, .
 def choice(verdicts: Iterable[Verdict]) -> str | None:
     """The worker that a task would get now, of sorted verdicts."""
     return next((verdict.worker for verdict in verdicts if verdict.kind is VerdictKind.ELIGIBLE), None)
-
-
-def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple[FieldChange, ...]:
-    """The fields to change, and to what, so that this worker fits; empty where nothing of this kind would help.
-
-    Numeric fields fall to exactly what the worker has; identity fields (model, capability, labels, frameworks,
-    worker, locality) are dropped. The accelerator is never changed: other hardware is another job. Nor is a resource
-    that the worker has none of, or a capability: without its licence or its launcher it is another job as well. The
-    result is verified by running eligibility on it.
-    """
-    reasons = why_ineligible(request, facts, name=name)
-    changed = request
-    changes: list[FieldChange] = []
-    for reason in reasons:
-        match reason.code:
-            case ReasonCode.CPUS:
-                changed, change = replace(changed, cpus=facts.cpus), FieldChange("cpus", str(facts.cpus))
-            case ReasonCode.MEMORY:
-                changed = replace(changed, memory_bytes=facts.memory_bytes)
-                change = FieldChange("memory", _exact(facts.memory_bytes))
-            case ReasonCode.DISK if facts.disk_bytes is not None:
-                changed = replace(changed, disk_bytes=facts.disk_bytes)
-                change = FieldChange("disk", _exact(facts.disk_bytes))
-            case ReasonCode.DEVICE_MEMORY:
-                level = _memory_level(request, facts)
-                changed, change = (
-                    replace(changed, device_memory_bytes=level),
-                    FieldChange("device_memory", _exact(level)),
-                )
-            case ReasonCode.TOO_FEW_DEVICES if reason.has.isdigit() and int(reason.has) > 0:
-                changed, change = replace(changed, devices=int(reason.has)), FieldChange("devices", reason.has)
-            case ReasonCode.RESOURCE if _has_some_of_each(request, facts):
-                less, change = _fewer_resources(request, facts)
-                changed = replace(changed, resources=less)
-            case ReasonCode.DEVICE_MODEL:
-                changed, change = replace(changed, device_models=()), FieldChange("device_model", "")
-            case ReasonCode.COMPUTE_CAPABILITY:
-                changed, change = replace(changed, compute_capability=""), FieldChange("compute_capability", "")
-            case ReasonCode.LABEL:
-                key = reason.wanted.partition("=")[0]
-                changed = replace(changed, labels=tuple(label for label in changed.labels if label[0] != key))
-                change = FieldChange("label", "")
-            case ReasonCode.WORKER_NAME:
-                changed, change = replace(changed, worker=""), FieldChange("worker", "")
-            case _:
-                return ()
-        if change not in changes:
-            changes.append(change)
-    return tuple(changes) if changes and is_eligible(changed, facts, name=name) else ()
 
 
 _MAX_NAMED: Final = 4
@@ -258,37 +208,3 @@ def _used_by(jobs: tuple[JobId, ...]) -> str:
         return f" (job {jobs[0]} uses the rest)"
     more = f" and {len(jobs) - 2} more" if len(jobs) > 2 else ""
     return f" (jobs {jobs[0]}, {jobs[1]}{more} use the rest)"
-
-
-def _has_some_of_each(request: Request, facts: WorkerFacts) -> bool:
-    there = dict(facts.resources)
-    return all(there.get(name, 0) > 0 for name, _ in request.resources)
-
-
-def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[str, int], ...], FieldChange]:
-    """As many as the worker has, and that as one flag: ``--resource licence=1,seat=2``."""
-    there = dict(facts.resources)
-    less = tuple((name, min(count, there[name])) for name, count in request.resources)
-    value = ",".join(f"{name}={count}" for name, count in less if count != dict(request.resources)[name])
-    return less, FieldChange("resources", value)
-
-
-def _memory_level(request: Request, facts: WorkerFacts) -> int:
-    """The largest memory that enough devices have; what is not known is taken to be enough."""
-    kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
-    there = [memory_for_jobs(device, facts) for device in facts.devices if device.kind in kinds]
-    sizes = sorted((request.device_memory_bytes if one is None else one for one in there), reverse=True)
-    return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
-
-
-def _exact(count: int) -> str:
-    """A size to type: as it is told of beside it, where that is no more than there is; else exactly ``count`` in the
-    largest unit that does, else the next smaller tenth of a gigabyte."""
-    told = format_bytes(count).replace(" ", "")
-    if 0 < parse_bytes(told) <= count:
-        return told
-    for unit, factor in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6)):
-        if count and count % factor == 0:
-            return f"{count // factor}{unit}"
-    tenths = count // 10**8
-    return f"{tenths / 10:g}GB" if tenths else str(count)
