@@ -6,8 +6,8 @@ As a formula: of all changes with which ``is_eligible`` holds, the least
 
 compared item by item. A number may fall to what the machine has and to nothing between; an identity field
 (``IDENTITY``) is given up as far as it stands in the way: a model, a range or a name as a whole, labels one by one, of
-frameworks the version. Memory of a device, devices, model, capability and frameworks hang together, so they are enumerated; of the
-other fields each has one remedy, which is needed wherever the field is a reason.
+frameworks the version. Memory of a device, devices, model, capability and frameworks hang together, so they are
+enumerated; of the other fields each has one remedy, which is needed wherever the field is a reason.
 
 Never changed: the accelerator, frameworks that are not there or do not compute on it, a resource that the machine has
 none of, and capabilities. Whether the program would run without them nobody here can tell, and what says "fits" must be

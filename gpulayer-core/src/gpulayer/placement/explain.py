@@ -18,6 +18,7 @@ from gpulayer.placement.eligibility import (
     why_ineligible,
     why_not_now,
 )
+from gpulayer.placement.ends import Held, free_by
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import Request
@@ -25,14 +26,14 @@ from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import PASSING, FieldChange, Reason, ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["WorkerView", "choice", "explain"]
+__all__ = ["WorkerView", "choice", "explain", "starts_by"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """What explaining needs of a worker. ``holders``: job of each leased device; ``resource_holders``: jobs of each
-    resource, by its name; ``jobs``: all jobs there. opinions: what scorers, by name, think of the request there; None:
-    nothing."""
+    resource, by its name; ``jobs``: all jobs there; ``held``: what each of them has, and until when. opinions: what
+    scorers, by name, think of the request there; None: nothing."""
 
     id: WorkerId
     name: str
@@ -43,6 +44,7 @@ class WorkerView:
     jobs: tuple[JobId, ...] = ()
     resource_holders: tuple[tuple[str, JobId], ...] = ()
     opinions: tuple[tuple[str, Opinion | None], ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, ...]:
@@ -61,6 +63,18 @@ def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, .
 def choice(verdicts: Iterable[Verdict]) -> str | None:
     """The worker that a task would get now, of sorted verdicts."""
     return next((verdict.worker for verdict in verdicts if verdict.kind is VerdictKind.ELIGIBLE), None)
+
+
+def starts_by(verdicts: Iterable[Verdict], *, nodes: int = 1) -> int | None:
+    """When at the latest as many workers can take a node each, if nobody else gets there first: by time limits alone.
+    None where that is not known, and where they can now."""
+    moments: list[int] = []
+    for verdict in verdicts:
+        if verdict.kind is VerdictKind.ELIGIBLE:
+            moments.append(0)
+        elif verdict.until_ms is not None:
+            moments.append(verdict.until_ms)
+    return (sorted(moments)[nodes - 1] or None) if len(moments) >= nodes else None
 
 
 _MAX_NAMED: Final = 4
@@ -86,8 +100,15 @@ def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[
     allocation = allocate(request, worker.id, worker.facts, worker.free)
     if allocation is None:
         busy = _busy_reasons(request, worker)
-        busy_with, fits_with = _busy_with(request, worker, busy), _fits_now(request, worker, busy)
-        return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=busy_with, fits_with=fits_with), None
+        verdict = Verdict(
+            worker.name,
+            VerdictKind.BUSY,
+            busy,
+            busy_with=_busy_with(request, worker, busy),
+            until_ms=_until(request, worker),
+            fits_with=_fits_now(request, worker, busy),
+        )
+        return verdict, None
     mark = _mean_mark(worker.opinions)
     place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
     score = round(mark, 3) if has_marks else place.score
@@ -149,6 +170,12 @@ def _fits_now(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) ->
         if can_compute_now(few, worker.facts) if is_broken else allocate(few, worker.id, worker.facts, worker.free):
             return (FieldChange("devices", reason.has),)
     return ()
+
+
+def _until(request: Request, worker: WorkerView) -> int | None:
+    """Workers with a device that is broken, or that a stranger has, may stay busy for longer than any job."""
+    found = free_by(request, worker.id, worker.facts, worker.held)
+    return found[0] if found else None
 
 
 def _meant(request: Request, facts: WorkerFacts) -> list[Device]:
