@@ -312,14 +312,14 @@ def test_a_worker_shows_all_that_it_reports_of_its_devices(parts):
     ]
     torch = Framework("torch", "2.9.0", CUDA, usable=False, reason="no driver", build="cuda 12.8")
     facts = replace(FACTS, devices=tuple(devices), missing=(("rocm", "no /dev/kfd"),), frameworks=(torch,))
-    fields = dict(worker_fields(of_worker(parts, facts) | {"cpu_model": "EPYC"}))
-    assert fields["processor"] == "EPYC"
+    fields = dict(worker_fields(of_worker(parts, facts) | {"cpu_model": "EPYC", "python": "/opt/venv/bin/python3"}))
+    assert (fields["processor"], fields["jobs' python"]) == ("EPYC", "/opt/venv/bin/python3")
     assert fields["drivers"] == "cuda 550.90 (up to 12.4)"
     assert [line.split()[-1] for line in fields["devices"].splitlines()[1:]] == [one.uuid for one in DEVICES]
     assert "8.9" in fields["devices"]
     assert fields["nearest"] == "all devices: NUMA node 0, cores 0-7"
     assert fields["links"].splitlines()[-1] == "islands: one, all 4 of them"
-    assert fields["missing"] == "rocm: no /dev/kfd"
+    assert fields["missing"] == "no rocm: no /dev/kfd"
     assert fields["frameworks"] == "torch  2.9.0 (cuda 12.8)  cuda  no driver"
 
 

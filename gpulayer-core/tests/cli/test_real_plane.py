@@ -170,3 +170,49 @@ def test_up_in_the_foreground_tells_of_its_worker_and_a_removed_worker_leaves(ru
     assert any(line.startswith(f"joined http://127.0.0.1:{port} as ") for line in lines)
     assert any(line.endswith(" started: bash -c 'exit 5'") for line in lines)
     assert lines[-2:] == ["stopping", "the control plane has ended"]
+
+
+def test_an_array_exits_as_the_first_element_that_failed_and_brings_all_files_home(run, away):
+    script = (
+        "i=$GPULAYER_ARRAY_INDEX; echo element $i of $GPULAYER_ARRAY_COUNT; echo err >&2; echo x > made-$i;"
+        " echo $i > same; exit $((i > 1 ? i + 40 : 0))"
+    )
+    code, out, err = run("submit", "--split-streams", "--array", "4%2", "--", "sh", "-c", script)
+    assert code == 42, err
+    assert out == b"".join(b"[%d] element %d of 4\n" % (index, index) for index in range(4))
+    assert [line for line in err.splitlines() if line.startswith("[")] == [f"[{index}] err" for index in range(4)]
+    assert "note: 3 files have the name of an earlier element's" in err
+    assert "failed (element 2: exit code 42; 2 of 4 succeeded)" in err
+    (home,) = (away / "gpulayer_runs").glob("[0-9a-f]*")
+    assert sorted(file.name for file in home.iterdir()) == ["made-0", "made-1", "made-2", "made-3", "same"]
+    assert (home / "same").read_text() == "0\n"
+    assert run("job", "result", home.name, "--index", "3", "--dest", "three")[0] == 43
+    assert (away / "three" / "same").read_text() == "3\n"
+    assert run("job", "logs", home.name, "--index", "1")[1] == b"element 1 of 4\n"
+    assert b"3        failed     1" in run("job", "show", home.name)[1]
+    code, _, err = run("submit", "--after", home.name, "--", "true")
+    assert code == 7
+    assert f"it was to run after the success of job {home.name}, which failed" in err
+    assert run("submit", "--after", f"{home.name}:any", "--", "true")[0] == 0
+
+
+def test_an_interrupt_cancels_the_whole_array(program, run):
+    command = ["sh", "-c", "echo begun; sleep $((GPULAYER_ARRAY_INDEX * 600))"]
+    process = program(
+        "submit",
+        "--array",
+        "50%2",
+        "--",
+        *command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"[0] begun\n"
+    assert process.stdout.readline() == b"[1] begun\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 7, err
+    assert out in (b"", b"[2] begun\n")
+    (job,) = json.loads(run("job", "list", "--json")[1])["jobs"]
+    assert job["array"]["states"] == {"succeeded": 1, "cancelled": 49}

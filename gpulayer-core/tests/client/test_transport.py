@@ -54,6 +54,7 @@ def example_calls(tmp_path):
         "read_logs": calls.read_logs("7f3a", offset=7, attempt=2, follow=True, tail_bytes=9),
         "list_events": calls.list_events("7f3a", after=3, limit=4),
         "list_outputs": calls.list_outputs("7f3a"),
+        "list_elements": calls.list_elements("a b", after=3, limit=5, failed=True),
         "explain": calls.explain({"devices": 2}),
         "find_missing": calls.find_missing([DIGEST]),
         "put_blob": calls.put_blob(DIGEST, calls.FileBody(str(file), 100_000)),

@@ -266,3 +266,29 @@ def test_short_work_that_waits_for_another_is_not_lent_ahead(plane):
         finish(plane, name)
     plane.report("w1", NodeReport(plane.epoch("c"), 0, NodePhase.RUNNING))
     assert plane.state.jobs[JobId("d")].tasks[0].epoch is None
+
+
+def test_very_many_are_queued_some_at_a_time_so_that_nobody_else_waits_for_it(plane):
+    plane.join(cpus=1)
+    plane.submit("a")
+    for number in range(100):
+        plane.submit(f"b{number}", after=after("a"))
+    plane.submit("last", after=after("b99"))
+    finish(plane, "a")
+    assert len(plane.state.met) == 100
+    plane.cancel("b0")
+    assert len(plane.pass_time(0)) == 4
+    assert not plane.state.met
+    assert plane.epoch("b1")
+    assert plane.job("b99").state is JobState.QUEUED
+
+
+def test_a_restart_queues_all_that_were_to_be(plane):
+    plane.join(cpus=1)
+    plane.submit("a")
+    for number in range(100):
+        plane.submit(f"b{number}", after=after("a"))
+    finish(plane, "a")
+    plane.state = restarted(plane)
+    plane.report("w1", holding=())
+    assert plane.epoch("b0")

@@ -382,9 +382,12 @@ def test_a_name_that_is_no_cards_is_told_and_so_is_how_many_are_kept_back(smi, c
     caplog.set_level("INFO")
     probe = NvidiaProbe(with_nvml=False)
     for _ in range(2):
-        assert len(look(probe, smi.environment | {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-zzz"}).devices) == 1
+        found = look(probe, smi.environment | {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-zzz"})
+        assert len(found.devices) == 1
     said = [record.message for record in caplog.records if record.name.endswith("nvidia.probe")]
-    assert said == ["the worker's variables keep back 3 of 4 NVIDIA GPUs; 'GPU-zzz' names none of 4 NVIDIA GPUs"]
+    told = "CUDA_VISIBLE_DEVICES=GPU-1,GPU-zzz: 3 of 4 NVIDIA GPUs are not offered"
+    assert said == [f"{told}; 'GPU-zzz' names none of 4 NVIDIA GPUs"]
+    assert found.missing == (("cuda", said[0]),), "whoever looks at the machine sees it, too"
     for text, stray in (("GPU-zzz", "GPU-zzz"), ("7", "7")):
         none = look(NvidiaProbe(with_nvml=False), smi.environment | {"CUDA_VISIBLE_DEVICES": text})
         why = f"CUDA_VISIBLE_DEVICES={text}: the worker may use none of its 4 NVIDIA GPUs: {stray} is none of them"

@@ -337,7 +337,10 @@ def test_a_newer_schema_is_refused_by_the_whole_program(folder) -> None:
 def test_an_older_store_is_copied_before_it_is_brought_up_to_date(folder) -> None:
     change(
         folder, "DROP TABLE sink_cursors", "ALTER TABLE counters DROP COLUMN store_id",
-        "ALTER TABLE tasks DROP COLUMN held_until_ms",
+        "ALTER TABLE tasks DROP COLUMN held_until_ms", "ALTER TABLE tasks DROP COLUMN state",
+        "ALTER TABLE tasks DROP COLUMN outcome", "ALTER TABLE tasks DROP COLUMN outputs",
+        "ALTER TABLE attempts DROP COLUMN task_index", "DROP INDEX ix_jobs_retry_of",
+        "ALTER TABLE jobs DROP COLUMN retry_of", "ALTER TABLE jobs DROP COLUMN begun",
         "UPDATE alembic_version SET version_num = '0003'",
     )  # fmt: skip
     Store(str(folder.store)).close()

@@ -27,6 +27,7 @@ OTHERS = {
     "outcome": outcome_to_text(Outcome(EndedBy.CANCEL, None, None, "", Blame.USER)),
     "outputs": "00",
     "stop_by": "x",
+    "begun": 1,
 }
 IDS = [JobId(f"{number:016x}") for number in range(3)]
 

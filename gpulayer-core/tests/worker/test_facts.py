@@ -213,10 +213,21 @@ def test_what_a_check_computed_is_believed_before_what_a_probe_found(probing):
         assert known.facts.frameworks == (found, other)
         assert known.set_frameworks([computed])
         assert not known.set_frameworks([computed])
+        assert known.set_frameworks([computed], python="/opt/venv/bin/python3"), "others see whose frameworks they are"
         assert not await known.look_again()
         assert known.facts.frameworks == (computed, other)
+        assert known.facts.python == "/opt/venv/bin/python3"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/opt/bad\udcff/python3", "/opt/two\nlines/python3", "/" + "x" * 5000])
+def test_a_python_whose_path_no_report_can_carry_is_left_out(probing, path):
+    async def main():
+        looks = probing(Says("probe", Findings()))
+        return KnownFacts(await looks.look(), looks, python=path).facts.python
+
+    assert asyncio.run(main()) == ""
 
 
 def test_devices_are_the_same_ones_while_only_their_free_memory_changes():

@@ -9,9 +9,8 @@ from gpulayer.cli.machine import (
     drivers_text,
     framework_lines,
     link_lines,
+    missing_lines,
     near_lines,
-    short_reason,
-    untold_missing,
 )
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.units import format_bytes
@@ -65,7 +64,7 @@ def _devices(facts: WorkerFacts) -> list[str]:
     seen = [Seen.of(device) for device in facts.devices]
     return [
         *(device_lines(seen) or ["no device that jobs could compute on"]),
-        *(f"{_INDENT}no {kind}: {short_reason(reason)}" for kind, reason in untold_missing(facts.missing, seen)),
+        *_indented(missing_lines(facts.missing, seen)),
     ]
 
 

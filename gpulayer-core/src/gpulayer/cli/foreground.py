@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from gpulayer.cli.console import print_json, say
 from gpulayer.cli.exits import Exit, exit_for_job
-from gpulayer.cli.logs import SideStream, say_gap
+from gpulayer.cli.logs import SideStream, follow_elements, say_gap
 from gpulayer.cli.losses import LossTeller
 from gpulayer.cli.progress import QueueWatch, transfer_progress
-from gpulayer.cli.raw import RawOutput
+from gpulayer.cli.raw import ElementsOutput, RawOutput
 from gpulayer.cli.records import ending_line, notes_on
 from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES, LOST_FOR_S, FollowEvents, LogCursor, follow_logs
@@ -56,7 +56,8 @@ class Foreground:
         self._is_cancelling = False
         self._losses = LossTeller(self._id, has_ended)
         transport.waiting = self._losses.waiting
-        self._output = RawOutput(sys.stderr if as_json else sys.stdout, LogCursor())
+        stream = sys.stderr if as_json else sys.stdout
+        self._output = ElementsOutput(stream, LogCursor(index=0)) if self._is_array else RawOutput(stream, LogCursor())
         self._side: SideStream | None = None
 
     def run(self) -> int:
@@ -85,7 +86,35 @@ class Foreground:
                         details=error.details,
                     ) from None
 
+    @property
+    def _is_array(self) -> bool:
+        return "array" in self._record
+
     def _follow(self) -> "JobRecord":
+        if not self._is_array:
+            return self._follow_one()
+        assert isinstance(self._output, ElementsOutput)
+        if self._record["split_streams"] and self._side is None:
+            side = ElementsOutput(sys.stderr, LogCursor(stream="stderr", index=0))
+            self._side = SideStream(lambda: follow_elements(self._transport, self._record, side))
+        watch = None if self._is_quiet else QueueWatch(self._transport, self._id)
+        stop = watch.stop if watch is not None else lambda: None
+        events = FollowEvents(ended=self._announce_attempt, lost=self._losses.lost, dropped=say_gap)
+        try:
+            follow_elements(
+                self._transport, self._record, self._output, events=events, begun=stop, found=self._losses.found
+            )
+        finally:
+            stop()
+        if self._side is not None:
+            self._side.finish()
+        while True:
+            call = calls.get_job(self._id, wait_s=calls.HOLD_LIMIT_S)
+            record = self._transport.send(call, retry_for_s=LOST_FOR_S)
+            if record["state"] in FINAL_STATES:
+                return record
+
+    def _follow_one(self) -> "JobRecord":
         watch = None if self._is_quiet else QueueWatch(self._transport, self._id)
         cursor = self._output.cursor()
         events = FollowEvents(ended=self._announce_attempt, lost=self._losses.lost, dropped=say_gap)
@@ -181,9 +210,11 @@ class Foreground:
 
     def _announce_attempt(self, record: "JobRecord", number: int) -> None:
         attempt = record["attempts"][number - 1]
+        element = f"element {record['index']} of " if "index" in record else ""
         why = (attempt["ended_by"] or "ended").replace("_", " ")
         evidence = f": {attempt['evidence'].replace(chr(10), '; ')}" if attempt["evidence"] else ""
-        say(f"attempt {number} of job {self._id} ended ({why}{evidence}); it runs again as attempt {number + 1}")
+        what = f"attempt {number} of {element}job {self._id}"
+        say(f"{what} ended ({why}{evidence}); it runs again as attempt {number + 1}")
 
 
 def _working_folder(job_id: str) -> str:

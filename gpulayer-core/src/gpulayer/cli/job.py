@@ -1,8 +1,9 @@
 """``gpulayer job``: what was submitted. A job is named by its id, the beginning of one, or a unique name."""
 
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,7 +13,17 @@ from gpulayer.cli.logs import LogChoice, show_logs
 from gpulayer.cli.losses import LossTeller
 from gpulayer.cli.nouns import JsonFlag, TargetOption, command_app, open_client
 from gpulayer.cli.progress import transfer_progress
-from gpulayer.cli.records import age, command_text, details_text, ending_line, job_fields, when, workers_of
+from gpulayer.cli.records import (
+    age,
+    command_text,
+    details_text,
+    element_row,
+    ending_line,
+    job_fields,
+    state_text,
+    when,
+    workers_of,
+)
 from gpulayer.cli.references import find_job
 from gpulayer.client.connect import has_ended
 from gpulayer.client.following import FINAL_STATES
@@ -24,11 +35,14 @@ from gpulayer.spec.units import parse_duration_ms
 if TYPE_CHECKING:
     import re
 
-    from gpulayer.wire.jobs import JobRecord
+    from gpulayer.wire.jobs import ElementRecord, JobRecord
+
+_FEW_ELEMENTS: Final = 40
 
 app = command_app(help="List, show, follow, wait for, cancel and retry jobs; get results.", no_args_is_help=True)
 
 Ref = Annotated[str, typer.Argument(metavar="JOB", help="Id, the beginning of one, or a unique name.")]
+Index = Annotated[int | None, typer.Option("--index", min=0, metavar="I", help="Of that element of an array.")]
 Grace = Annotated[str, typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL.")]
 
 
@@ -52,7 +66,7 @@ def list_jobs(
     rows = [
         [
             job["id"],
-            job["state"],
+            state_text(job),
             job["name"],
             workers_of(job),
             job["submitted_by"]["name"],
@@ -65,14 +79,32 @@ def list_jobs(
 
 
 @app.command()
-def show(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
-    """Everything known of one job."""
+def show(
+    job: Ref,
+    *,
+    index: Index = None,
+    elements: Annotated[bool, typer.Option("--elements", help="All elements of an array, a line each.")] = False,
+    target: TargetOption = "",
+    json: JsonFlag = False,
+) -> None:
+    """Everything known of one job; of an array also its elements, if they are few, else those that failed."""
     with open_client(target) as client:
-        record = find_job(client, job).record()
+        found = find_job(client, job)
+        record = found.record(index=index)
+        is_few = "array" in record and record["array"]["count"] <= _FEW_ELEMENTS
+        shown: list[ElementRecord] = []
+        if elements or (is_few and not json):
+            shown = list(found.elements())
+        elif "array" in record and not json:
+            shown = list(islice(found.elements(failed=True), _FEW_ELEMENTS))
     if json:
-        print_json(record)
+        print_json({"elements": shown} if elements else record)
         return
-    print_fields(job_fields(record))
+    if not elements:
+        print_fields(job_fields(record))
+    if shown:
+        rows = [element_row(element) for element in shown]
+        print_table(["element", "state", "attempts", "worker", "took", "exit code"], rows, empty="no elements")
     if record["state"] == "rejected":
         from gpulayer.cli.verdicts import rejection_lines  # noqa: PLC0415 - only after a rejection
 
@@ -94,9 +126,13 @@ def logs(
         str | None, typer.Option("--grep", metavar="RE", help="Only lines in which this regular expression is found.")
     ] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, metavar="N", help="Default: the latest.")] = None,
+    index: Index = None,
     target: TargetOption = "",
 ) -> None:
-    """Its output, byte for byte; of a split job each stream on its own. With --grep, --tail counts what was found."""
+    """Its output, byte for byte; of a split job each stream on its own. With --grep, --tail counts what was found.
+
+    Of an array all elements by their numbers, each line with its number before it; with --index one of them.
+    """
     choice = LogChoice(
         follow=follow,
         tail=tail,
@@ -104,9 +140,10 @@ def logs(
         rank=rank,
         grep=None if grep is None else _pattern(grep),
         attempt=attempt,
+        index=index,
     )
     with open_client(target) as client:
-        record = find_job(client, job).record()
+        record = find_job(client, job).record(index=index)
         if follow:
             teller = LossTeller(record["id"], lambda: has_ended(client.settings))
             client.transport.waiting = teller.waiting
@@ -186,13 +223,14 @@ def result(
     *,
     download: Annotated[bool, typer.Option("--download", help="Bring the outputs home.")] = False,
     dest: Annotated[str, typer.Option("--dest", metavar="DIR", help="Where to (default gpulayer_runs/<job>).")] = "",
+    index: Index = None,
     target: TargetOption = "",
     json: JsonFlag = False,
 ) -> int:
     """How it ended and what it made; exits like the job. Does not wait."""
     with open_client(target) as client:
         found = find_job(client, job)
-        record = found.record()
+        record = found.record(index=index)
         if record["state"] not in FINAL_STATES:
             raise Conflict(
                 f"job {record['id']} has no result yet: it is {record['state']}",
@@ -202,7 +240,8 @@ def result(
         if download or dest:
             from gpulayer.client.download import bring_home  # noqa: PLC0415 - only where outputs come home
 
-            destination = Path(dest) if dest else Path(RUNS_FOLDER, record["id"])
+            of_element = [] if index is None else [str(index)]
+            destination = Path(dest) if dest else Path(RUNS_FOLDER, record["id"], *of_element)
             if record["output_tree"]:
                 with transfer_progress(is_quiet=json) as progress:
                     home = bring_home(client.transport, Digest(record["output_tree"]), destination, progress=progress)

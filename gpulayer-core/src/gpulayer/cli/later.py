@@ -12,7 +12,7 @@ _NEEDS: Final = (
     " --spot --on-demand"
 )
 _BRINGS: Final = "--sync-outputs --requirements --image --python"
-_RUNS: Final = "--array --service --replicas --port-name --health"
+_RUNS: Final = "--service --replicas --port-name --health"
 
 LATER_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(f"{_NEEDS} {_BRINGS} {_RUNS}".split()),

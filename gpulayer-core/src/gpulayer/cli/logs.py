@@ -5,23 +5,28 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import say
-from gpulayer.cli.raw import RawOutput
+from gpulayer.cli.raw import ElementsOutput, RawOutput
+from gpulayer.client import calls
 from gpulayer.client.following import FINAL_STATES, FollowEvents, LogCursor, follow_logs, read_logs
 from gpulayer.client.transport import Transport
+from gpulayer.errors import UsageError
 
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import JobRecord
 
-__all__ = ["LogChoice", "SideStream", "say_gap", "show_logs"]
+__all__ = ["LogChoice", "SideStream", "follow_elements", "say_gap", "show_logs"]
+
+_LOOK_AHEAD: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
     """What ``job logs`` was asked for. tail: only the last lines, of those that ``grep`` is found in where it is given.
-    attempt: that one alone; None: the latest, and with ``follow`` all that come."""
+    attempt: that one alone; None: the latest, and with ``follow`` all that come. index: of an array, that element
+    alone; None: all of them, one after the other."""
 
     follow: bool = False
     tail: int | None = None
@@ -29,6 +34,7 @@ class LogChoice:
     rank: int = 0
     grep: re.Pattern[str] | None = None
     attempt: int | None = None
+    index: int | None = None
 
 
 def show_logs(transport: Transport, record: "JobRecord", choice: LogChoice) -> None:
@@ -37,11 +43,18 @@ def show_logs(transport: Transport, record: "JobRecord", choice: LogChoice) -> N
     Raises NotFound for an attempt or rank that is not there and for a log that was removed, Unreachable,
     BrokenPipeError.
     """
+    if "array" in record:
+        _show_elements(transport, record, choice)
+        return
     number = max(1, len(record["attempts"]))
     if choice.follow and choice.tail is None and record["state"] in FINAL_STATES:
         number = 1
     cursor = LogCursor(
-        choice.attempt or number, rank=choice.rank, since_ms=choice.since_ms, is_single=choice.attempt is not None
+        choice.attempt or number,
+        rank=choice.rank,
+        since_ms=choice.since_ms,
+        is_single=choice.attempt is not None,
+        index=choice.index,
     )
     stdout = _Shown(transport, record, choice, RawOutput(sys.stdout, cursor))
     if not record["split_streams"]:
@@ -56,6 +69,66 @@ def show_logs(transport: Transport, record: "JobRecord", choice: LogChoice) -> N
     side = SideStream(stderr.run)
     stdout.run()
     side.finish()
+
+
+def follow_elements(
+    transport: Transport,
+    record: "JobRecord",
+    output: ElementsOutput,
+    *,
+    events: FollowEvents | None = None,
+    begun: Callable[[], None] = lambda: None,
+    found: Callable[[], None] = lambda: None,
+) -> None:
+    """Each element's log from where ``output`` stands, to the end of the last; as they end, by their numbers. begun:
+    called before anything is written. found: with each answer."""
+    while (output.at.index or 0) < record["array"]["count"]:
+        cursor = output.cursor()
+        last: JobRecord | None = None
+        for piece in follow_logs(transport, record["id"], cursor=cursor, events=events or FollowEvents()):
+            found()
+            if isinstance(piece, bytes):
+                begun()
+                output.write(piece, cursor)
+            else:
+                last = piece
+        output.next_element()
+        after = output.at.index or 0
+        if last is not None and not last["attempts"] and after < record["array"]["count"]:
+            # It was never begun, and will not be: mostly none of those behind it was, and they may be thousands.
+            page = transport.send(calls.list_elements(record["id"], after=after, limit=_LOOK_AHEAD))
+            if not any(element["attempts"] for element in page["elements"]):
+                return
+
+
+def _show_elements(transport: Transport, record: "JobRecord", choice: LogChoice) -> None:
+    if choice.tail is not None or choice.attempt is not None or choice.grep is not None:
+        raise UsageError(
+            f"job {record['id']} is an array: --tail, --grep and --attempt are of one element's log",
+            hint="say which, as in --index 0",
+        )
+    streams = [(sys.stdout, "stdout")] + ([(sys.stderr, "stderr")] if record["split_streams"] else [])
+    for stream, name in streams:
+        output = ElementsOutput(stream, LogCursor(stream=name, since_ms=choice.since_ms, index=0))
+        if choice.follow:
+            follow_elements(transport, record, output, events=FollowEvents(dropped=say_gap))
+        else:
+            _read_elements(transport, record["id"], output)
+
+
+def _read_elements(transport: Transport, job_id: str, output: ElementsOutput) -> None:
+    """What there is now, of each element's latest attempt."""
+    after: int | None = 0
+    while after is not None:
+        page = transport.send(calls.list_elements(job_id, after=after))
+        for element in page["elements"]:
+            if element["attempts"]:
+                cursor = output.cursor()
+                cursor.attempt = None
+                for piece in read_logs(transport, job_id, cursor=cursor):
+                    output.write(piece, cursor)
+            output.next_element()
+        after = page["next"]
 
 
 def say_gap(missing: int) -> None:

@@ -29,13 +29,13 @@ __all__ = [
     "frameworks_from",
     "link_lines",
     "memory_text",
+    "missing_lines",
     "near_lines",
     "said_of",
     "said_to_be",
     "seen_from",
     "short_model",
     "short_reason",
-    "untold_missing",
 ]
 
 _INDENT: Final = "  "
@@ -130,10 +130,15 @@ def link_lines(devices: Sequence[Device]) -> list[str]:
     return [*matrix, *_islands(devices)] if matrix else []
 
 
-def untold_missing(missing: Iterable[tuple[str, str]], seen: Sequence[Seen]) -> list[tuple[str, str]]:
-    """Kinds of which there is no device and why: without what is said of devices of that kind already."""
+def missing_lines(missing: Iterable[tuple[str, str]], seen: Sequence[Seen]) -> list[str]:
+    """Kinds of which there is no device, or not every one, and why: without what is said of devices already."""
     told = {(one.kind, one.device.reason) for one in seen}
-    return [(kind, reason) for kind, reason in missing if (kind, reason) not in told]
+    there = {one.kind for one in seen}
+    return [
+        f"{'' if kind in there else 'no '}{kind}: {short_reason(reason)}"
+        for kind, reason in missing
+        if (kind, reason) not in told
+    ]
 
 
 def framework_lines(frameworks: Sequence[Framework], devices: Sequence[Device], missing: Iterable[str]) -> list[str]:

@@ -10,11 +10,11 @@ from gpulayer.cli.machine import (
     devices_from,
     link_lines,
     memory_text,
+    missing_lines,
     said_of,
     said_to_be,
     seen_from,
     short_reason,
-    untold_missing,
 )
 from gpulayer.cli.records import resources_text
 from gpulayer.spec.machine import Device
@@ -133,8 +133,7 @@ def _unusable(worker: "WorkerRecord") -> Iterator[str]:
             by_words.setdefault(key, []).append(device.device)
     for (kind, state, reason), ones in by_words.items():
         yield said_to_be(ones, state, reason, kind=kind if len(kinds) > 1 else "")
-    for kind, reason in untold_missing(worker.get("missing", {}).items(), seen):
-        yield f"no {kind}: {short_reason(reason)}"
+    yield from missing_lines(worker.get("missing", {}).items(), seen)
     devices = [one.device for one in seen]
     there = {device.uuid for device in devices}
     on: dict[tuple[str, str], list[str]] = {}

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Final, TextIO
 
 from gpulayer.client.following import LogCursor
 
-__all__ = ["RawOutput"]
+__all__ = ["ElementsOutput", "RawOutput"]
 
 _LOOK_UP_S: Final = 0.5
 
@@ -45,6 +46,9 @@ class RawOutput:
             raise KeyboardInterrupt
 
     def _write(self, piece: bytes) -> None:
+        self._write_bytes(piece)
+
+    def _write_bytes(self, piece: bytes) -> None:
         # Straight to the descriptor: a buffer would copy, and a thread that dies with the program would hold its lock.
         self._stream.flush()
         left = memoryview(piece)
@@ -78,6 +82,30 @@ class RawOutput:
             return
         self._is_pending = False
         raise KeyboardInterrupt
+
+
+class ElementsOutput(RawOutput):
+    """The logs of an array's elements, one after the other: each line begins with the number of its element."""
+
+    def __init__(self, stream: TextIO, cursor: LogCursor) -> None:
+        super().__init__(stream, cursor)
+        self._is_in_line = False
+
+    def next_element(self) -> None:
+        """What comes now is of the next one. A line that has no end gets one."""
+        if self._is_in_line:
+            self._write_bytes(b"\n")
+            self._is_in_line = False
+        at = self.at
+        self.at = LogCursor(stream=at.stream, rank=at.rank, since_ms=at.since_ms, index=(at.index or 0) + 1)
+
+    def _write(self, piece: bytes) -> None:
+        if not piece:
+            return
+        prefix = b"[%d] " % (self.at.index or 0)
+        shown = prefix.join(line for line in re.split(rb"(?<=\n)", piece) if line)
+        self._write_bytes(shown if self._is_in_line else prefix + shown)
+        self._is_in_line = not piece.endswith(b"\n")
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from gpulayer.cli.machine import (
     framework_lines,
     frameworks_from,
     link_lines,
+    missing_lines,
     near_lines,
     seen_from,
-    untold_missing,
 )
+from gpulayer.client.following import FINAL_STATES
 from gpulayer.spec.machine import DeviceState
 from gpulayer.spec.outcome import signal_text
 from gpulayer.spec.units import format_bytes, format_duration
@@ -21,20 +22,24 @@ from gpulayer.spec.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulayer.wire.jobs import AttemptRecord, JobRecord, OutputRecord, WaitRecord
+    from gpulayer.wire.jobs import ArrayRecord, AttemptRecord, ElementRecord, JobRecord, OutputRecord, WaitRecord
     from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
     "AFTER_FAILED",
     "age",
+    "array_text",
+    "clashes_text",
     "command_text",
     "details_text",
     "devices_text",
     "duration_text",
+    "element_row",
     "ending_line",
     "job_fields",
     "notes_on",
     "resources_text",
+    "state_text",
     "waiting_text",
     "when",
     "worker_fields",
@@ -54,7 +59,9 @@ def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> 
     state = record["state"].replace("_", " ")
     parts = [f"job {record['id']} {state}"]
     code, number = record["exit_code"], record["signal"]
-    if record["state"] == "failed" and number is not None:
+    if "array" in record:
+        parts.append(f"({_array_end(record)})")
+    elif record["state"] == "failed" and number is not None:
         parts.append(f"(killed by signal {signal_text(number)})")
     elif record["state"] == "failed" and code is not None:
         parts.append(f"(exit code {code})")
@@ -65,10 +72,11 @@ def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> 
     if where:
         parts.append(f"on {where}")
     line = " ".join(parts)
-    evidence = record["attempts"][-1]["evidence"] if record["attempts"] else ""
+    evidence = record["attempts"][-1]["evidence"] if record["attempts"] and "array" not in record else ""
     if record["reason"] and record["reason"]["code"] == AFTER_FAILED:
         line += f": {record['reason']['message']}"
-    if record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program", "signal"):
+    is_single = "array" not in record
+    if is_single and record["state"] in ("lost", "failed") and record["ended_by"] not in (None, "program", "signal"):
         reason = record["reason"]
         why, evidence = evidence or (reason["message"] if reason else ""), ""
         line += f": {str(record['ended_by']).replace('_', ' ')}" + (f" ({why})" if why else "")
@@ -81,9 +89,51 @@ def ending_line(record: "JobRecord", landed: str, *, is_noted: bool = False) -> 
     return "\n  ".join([line, *below])
 
 
+def state_text(record: "JobRecord") -> str:
+    """``running``; of an array how many of its elements are done, too: ``running 12/24``."""
+    if "array" not in record:
+        return record["state"]
+    array = record["array"]
+    done = sum(number for state, number in array["states"].items() if state in FINAL_STATES)
+    return f"{record['state']} {done:,}/{array['count']:,}"
+
+
+def _array_end(record: "JobRecord") -> str:
+    """``5 elements``; ``element 3: exit code 9; 4 of 5 succeeded``."""
+    array = record["array"]
+    if record["state"] == "succeeded":
+        return f"{array['count']:,} element{'' if array['count'] == 1 else 's'}"
+    why = (record["reason"] or {"message": ""})["message"].partition("\n")[0]
+    done = f"{array['states'].get('succeeded', 0):,} of {array['count']:,} succeeded"
+    return f"{why}; {done}" if why and record["state"] not in ("cancelled", "rejected") else done
+
+
+def array_text(array: "ArrayRecord") -> str:
+    """``24 elements, 4 at once: 12 succeeded, 4 running, 8 queued``."""
+    at_once = f", {array['limit']:,} at once" if array["limit"] else ""
+    states = ", ".join(f"{number:,} {state.replace('_', ' ')}" for state, number in array["states"].items())
+    return f"{array['count']:,} element{'' if array['count'] == 1 else 's'}{at_once}: {states}"
+
+
+def element_row(element: "ElementRecord") -> list[str]:
+    """For a table."""
+    code = element["exit_code"]
+    end = "" if element["ended_by"] in (None, "program") else f"{element['ended_by']}".replace("_", " ")
+    return [
+        str(element["index"]),
+        element["state"] + (f" ({end})" if end else ""),
+        str(element["attempts"] or ""),
+        element["worker"],
+        duration_text(element["started_at"], element["ended_at"]),
+        "" if code is None else str(code),
+    ]
+
+
 def notes_on(record: "JobRecord") -> list[str]:
     """What is to be said beside the program's own end: outputs that did not come home, why it could not start."""
-    if record["ended_by"] not in ("program", "signal") or not record["attempts"]:
+    if clashes := clashes_text(record.get("clashes", 0)):
+        return [clashes]
+    if record["ended_by"] not in ("program", "signal") or not record["attempts"] or "array" in record:
         return []
     return record["attempts"][-1]["evidence"].splitlines()
 
@@ -97,6 +147,8 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("name", record["name"]),
         ("state", "\n".join([record["state"] + (f" ({why})" if why else ""), *more])),
         ("in the queue", waiting_text(waits) if (waits := record.get("waits")) else ""),
+        ("element", str(record["index"]) if "index" in record else ""),
+        ("array", array_text(record["array"]) if "array" in record else ""),
         ("command", command_text(record["command"])),
         ("needs", _needs(record)),
         ("runs with", _settings(record.get("options", {}))),
@@ -111,10 +163,19 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("signal", "" if record["signal"] is None else signal_text(record["signal"])),
         ("ended by", (record["ended_by"] or "").replace("_", " ")),
         ("placement", str(record["placement"] or "")),
-        ("attempts", "\n".join(_attempt(attempt) for attempt in record["attempts"])),
+        ("attempts", "" if "array" in record else "\n".join(_attempt(attempt) for attempt in record["attempts"])),
         ("outputs", "\n".join(_output(output) for output in record["outputs"])),
+        ("left out", clashes_text(record.get("clashes", 0))),
         *_last_lines(record),
     ]
+
+
+def clashes_text(clashes: int) -> str:
+    """Of an array's files that others were before; empty for none."""
+    if not clashes:
+        return ""
+    files = "1 file has" if clashes == 1 else f"{clashes:,} files have"
+    return f"{files} the name of an earlier element's: gpulayer job result --index I --download has those of one"
 
 
 def _output(output: "OutputRecord") -> str:
@@ -124,7 +185,10 @@ def _output(output: "OutputRecord") -> str:
 
 def _last_lines(record: "JobRecord") -> list[tuple[str, str]]:
     """Of the log of an attempt that failed; nothing while another one runs."""
-    last = record["attempts"][-1] if record["attempts"] else None
+    attempts = record["attempts"]
+    if "array" in record:  # of the one that tells how it ended
+        attempts = [one for one in attempts if one.get("index") == record["array"]["first_failed"]]
+    last = attempts[-1] if attempts else None
     if last is None:
         return []
     return [
@@ -165,9 +229,10 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("holds jobs to", ", ".join(record.get("enforces", ())) or "no limits"),
         ("drivers", drivers_text(devices)),
         ("devices", "\n".join(device_lines(seen, has_uuids=True)) or "none"),
-        ("missing", "\n".join(f"{kind}: {reason}" for kind, reason in untold_missing(missing.items(), seen))),
+        ("missing", "\n".join(missing_lines(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
+        ("jobs' python", record.get("python", "")),
         ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"]), devices, missing))),
         ("attempts", str(len(record["leases"]) or "")),
     ]

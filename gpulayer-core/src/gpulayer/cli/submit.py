@@ -87,6 +87,9 @@ def submit(
         list[str] | None,
         typer.Option("--after", metavar="JOB[:any]", help="Once that one has succeeded; any: has ended."),
     ] = None,
+    array: Annotated[
+        str, typer.Option("--array", metavar="N[%M]", help="N elements, at most M at once; each finds its number.")
+    ] = "",
     retries: Annotated[
         int | None,
         typer.Option("--retries", min=0, metavar="N", help="Of failures not the program's own (default 2)."),
@@ -142,6 +145,7 @@ def submit(
         "grant": grant,
         "tags": needs.pairs(tag or (), "--tag"),
         "after": after or (),
+        "array": array,
         **({} if idempotency_key is None else {"idempotency_key": idempotency_key}),
     }
     request = needs.request_options(

@@ -15,6 +15,7 @@ from gpulayer.client.endpoints import ENDPOINTS, Endpoint
 if TYPE_CHECKING:
     from gpulayer.wire.jobs import (
         BatchReply,
+        ElementPage,
         EventPage,
         ExplainReply,
         JobPage,
@@ -43,6 +44,7 @@ __all__ = [
     "get_plane",
     "get_worker",
     "list_audit",
+    "list_elements",
     "list_events",
     "list_jobs",
     "list_outputs",
@@ -171,10 +173,17 @@ def list_jobs(
     return _call("list_jobs", query=query)
 
 
-def get_job(ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":
-    """``wait_s``: the answer is held until the job is final, that long at most."""
+def get_job(ref: str, *, wait_s: float = 0.0, index: int | None = None) -> "Call[JobRecord]":
+    """``wait_s``: the answer is held until the job is final, that long at most. index: of that element of an array."""
     held = min(wait_s, HOLD_LIMIT_S)
-    return _call("get_job", path={"ref": ref}, query={"wait_s": _number(held) if held > 0 else None}, hold_s=held)
+    query = {"wait_s": _number(held) if held > 0 else None, "index": index}
+    return _call("get_job", path={"ref": ref}, query=query, hold_s=held)
+
+
+def list_elements(ref: str, *, after: int = 0, limit: int | None = None, failed: bool = False) -> "Call[ElementPage]":
+    """Elements of an array from number ``after`` on; failed: those that are done and have not succeeded."""
+    query = {"after": after or None, "limit": limit, "failed": 1 if failed else None}
+    return _call("list_elements", path={"ref": ref}, query=query)
 
 
 def cancel_job(ref: str, *, grace_ms: int | None = None) -> "Call[JobRecord]":
@@ -197,9 +206,11 @@ def read_logs(
     follow: bool = False,
     tail_bytes: int | None = None,
     since_ms: int | None = None,
+    index: int | None = None,
 ) -> "Call[bytes]":
-    """Bytes of one node's log. attempt: None for the latest. stream: ``stderr`` of a job that was split.
-    tail_bytes: only the last so many. since_ms: only what came to the control plane at this wall time or later.
+    """Bytes of one node's log. attempt: None for the latest. stream: ``stderr`` of a job that was split. tail_bytes:
+    only the last so many. since_ms: only what came to the control plane at this wall time or later. index: of an array,
+    the element; None: the first.
 
     follow: the answer goes on until the attempt has ended, for as long as that takes; else it ends with what there is.
     """
@@ -211,6 +222,7 @@ def read_logs(
         "follow": 1 if follow else None,
         "tail_bytes": tail_bytes,
         "since_ms": since_ms,
+        "index": index or None,
     }
     return _call("read_logs", path={"ref": ref}, query=query, hold_s=None if follow else 0.0)
 
@@ -220,9 +232,9 @@ def list_events(ref: str, *, after: int = 0, limit: int | None = None) -> "Call[
     return _call("list_events", path={"ref": ref}, query={"after": after or None, "limit": limit})
 
 
-def list_outputs(ref: str) -> "Call[OutputsReply]":
-    """Paths, sizes and digests; the content is fetched by digest."""
-    return _call("list_outputs", path={"ref": ref})
+def list_outputs(ref: str, *, index: int | None = None) -> "Call[OutputsReply]":
+    """Paths, sizes and digests; the content is fetched by digest. index: of that element of an array."""
+    return _call("list_outputs", path={"ref": ref}, query={"index": index})
 
 
 def explain(request: "RequestFields") -> "Call[ExplainReply]":

@@ -90,6 +90,7 @@ _ROWS: Final = (
     ),
     Endpoint("read_logs", "GET", "/v1/jobs/{ref}/logs", reply="raw", form=ReplyForm.BYTES),
     Endpoint("list_events", "GET", "/v1/jobs/{ref}/events", reply="jobs.EventPage"),
+    Endpoint("list_elements", "GET", "/v1/jobs/{ref}/elements", reply="jobs.ElementPage"),
     Endpoint("list_outputs", "GET", "/v1/jobs/{ref}/outputs", reply="jobs.OutputsReply"),
     Endpoint("explain", "POST", "/v1/explain", body="jobs.ExplainBody", reply="jobs.ExplainReply"),
     Endpoint("find_missing", "POST", "/v1/sources:missing", body="plane.MissingBody", reply="plane.MissingReply"),

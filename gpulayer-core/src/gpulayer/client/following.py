@@ -54,7 +54,8 @@ class LogCursor:
     """The next byte: ``offset`` in the log of ``attempt`` (None: of the latest, until an answer has said which).
 
     rank: the node. since_ms: where each attempt's log begins. is_single: the end is that of this attempt.
-    last: what was handed out last, up to one byte, so that a gap's line gets a line of its own.
+    last: what was handed out last, up to one byte, so that a gap's line gets a line of its own. index: of an array, the
+    element.
     is_early: the last answer was that there is no such attempt yet; is_late: it was over when that was looked up.
     """
 
@@ -68,6 +69,7 @@ class LogCursor:
     is_early: bool = False
     is_late: bool = False
     last: bytes = b""
+    index: int | None = None
 
     def call(self, ref: str, *, follow: bool = True) -> Call[bytes]:
         """Reads from the next byte on; to be made anew for each try."""
@@ -79,7 +81,12 @@ class LogCursor:
             stream=self.stream,
             since_ms=None if self.is_begun else self.since_ms,
             follow=follow,
+            index=self.index,
         )
+
+    def look(self, ref: str, *, wait_s: float = 0.0) -> "Call[JobRecord]":
+        """At the record of what the log is of."""
+        return calls.get_job(ref, wait_s=wait_s, index=self.index)
 
     def opened(self, start: int, attempt: int | None = None) -> int:
         """The answer begins at ``start``. Returns how many bytes that should come first are missing. attempt: as in
@@ -211,15 +218,15 @@ def follow_logs(
                     yield chunk
         except StreamBroken as broken:
             if following.broke(broken) is Next.HOLD:
-                transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
+                transport.send(cursor.look(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        record = transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
+        record = transport.send(cursor.look(ref), retry_for_s=lost_for_s)
         match following.ended(record):
             case Next.DONE:
                 yield record
                 return
             case Next.HOLD:
-                transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
+                transport.send(cursor.look(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
 
 
 def read_logs(
@@ -264,15 +271,15 @@ async def follow_logs_async(
                     yield chunk
         except StreamBroken as broken:
             if following.broke(broken) is Next.HOLD:
-                await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
+                await transport.send(cursor.look(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
             continue
-        record = await transport.send(calls.get_job(ref), retry_for_s=lost_for_s)
+        record = await transport.send(cursor.look(ref), retry_for_s=lost_for_s)
         match following.ended(record):
             case Next.DONE:
                 yield record
                 return
             case Next.HOLD:
-                await transport.send(calls.get_job(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
+                await transport.send(cursor.look(ref, wait_s=_HOLD_S), retry_for_s=lost_for_s)
 
 
 async def read_logs_async(

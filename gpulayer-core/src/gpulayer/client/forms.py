@@ -71,6 +71,12 @@ def _is_of(value: object, kind: type) -> bool:
 
 
 FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
+    "jobs.ArrayRecord": {
+        "count": int,
+        "limit": (int, None),
+        "states": {"*": int},
+        "first_failed": (int, None),
+    },
     "jobs.AttemptNodeRecord": {"worker": str, "devices": [str], "exit_code": (int, None), "signal": (int, None)},
     "jobs.AttemptRecord": {
         "number": int,
@@ -84,8 +90,22 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "evidence": str,
         "log_tail": str,
         "stderr_tail": str,
+        "index": int,
     },
     "jobs.BatchReply": {"ids": [str], "warnings": ["jobs.ProblemRecord"]},
+    "jobs.ElementPage": {"elements": ["jobs.ElementRecord"], "next": (int, None)},
+    "jobs.ElementRecord": {
+        "index": int,
+        "state": str,
+        "attempts": int,
+        "worker": str,
+        "started_at": (str, None),
+        "ended_at": (str, None),
+        "exit_code": (int, None),
+        "signal": (int, None),
+        "ended_by": (str, None),
+        "output_tree": (str, None),
+    },
     "jobs.EventPage": {"events": ["jobs.EventRecord"], "next": int},
     "jobs.EventRecord": {"seq": int, "at": str, "event": str, "details": {"*": object}},
     "jobs.ExplainReply": {
@@ -123,6 +143,9 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "verdicts": ["jobs.VerdictRecord"],
         "warnings": ["jobs.ProblemRecord"],
         "waits": "jobs.WaitRecord",
+        "array": "jobs.ArrayRecord",
+        "index": int,
+        "clashes": int,
     },
     "jobs.OutputRecord": {"path": str, "size": int, "digest": str},
     "jobs.OutputsReply": {"tree": (str, None), "outputs": ["jobs.OutputRecord"]},
@@ -288,5 +311,6 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "refused": str,
         "cpu_model": str,
         "missing": {"*": str},
+        "python": str,
     },
 }

@@ -99,6 +99,7 @@ def _scan(transport: Transport, ref: str, cursor: LogCursor, lines: int, size: i
         node=cursor.rank,
         stream=cursor.stream,
         since_ms=cursor.since_ms,
+        index=cursor.index,
         tail_bytes=size,
     )
     for _ in range(_TRIES):

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpulayer.engine import opinions, queue, schedule
+from gpulayer.engine import elements, opinions, queue, schedule
 from gpulayer.engine.effects import Revoke
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import Attempt, Job, Node, Pace, QueueEntry, RequestClass, State, Task, Worker
@@ -177,6 +177,7 @@ def lend(turn: Turn) -> None:
             continue
         queue.pop(known)
         _lend(turn, chosen, known, job, task)
+        elements.advance(state, job)
         if task.full and known.is_blocked:  # it kept away from a full disk; what comes after it may go there at once
             known.is_blocked = False
             schedule.run(turn)

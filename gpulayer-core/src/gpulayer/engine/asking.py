@@ -105,7 +105,7 @@ def is_settled(state: State, known: RequestClass) -> bool:
 def is_undecided(state: State, job_id: JobId) -> bool:
     """A ``--no-wait`` job that still waits for opinions."""
     job = state.jobs.get(job_id)
-    return job is not None and job.tasks[0].epoch is None and job_id in state.undecided.get(job.class_key, ())
+    return job is not None and job.is_untried and job_id in state.undecided.get(job.class_key, ())
 
 
 def _look_at_pair(state: State, ours: Opinions, digest: Digest, found: _Found) -> int:

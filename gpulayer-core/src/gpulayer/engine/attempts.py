@@ -5,7 +5,7 @@ An attempt ends when its last node has ended; the first failure decides how. A r
 
 from dataclasses import replace
 
-from gpulayer.engine import ahead, holds, queue, schedule
+from gpulayer.engine import ahead, elements, holds, queue, schedule
 from gpulayer.engine.effects import Notify, Stop
 from gpulayer.engine.ends import below, end_text, final_state, stop_text
 from gpulayer.engine.events import NodePhase, NodeReport
@@ -84,13 +84,20 @@ def end_task(
     """The task is done; with its last task the job is final and leaves the state. ended_wall_ms: None for now."""
     task.is_done, task.epoch = True, None
     turn.tasks[job.entry.id, task.index] = task
-    if any(not other.is_done for other in job.tasks.values()):
-        return
+    if job.is_array:
+        turn.has_new_head |= elements.done(turn.state, job, task, outcome, outputs)
+        turn.jobs[job.entry.id] = job
+        if job.tasks:
+            _show(turn, job, elements.summed_up(job))
+            return
+        outcome, outputs = _outcome_of_array(job), None
     job.state = final_state(outcome)
     job.outcome, job.outputs = outcome, outputs
     job.ended_wall_ms = turn.at.wall_ms if ended_wall_ms is None else ended_wall_ms
     job.reason_code = "" if outcome.is_success else str(outcome.ended_by)
     job.reason_message = "" if outcome.is_success else end_text(outcome)
+    if job.failed is not None and job.stop is None:
+        job.reason_message = f"element {job.failed[0]}: {job.reason_message}"
     turn.jobs[job.entry.id] = job
     turn.effects.append(Notify(job.entry.id, job.state))
     queue.forget(turn.state, job)
@@ -134,16 +141,17 @@ def _end_attempt(turn: Turn, attempt: Attempt) -> None:
     if _is_given_back(attempt, outcome):
         task.attempts -= 1  # nothing has happened but a detour
         if job.stop is None:
-            job.state = JobState.QUEUED
+            job.state = elements.shown(job, task, JobState.QUEUED)
             _wait_again(turn, job, task)
             return
     if _runs_again(job, task, attempt, outcome) and _has_place_again(
         state, job, task, outcome, deciding.allocation.worker
     ):
         _spend_retry(task, attempt, outcome, deciding.allocation.worker)
-        job.state = JobState.QUEUED
-        job.reason_code = "retry"
-        job.reason_message = f"attempt {attempt.number} ended: {end_text(outcome)}"
+        job.state = elements.shown(job, task, JobState.QUEUED)
+        if job.state is JobState.QUEUED:
+            job.reason_code = "retry"
+            job.reason_message = f"attempt {attempt.number} ended: {end_text(outcome)}"
         _wait_again(turn, job, task)
         turn.effects.append(Notify(job.entry.id, job.state))
         return
@@ -226,28 +234,26 @@ def refresh(turn: Turn, attempt: Attempt) -> None:
     job = turn.state.jobs[attempt.job_id]
     if phase is NodePhase.RUNNING and attempt.started_wall_ms is None:
         _begin_at(turn, attempt, turn.at.wall_ms)
-    before = job.state
-    if attempt.is_unreachable:
-        job.state = JobState.UNREACHABLE
-    elif attempt.is_ahead and phase is not NodePhase.ENDING:
-        job.state = JobState.QUEUED
-    else:
-        job.state = _job_state(phase)
-    if job.state is not before:
-        job.reason_code = job.reason_message = ""
-        turn.effects.append(Notify(job.entry.id, job.state))
+    task = job.tasks[attempt.task_index]
+    _show(turn, job, elements.shown(job, task, elements.node_state(attempt)))
     turn.jobs[job.entry.id] = job
     turn.attempts[attempt.epoch] = attempt
 
 
-def _job_state(phase: NodePhase) -> JobState:
-    match phase:
-        case NodePhase.ASSIGNED | NodePhase.STAGING:
-            return JobState.STAGING
-        case NodePhase.RUNNING:
-            return JobState.RUNNING
-        case NodePhase.ENDING | NodePhase.ENDED:
-            return JobState.ENDING
+def _show(turn: Turn, job: Job, now: JobState) -> None:
+    before, job.state = job.state, now
+    if job.state is not before:
+        job.reason_code = job.reason_message = ""
+        turn.effects.append(Notify(job.entry.id, job.state))
+
+
+def _outcome_of_array(job: Job) -> Outcome:
+    """That of the first of its elements, by number, that did not succeed."""
+    if job.failed is None:
+        return Outcome(EndedBy.PROGRAM, 0, blame=Blame.USER)
+    if job.stop is EndedBy.CANCEL:
+        return cancelled_outcome(job, "not all of its elements have succeeded")
+    return job.failed[1]
 
 
 def _stop_others(turn: Turn, attempt: Attempt, ended_by: EndedBy) -> None:

@@ -6,6 +6,7 @@ The driver logs and steps these events like any other, so a replay of the log ne
 from gpulayer.clock import Instant
 from gpulayer.engine import ahead, asking, holds
 from gpulayer.engine.events import (
+    AfterMet,
     AheadWaitPassed,
     Event,
     HoldPassed,
@@ -36,6 +37,8 @@ def due(state: State, at: Instant) -> tuple[Event, ...]:
                 events.append(KeepForPassed(at, epoch, worker.id))
             elif _is_worth_acting_on(state, epoch):
                 events.append(LeaseExpired(at, epoch, worker.id))
+    if state.met:
+        events.append(AfterMet(at))
     events.extend(HoldPassed(at, *key) for key, until_ms in state.held.items() if at.ms >= until_ms)
     events.extend(
         AheadWaitPassed(at, epoch, worker_id) for worker_id, epoch, until_ms in ahead.waits(state) if at.ms >= until_ms
@@ -59,6 +62,8 @@ def next_due_ms(state: State) -> int | None:
             else:
                 moments.append(_kept_until_ms(state, worker, epoch))
     moments.extend(state.held.values())
+    if state.met:
+        moments.append(state.now_ms)
     moments.extend(until_ms for _, _, until_ms in ahead.waits(state))
     if (state.policy.scorers or state.undecided) and (lapse_ms := asking.next_lapse_ms(state)) is not None:
         moments.append(lapse_ms)

@@ -17,6 +17,7 @@ from gpulayer.spec.outcome import Outcome
 from gpulayer.spec.request import Request
 
 __all__ = [
+    "AfterMet",
     "AheadWaitPassed",
     "CancelRequested",
     "DrainRequested",
@@ -150,6 +151,13 @@ class HoldPassed:
 
 
 @dataclass(frozen=True, slots=True)
+class AfterMet:
+    """What some jobs come after has ended as they want it: the next of them may be placed."""
+
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
 class AheadWaitPassed:
     """What was lent ahead has waited for too long at its worker."""
 
@@ -230,6 +238,7 @@ Event = (
     | LeaseExpired
     | KeepForPassed
     | HoldPassed
+    | AfterMet
     | AheadWaitPassed
     | OpinionsGiven
     | OpinionsLapsed

@@ -90,11 +90,11 @@ def passed(turn: Turn, event: HoldPassed) -> None:
     task.held_until_ms = 0
     job.reason_code = job.reason_message = ""
     turn.jobs[job.entry.id], turn.tasks[key] = job, task
-    if job.unmet:
-        return  # what it comes after has not ended yet
+    if not queue.stands(turn.state, job, task):
+        return  # it waits for other jobs, or for other elements of its own
     turn.has_new_head |= queue.push(turn.state, job, task)
     queue.class_of(turn.state, job).is_blocked = False
-    if not job.entry.wait and not task.attempts:
+    if not job.entry.wait and job.is_untried:
         until_ms = turn.state.now_ms + turn.state.policy.opinion_wait_ms
         turn.state.undecided.setdefault(job.class_key, {})[job.entry.id] = until_ms
 

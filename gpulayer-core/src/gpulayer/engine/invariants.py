@@ -4,12 +4,14 @@
 part of the price, where the whole is looked at now and then.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Set
 from itertools import combinations, product
 from typing import Final
 
 from gpulayer.engine.ahead import AHEAD_LIMIT
 from gpulayer.engine.effects import AskScorer, Assign, Effect
+from gpulayer.engine.elements import node_state
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.queue import stands
 from gpulayer.engine.records import AttemptImage, JobImage, Record, WorkerImage
@@ -19,6 +21,7 @@ from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import allocate, usable_capacity
 from gpulayer.placement.eligibility import matching_devices, model_rank
 from gpulayer.placement.subsets import EXACT_UP_TO, MOST_JOINED, Topology, topology_of
+from gpulayer.spec.job import Array, JobState
 from gpulayer.spec.opinion import NO_OPINION, Mark, Refusal
 from gpulayer.spec.worker import WorkerState
 
@@ -124,6 +127,8 @@ def _check_job(state: State, job_id: JobId, job: Job) -> None:
     _require(not job.state.is_final, f"job {job_id} is {job.state} and still live")
     _require(job.seq < state.next_seq, f"job {job_id} has a number never given out")
     _require(any(not task.is_done for task in job.tasks.values()), f"job {job_id} is done and still live")
+    if job.is_array:
+        _check_elements(state, job)
     for task in job.tasks.values():
         if task.epoch is None:
             continue
@@ -133,6 +138,20 @@ def _check_job(state: State, job_id: JobId, job: Job) -> None:
         _require(attempt is not None and attempt.job_id == job_id, f"attempt {task.epoch} is of another job")
         most = max(task.failures, task.program_failures)
         _require(most <= job.entry.retries, f"job {job_id} ran more often than its retries allow")
+
+
+def _check_elements(state: State, job: Job) -> None:
+    """In memory are those under way, and the head; no more of them are under way than may be."""
+    name = f"array {job.entry.id}"
+    _require(0 <= job.begun <= job.count, f"{name} has begun {job.begun} of {job.count} elements")
+    _require((job.begun in job.tasks) == (job.begun < job.count), f"{name} has no head, or one too many")
+    _require(all(index <= job.begun for index in job.tasks), f"{name} has an element out of its turn")
+    at = Counter(node_state(state.attempts[task.epoch]) for task in job.tasks.values() if task.epoch is not None)
+    del at[JobState.QUEUED]
+    _require(at == Counter(job.at or {}), f"{name} is thought to be at {job.at}, and is at {at}")
+    lent = sum(task.epoch is not None for task in job.tasks.values())
+    limit = job.entry.shape.limit if isinstance(job.entry.shape, Array) else 0
+    _require(not limit or lent <= limit, f"{name} has {lent} elements under way at once, and {limit} are allowed")
 
 
 def _check_owners(state: State) -> None:
@@ -245,6 +264,8 @@ def _check_followers(state: State) -> None:
         for after in job.unmet:
             _require(after.job in state.jobs, f"job {job_id} waits for job {after.job}, which has ended")
             followers.setdefault(after.job, set()).add(job_id)
+    waiting = [job_id for job_id in state.met if job_id not in state.jobs or state.jobs[job_id].unmet]
+    _require(not waiting, f"jobs are to be queued that still wait, or have ended: {waiting[:3]}")
     known = {job_id: set(jobs) for job_id, jobs in state.followers.items()}
     _require(followers == known, "who waits for whom is not what is noted")
 
@@ -298,8 +319,7 @@ def _check_undecided(state: State, jobs: Iterable[Job]) -> None:
     """A job that does not wait is decided soon, also after a restart."""
     latest_ms = state.now_ms + state.policy.opinion_wait_ms
     for job in jobs:
-        task = job.tasks[0]
-        if not job.entry.wait and stands(state, job, task) and not task.attempts:
+        if not job.entry.wait and job.is_untried and stands(state, job, job.tasks[0]):
             until_ms = state.undecided.get(job.class_key, {}).get(job.entry.id)
             _require(until_ms is not None and until_ms <= latest_ms, f"job {job.entry.id} waits and may not")
 

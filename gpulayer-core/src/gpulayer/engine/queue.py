@@ -1,6 +1,7 @@
 """Who waits: one heap a request class, ordered by priority, then age.
 
-A job that waits for others (``after``) is in none, nor is a task that is held. Entries are removed lazily: an entry
+A job that waits for others (``after``) is in none, nor is a task that is held, nor the head of an array that has as
+many elements under way as it may (``elements``). Entries are removed lazily: an entry
 counts only while its task is waiting, which ``peek`` checks. A retry goes back under the job's old number, so that
 failing does not cost a place in the queue.
 """
@@ -57,8 +58,8 @@ def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
     while entries:
         job = state.jobs.get(entries[0][2])
         if job is not None:
-            task = job.tasks[entries[0][3]]
-            if task.epoch is None and not task.is_done:
+            task = job.tasks.get(entries[0][3])
+            if task is not None and task.epoch is None and not task.is_done:
                 return entries[0]
         heapq.heappop(entries)
     return None
@@ -66,7 +67,9 @@ def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
 
 def stands(state: State, job: Job, task: Task) -> bool:
     """Whether the task waits for nothing but its turn: then it is in the queue, and else not."""
-    if task.epoch is not None or task.is_done or job.unmet:
+    if task.epoch is not None or task.is_done or job.unmet or job.is_kept_back(task):
+        return False
+    if state.met and job.entry.id in state.met:
         return False
     return not state.held or (job.entry.id, task.index) not in state.held
 
@@ -87,6 +90,7 @@ def pop(request_class: RequestClass) -> QueueEntry:
 def forget(state: State, job: Job) -> None:
     """Take a job out of the state; its queue entries die by themselves."""
     state.jobs.pop(job.entry.id, None)
+    state.met.pop(job.entry.id, None)
     for index in job.tasks if state.held else ():
         state.held.pop((job.entry.id, index), None)
     request_class = state.classes.get(job.class_key)

@@ -8,13 +8,13 @@ gets new work before it has reported, for it may have gone while nobody listened
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
-from gpulayer.engine import after, holds, queue
+from gpulayer.engine import after, elements, holds, queue
 from gpulayer.engine import attempts as attempts_
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
 from gpulayer.ids import WorkerId
 from gpulayer.placement.capacity import Allocation, usable_capacity
-from gpulayer.spec.job import Gang, JobEntry, JobState
+from gpulayer.spec.job import Array, Gang, JobEntry, JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
@@ -36,6 +36,7 @@ def rebuild(
     """Images of final jobs, ended attempts, removed workers and facts that no worker has may be among them; they are
     passed over.
 
+    Elements of arrays that are done may be left out, but for the first of each array that did not succeed.
     waiting: with their ``seq``, more jobs, whose images would say that they are queued and nothing else.
     heard: workers that have reported to this very process, when it only discards a state that ran ahead of the store.
     """
@@ -51,9 +52,13 @@ def rebuild(
     found += [Job(entry, seq, JobState.QUEUED, _class_key(entry), {0: Task(0)}) for entry, seq in waiting]
     found.sort(key=attrgetter("seq"))
     state.jobs = {job.entry.id: job for job in found}
-    for task_image in tasks:
+    for task_image in sorted(tasks, key=attrgetter("job_id", "index")):
         job = state.jobs.get(task_image.job_id)
-        if job is not None:
+        if job is not None and job.is_array and task_image.is_done:
+            outcome = task_image.outcome
+            if outcome is not None and not outcome.is_success and job.failed is None:
+                job.failed = (task_image.index, outcome)
+        elif job is not None:
             job.tasks[task_image.index] = Task(
                 index=task_image.index,
                 is_done=task_image.is_done,
@@ -63,9 +68,13 @@ def rebuild(
                 held_until_ms=task_image.held_until_ms,
                 avoid=frozenset(task_image.avoid),
             )
+    for job in state.jobs.values():
+        if job.is_array:
+            _order(job)
     for image in sorted(attempts, key=lambda image: image.epoch):
         if image.outcome is None and image.job_id in state.jobs:
             _add_attempt(state, image)
+    elements.fill(state)
     for worker in state.workers.values():
         attempts_.refresh_free(state, worker)
     after.fill(state)
@@ -74,7 +83,7 @@ def rebuild(
     for job in state.jobs.values():
         if (job.entry.id, 0) in state.held or job.unmet:
             continue
-        if not job.entry.wait and job.tasks[0].epoch is None and not job.tasks[0].attempts:
+        if not job.entry.wait and job.is_untried:
             state.undecided.setdefault(job.class_key, {})[job.entry.id] = 0
     return state
 
@@ -102,7 +111,7 @@ def _job(entry: JobEntry, image: JobImage) -> Job:
         image.seq,
         image.state,
         _class_key(entry),
-        {0: Task(0)},
+        {} if isinstance(entry.shape, Array) else {0: Task(0)},
         image.reason_code,
         image.reason_message,
         image.stop,
@@ -112,7 +121,15 @@ def _job(entry: JobEntry, image: JobImage) -> Job:
         image.ended_wall_ms,
         image.outcome,
         image.outputs,
+        begun=image.begun,
     )
+
+
+def _order(job: Job) -> None:
+    """Those that are under way, oldest first, then the head."""
+    head = job.tasks.pop(job.begun, None)
+    if job.begun < job.count:
+        job.tasks[job.begun] = head or Task(job.begun)
 
 
 def _class_key(entry: JobEntry) -> tuple[Request, int]:

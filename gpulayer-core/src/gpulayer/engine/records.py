@@ -29,7 +29,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class JobImage:
     """``seq`` orders the queue. ``stop``: a stop was asked for and by what; ``stop_by``: by whom. Wall times are for
-    people."""
+    people. begun: of an array, how many of its elements have ever been lent."""
 
     id: JobId
     seq: int
@@ -43,6 +43,7 @@ class JobImage:
     outcome: Outcome | None
     outputs: Digest | None
     stop_by: str = ""
+    begun: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class TaskImage:
     Attempts that used up a retry: ``failures`` through no fault of the program, ``program_failures`` of its own.
     ``avoid``: workers where it failed through no fault of its own. ``held_until_ms``: engine time before which it is
     lent to nobody, because what it was lent before may still run; 0: nothing may. With a live attempt: once that ends.
+    outcome, outputs: how an array's element ended, and what it brought home; None for any other task, as the job's own
+    image says it.
     """
 
     job_id: JobId
@@ -62,6 +65,8 @@ class TaskImage:
     avoid: tuple[WorkerId, ...]
     program_failures: int = 0
     held_until_ms: int = 0
+    outcome: Outcome | None = None
+    outputs: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ nothing while nothing is free. Gangs start all or none; nothing is reserved for 
 refuses is no candidate, and what scorers mark comes before packing (``opinions``).
 """
 
-from gpulayer.engine import opinions, queue
+from gpulayer.engine import elements, opinions, queue
 from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
@@ -49,6 +49,7 @@ def run(turn: Turn) -> None:
         task = job.tasks[best_entry[3]]
         if _place(turn, best, job, task):
             queue.pop(best)
+            elements.advance(state, job)
             best.unsure.clear()  # it does fit somewhere
         else:
             best.is_blocked = True
@@ -137,7 +138,7 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
         return False
     nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
     begin(turn, job, task, nodes, _why(state, known, chosen, candidates, passed=passed, avoid=task.avoid))
-    job.state, job.reason_code, job.reason_message = JobState.STAGING, "", ""
+    job.state, job.reason_code, job.reason_message = elements.shown(job, task, JobState.STAGING), "", ""
     turn.effects.append(Notify(job.entry.id, job.state))
     turn.jobs[job.entry.id] = job
     return True
@@ -150,6 +151,9 @@ def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -
     state.next_epoch += 1
     task.attempts += 1
     task.epoch = epoch
+    if job.is_array and task.index == job.begun:
+        job.begun += 1
+        turn.jobs[job.entry.id] = job
     attempt = Attempt(
         epoch=epoch,
         job_id=job.entry.id,

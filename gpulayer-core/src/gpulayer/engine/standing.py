@@ -35,5 +35,5 @@ def _waits(state: State, entry: QueueEntry) -> bool:
     job = state.jobs.get(entry[2])
     if job is None:
         return False
-    task = job.tasks[entry[3]]
-    return task.epoch is None and not task.is_done
+    task = job.tasks.get(entry[3])
+    return task is not None and task.epoch is None and not task.is_done

@@ -10,7 +10,7 @@ from gpulayer.engine.events import NodePhase
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import Allocation, Free
 from gpulayer.spec.after import After
-from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, JobEntry, JobState
+from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Array, JobEntry, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Opinion
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -60,7 +60,7 @@ class Task:
     ``TaskImage``.
 
     full: workers on whose full disk it ended; while another can take it, it does not go there. Safe to forget: then
-    it may end there once more.
+    it may end there once more. outcome, outputs: of an array's element that is done. at: of an element, what it is at.
     """
 
     index: int
@@ -72,12 +72,19 @@ class Task:
     held_until_ms: int = 0
     avoid: frozenset[WorkerId] = frozenset()  # not sets: two empty ones would be a third of what a waiting job takes
     full: frozenset[WorkerId] = field(default=frozenset(), compare=False)
+    outcome: Outcome | None = None
+    outputs: Digest | None = None
+    at: JobState = field(default=JobState.QUEUED, compare=False)
 
 
 @dataclass(slots=True)
 class Job:
     """A job that is not final. ``seq`` orders the queue. ``stop``: its end was asked for, and by what; ``stop_by``: by
-    whom. ``unmet``: what it still waits for; such a job is in no queue (``after``)."""
+    whom. ``unmet``: what it still waits for; such a job is in no queue (``after``).
+
+    Of an array (``elements``): begun: how many of its elements have ever been lent; failed: the first by number that
+    did not succeed, and how; at: how many of them are at what, but for those that wait. Its tasks are those that are
+    under way, and the head."""
 
     entry: JobEntry
     seq: int
@@ -94,6 +101,32 @@ class Job:
     outcome: Outcome | None = None
     outputs: Digest | None = None
     unmet: tuple[After, ...] = ()
+    begun: int = 0
+    failed: tuple[int, Outcome] | None = None
+    at: dict[JobState, int] | None = None
+
+    @property
+    def is_array(self) -> bool:
+        return isinstance(self.entry.shape, Array)
+
+    @property
+    def count(self) -> int:
+        """How many tasks it has in all."""
+        shape = self.entry.shape
+        return shape.count if isinstance(shape, Array) else 1
+
+    @property
+    def is_untried(self) -> bool:
+        """Its first task waits, and has been lent to nobody."""
+        first = self.tasks.get(0)
+        return first is not None and first.epoch is None and not first.is_done and not first.attempts
+
+    def is_kept_back(self, task: Task) -> bool:
+        """An array's head, while as many of its elements are under way as may be at once."""
+        shape = self.entry.shape
+        if not isinstance(shape, Array) or not shape.limit or task.index != self.begun:
+            return False
+        return len(self.tasks) - 1 >= shape.limit
 
 
 @dataclass(slots=True)
@@ -231,7 +264,8 @@ class State:
     """``now_ms``: time of the last event. ``next_epoch`` and ``next_seq`` only ever grow, and outlive a restart.
     ``facts``: those that a worker has. ``ahead``: the attempts lent ahead, by worker; workers without one are not in
     it. ``paces``: volatile. ``held``: waiting tasks that are in no queue, and until when (``holds``). ``followers``: of
-    each job that others wait for, these.
+    each job that others wait for, these; ``met``: those that wait for nothing any more and are to be queued, some at a
+    time.
 
     opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
     than this in it, it is time to forget some. sweep_ms: engine time at which to forget what is over. undecided:
@@ -253,6 +287,7 @@ class State:
     paces: dict[WorkerId, Pace] = field(default_factory=dict)
     held: dict[tuple[JobId, int], int] = field(default_factory=dict)
     followers: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
+    met: dict[JobId, None] = field(default_factory=dict)
     opinions: dict[Request, Opinions] = field(default_factory=dict)
     opinions_limit: int = 0
     sweep_ms: int = 0

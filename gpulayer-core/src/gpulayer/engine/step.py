@@ -7,11 +7,13 @@ nothing: messages may be late or doubled.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
+from itertools import islice
+from typing import Final, assert_never
 
-from gpulayer.engine import after, ahead, asking, attempts, holds, opinions, queue, schedule, workers
+from gpulayer.engine import after, ahead, asking, attempts, elements, holds, opinions, queue, schedule, workers
 from gpulayer.engine.effects import Effect, Notify
 from gpulayer.engine.events import (
+    AfterMet,
     AheadWaitPassed,
     CancelRequested,
     DrainRequested,
@@ -35,11 +37,14 @@ from gpulayer.engine.state import Job, State, Task
 from gpulayer.engine.turn import Turn
 from gpulayer.errors import Blame
 from gpulayer.ids import JobId
-from gpulayer.spec.job import Gang, JobState, Single
+from gpulayer.spec.job import Array, Gang, JobState, Single
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Request
 
 __all__ = ["Step", "step"]
+
+
+_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ def step(state: State, event: Event) -> Step:
             workers.keep_for_passed(turn, event)
         case HoldPassed():
             holds.passed(turn, event)
+        case AfterMet():
+            for job_id in list(islice(state.met, _AT_ONCE)):
+                _begin_to_wait(turn, state.jobs[job_id])
         case AheadWaitPassed():
             attempt = state.attempts.get(event.epoch)
             if attempt is not None:
@@ -126,6 +134,8 @@ def _submit(turn: Turn, event: JobSubmitted) -> None:
     match entry.shape:
         case Single():
             nodes = 1
+        case Array():
+            nodes = 1
         case Gang(nodes=wanted):
             nodes = wanted
         case unsupported:
@@ -171,27 +181,38 @@ def _enter(turn: Turn, job: Job) -> None:
 
 
 def _settle(turn: Turn) -> None:
-    """Jobs have ended: whoever waited for them goes on, or ends as well. May end more of them, of whom others wait."""
+    """Jobs have ended: whoever waited for them goes on, or ends as well. May end more of them, for whom others wait. Of
+    very many that may go on none is looked at here: a heartbeat waits for this step."""
     state = turn.state
     for gone in turn.ended:  # more of them may come while it goes on
         met, vain = after.ended(state, gone)
         for job, failed in vain:
             _end_unrun(turn, job, after.why_never(failed, gone.state, gone.reason_message))
-        for job in met:
-            turn.jobs[job.entry.id] = job
-            if (job.entry.id, 0) in state.held:
-                continue
-            if schedule.fits_nowhere(state, *job.class_key):
-                _reject(turn, job, "no_worker_fits", f"no worker fits: {job.entry.request.summary()}")
-            else:
-                _enter(turn, job)
+        state.met.update((job.entry.id, None) for job in met)
+        if len(state.met) <= _AT_ONCE:
+            for job in met:
+                _begin_to_wait(turn, job)
     turn.ended.clear()
+
+
+def _begin_to_wait(turn: Turn, job: Job) -> None:
+    """Nothing that it comes after is live any more."""
+    state = turn.state
+    state.met.pop(job.entry.id, None)
+    turn.jobs[job.entry.id] = job
+    if (job.entry.id, 0) in state.held:
+        return
+    if schedule.fits_nowhere(state, *job.class_key):
+        _reject(turn, job, "no_worker_fits", f"no worker fits: {job.entry.request.summary()}")
+    else:
+        _enter(turn, job)
 
 
 def _end_unrun(turn: Turn, job: Job, why: str) -> None:
     """It was to run after a success that did not come."""
+    elements.cut(job)
     attempts.end_task(turn, job, job.tasks[0], Outcome(EndedBy.CANCEL, evidence=why, blame=Blame.USER))
-    job.reason_code = after.UNMET
+    job.reason_code, job.reason_message = after.UNMET, why
 
 
 def _refuse_what_was_unsure(turn: Turn) -> None:
@@ -204,7 +225,7 @@ def _refuse_what_was_unsure(turn: Turn) -> None:
             continue
         for job_id in known.unsure:
             job = state.jobs.get(job_id)
-            if job is not None and job.tasks[0].epoch is None and not job.tasks[0].attempts:
+            if job is not None and job.is_untried:
                 turn.jobs[job_id] = job
                 queue.forget(state, job)
                 _reject(turn, job, "no_worker_fits", f"no worker fits: {known.request.summary()}")
@@ -228,7 +249,7 @@ def _decide(turn: Turn) -> None:
                 break
             del jobs[job_id]
             job = state.jobs.get(job_id)
-            if job is not None and job.tasks[0].epoch is None and not job.tasks[0].attempts:
+            if job is not None and job.is_untried:
                 turn.jobs[job_id] = job
                 _turn_away(turn, job)
         if not jobs:
@@ -265,7 +286,8 @@ def _cancel(turn: Turn, event: CancelRequested) -> None:
         job.stop_by = event.by
     job.stop, job.stop_grace_ms = EndedBy.CANCEL, grace_ms
     turn.jobs[job.entry.id] = job
-    for task in job.tasks.values():
+    elements.cut(job)
+    for task in list(job.tasks.values()):
         if task.is_done:
             continue
         if task.epoch is None:

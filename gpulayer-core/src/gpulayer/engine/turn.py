@@ -80,6 +80,7 @@ def job_image(job: Job) -> JobImage:
         outcome=job.outcome,
         outputs=job.outputs,
         stop_by=job.stop_by,
+        begun=job.begun,
     )
 
 
@@ -94,6 +95,8 @@ def task_image(job_id: JobId, task: Task) -> TaskImage:
         avoid=tuple(sorted(task.avoid)),
         program_failures=task.program_failures,
         held_until_ms=task.held_until_ms,
+        outcome=task.outcome,
+        outputs=task.outputs,
     )
 
 

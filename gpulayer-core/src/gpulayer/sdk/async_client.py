@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gpulayer.client.upload import Transfer
     from gpulayer.wire.jobs import (
+        ElementRecord,
         EventRecord,
         ExplainReply,
         JobRecord,
@@ -210,9 +211,9 @@ class AsyncJob:
         """To be awaited: what the control plane says now."""
         return self._state()
 
-    async def record(self) -> "JobRecord":
-        """Asked for anew each time."""
-        return await self._transport.send(calls.get_job(self._id))
+    async def record(self, *, index: int | None = None) -> "JobRecord":
+        """Asked for anew each time. index: of that element of an array alone."""
+        return await self._transport.send(calls.get_job(self._id, index=index))
 
     async def wait(self, *, timeout: float | None = None) -> "JobRecord":  # noqa: ASYNC109 - the twin's own keyword
         """As ``Job.wait``, awaited."""
@@ -238,9 +239,10 @@ class AsyncJob:
         stream: str = "stdout",
         rank: int = 0,
         since: "str | datetime | None" = None,
+        index: int | None = None,
     ) -> AsyncIterator[bytes]:
         """The output in pieces; every option as of ``Job.logs``."""
-        cursor = log_cursor(follow=follow, attempt=attempt, stream=stream, rank=rank, since=since)
+        cursor = log_cursor(follow=follow, attempt=attempt, stream=stream, rank=rank, since=since, index=index)
         if not follow:
             async for chunk in read_logs_async(self._transport, self._id, cursor=cursor):
                 yield chunk
@@ -260,6 +262,15 @@ class AsyncJob:
                 return found
             after = page["next"]
 
+    async def elements(self, *, failed: bool = False) -> "AsyncIterator[ElementRecord]":
+        """As ``Job.elements``."""
+        after: int | None = 0
+        while after is not None:
+            page = await self._transport.send(calls.list_elements(self._id, after=after, failed=failed))
+            for element in page["elements"]:
+                yield element
+            after = page["next"]
+
     async def cancel(self, *, grace: float | None = None) -> "JobRecord":
         """Ask for its end; does not wait for it. May be repeated. grace: seconds between SIGTERM and SIGKILL."""
         call = calls.cancel_job(self._id, grace_ms=None if grace is None else int(grace * 1000))
@@ -270,16 +281,16 @@ class AsyncJob:
         record = await self._transport.send(calls.retry_job(self._id, key=secrets.token_hex(16)))
         return AsyncJob(self._transport, record, self._settings)
 
-    async def outputs(self) -> "list[OutputRecord]":
-        """Paths, sizes and digests of what has come home; empty until then."""
-        return (await self._transport.send(calls.list_outputs(self._id)))["outputs"]
+    async def outputs(self, *, index: int | None = None) -> "list[OutputRecord]":
+        """Paths, sizes and digests of what has come home; empty until then. index: of that element of an array."""
+        return (await self._transport.send(calls.list_outputs(self._id, index=index)))["outputs"]
 
-    async def download(self, dest: "str | os.PathLike[str] | None" = None) -> Path:
+    async def download(self, dest: "str | os.PathLike[str] | None" = None, *, index: int | None = None) -> Path:
         """As ``Job.download``, in a thread. May be repeated."""
 
         def bring() -> Path:
             with self._sync() as sync:
-                return Job(sync, self._id).download(dest)
+                return Job(sync, self._id).download(dest, index=index)
 
         return await asyncio.to_thread(bring)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from datetime import datetime
 
-    from gpulayer.wire.jobs import EventRecord, JobRecord, OutputRecord, ProblemRecord
+    from gpulayer.wire.jobs import ElementRecord, EventRecord, JobRecord, OutputRecord, ProblemRecord
 
 __all__ = ["RUNS_FOLDER", "Job", "log_cursor", "raise_unless_succeeded", "still_runs"]
 
@@ -47,9 +47,9 @@ class Job:
         """What the control plane says now."""
         return self.record()["state"]
 
-    def record(self) -> "JobRecord":
-        """Asked for anew each time."""
-        return self._transport.send(calls.get_job(self._id))
+    def record(self, *, index: int | None = None) -> "JobRecord":
+        """Asked for anew each time. index: of that element of an array alone."""
+        return self._transport.send(calls.get_job(self._id, index=index))
 
     def wait(self, *, timeout: float | None = None) -> "JobRecord":
         """Block until the job has ended, whatever its end. Raises TimedOut after ``timeout`` s; the job goes on. Raises
@@ -77,6 +77,7 @@ class Job:
         stream: str = "stdout",
         rank: int = 0,
         since: "str | datetime | None" = None,
+        index: int | None = None,
     ) -> Iterator[bytes]:
         """The output as it was written, in pieces of any size.
 
@@ -84,9 +85,10 @@ class Job:
         of the latest attempt, or of ``attempt``. stream: ``stderr`` of a job that was submitted with
         ``split_streams``; else both are in ``stdout``. since: only what came to the control plane then or later, as a
         time or as text: ``10m``, ``14:30``. Where bytes are missing, a line says so. Raises NotFound for a log that
-        was removed and for a rank that is not there, BadRequest for a stream that is not.
+        was removed and for a rank that is not there, BadRequest for a stream that is not. index: of an array, whose log
+        it is; without it that of element 0.
         """
-        cursor = log_cursor(follow=follow, attempt=attempt, stream=stream, rank=rank, since=since)
+        cursor = log_cursor(follow=follow, attempt=attempt, stream=stream, rank=rank, since=since, index=index)
         if not follow:
             yield from read_logs(self._transport, self._id, cursor=cursor)
             return
@@ -105,6 +107,14 @@ class Job:
                 return found
             after = page["next"]
 
+    def elements(self, *, failed: bool = False) -> "Iterator[ElementRecord]":
+        """Of an array, by number. failed: only those that are done and have not succeeded."""
+        after: int | None = 0
+        while after is not None:
+            page = self._transport.send(calls.list_elements(self._id, after=after, failed=failed))
+            yield from page["elements"]
+            after = page["next"]
+
     def cancel(self, *, grace: float | None = None) -> "JobRecord":
         """Ask for its end; returns at once. May be repeated. grace: seconds between SIGTERM and SIGKILL."""
         return self._transport.send(calls.cancel_job(self._id, grace_ms=None if grace is None else int(grace * 1000)))
@@ -115,16 +125,18 @@ class Job:
 
         return Job(self._transport, self._transport.send(calls.retry_job(self._id, key=secrets.token_hex(16))))
 
-    def outputs(self) -> "list[OutputRecord]":
-        """Paths, sizes and digests of what has come home; empty until then."""
-        return self._transport.send(calls.list_outputs(self._id))["outputs"]
+    def outputs(self, *, index: int | None = None) -> "list[OutputRecord]":
+        """Paths, sizes and digests of what has come home; empty until then. index: of that element of an array."""
+        return (self._transport.send(calls.list_outputs(self._id, index=index)))["outputs"]
 
-    def download(self, dest: "str | os.PathLike[str] | None" = None) -> Path:
-        """Bring its outputs to ``dest`` (default ``gpulayer_runs/<id>``) and return that. May be repeated."""
+    def download(self, dest: "str | os.PathLike[str] | None" = None, *, index: int | None = None) -> Path:
+        """Bring its outputs to ``dest`` (default ``gpulayer_runs/<id>``) and return that. May be repeated. index: those
+        of that element of an array alone (default ``gpulayer_runs/<id>/<index>``)."""
         from gpulayer.client.download import bring_home  # noqa: PLC0415 - only where outputs come home
 
-        destination = Path(RUNS_FOLDER, self._id) if dest is None else Path(dest)
-        tree = self._transport.send(calls.list_outputs(self._id))["tree"]
+        of_element = [] if index is None else [str(index)]
+        destination = Path(RUNS_FOLDER, self._id, *of_element) if dest is None else Path(dest)
+        tree = self._transport.send(calls.list_outputs(self._id, index=index))["tree"]
         if tree is None:
             destination.mkdir(parents=True, exist_ok=True)
         else:
@@ -142,7 +154,13 @@ class Job:
 
 
 def log_cursor(
-    *, follow: bool, attempt: int | None, stream: str, rank: int, since: "str | datetime | None"
+    *,
+    follow: bool,
+    attempt: int | None,
+    stream: str,
+    rank: int,
+    since: "str | datetime | None",
+    index: int | None = None,
 ) -> LogCursor:
     """Where the options of ``logs`` begin to read. Raises UsageError."""
     if stream not in ("stdout", "stderr"):
@@ -158,7 +176,7 @@ def log_cursor(
         else:
             since_ms = int(since.timestamp() * 1000)
     begins = attempt or (1 if follow else None)
-    return LogCursor(begins, stream=stream, rank=rank, since_ms=since_ms, is_single=attempt is not None)
+    return LogCursor(begins, stream=stream, rank=rank, since_ms=since_ms, is_single=attempt is not None, index=index)
 
 
 def still_runs(record: "JobRecord", timeout: float) -> TimedOut:

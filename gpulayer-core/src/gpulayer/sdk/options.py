@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypedDict, cast
 
 from gpulayer.errors import NotSupported, UsageError
 from gpulayer.spec.after import AFTER_EXAMPLE, MAX_AFTER, parse_after
+from gpulayer.spec.array import parse_array
 from gpulayer.spec.capabilities import (
     DEFAULT_ENVIRONMENT,
     DEFAULT_LAUNCHER,
@@ -59,7 +60,6 @@ LATER_OPTIONS: Final = frozenset(
         "requirements",
         "image",
         "python",
-        "array",
         "service",
         "replicas",
         "port_name",
@@ -103,7 +103,8 @@ class JobOptions(RequestOptions, total=False):
     """What it needs, what it brings and how it runs.
 
     secrets: values by name of variable, or names alone, whose values are those of this process's environment.
-    after: jobs that have to succeed first, as ``Job`` or by id or name; ``"NAME:any"``: that have to end.
+    after: jobs that have to succeed first, as ``Job`` or by id or name; ``"NAME:any"``: that have to end. array: how
+    many elements; ``"24%4"``: at most four of them at once.
     """
 
     source: str | os.PathLike[str] | None
@@ -130,6 +131,7 @@ class JobOptions(RequestOptions, total=False):
     log_limit: int | str
     split_streams: bool
     after: "HasId | str | Sequence[HasId | str]"
+    array: int | str
     idempotency_key: str
 
 
@@ -228,6 +230,11 @@ def plan_job(
         submission["grant"] = options["grant"]
     if options.get("after"):
         submission["after"] = _after(options["after"])
+    if options.get("array", "") != "":
+        count, limit = parse_array(str(options["array"]))
+        submission["array"] = count
+        if limit:
+            submission["array_limit"] = limit
     _check_text(submission)
     secrets = _secrets(secrets_given, own_env, environment)
     if secrets:

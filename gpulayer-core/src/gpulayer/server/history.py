@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from gpulayer.engine.events import (
+    AfterMet,
     AheadWaitPassed,
     CancelRequested,
     DrainRequested,
@@ -114,6 +115,8 @@ class History:
             self._states.pop(image.id, None)
         else:
             self._states[image.id] = image.state
+        if image.begun and image.state is JobState.QUEUED:
+            return ""  # of an array, between two of its elements
         if image.state is before or image.state not in _SHOWN_STATES:
             return ""  # of one that is queued and was: the submission itself
         return f"job_{image.state}"
@@ -121,6 +124,8 @@ class History:
 
 def _attempt_body(image: AttemptImage, phase: NodePhase) -> str:
     body: dict[str, object] = {"attempt": image.number, "epoch": image.epoch}
+    if image.task_index:
+        body["index"] = image.task_index  # of an array, which element
     match phase:
         case NodePhase.ASSIGNED:
             body["workers"] = [node.worker_name for node in image.nodes]
@@ -159,6 +164,8 @@ def _event_row(event: Event) -> EventRow:
             return EventRow(at_ms, wall_ms, "keep_for_passed", dump({"epoch": event.epoch}), worker=event.worker)
         case HoldPassed():
             return EventRow(at_ms, wall_ms, "hold_passed", dump({"task": event.task_index}), event.job_id)
+        case AfterMet():
+            return EventRow(at_ms, wall_ms, "after_met", "{}")
         case AheadWaitPassed():
             return EventRow(at_ms, wall_ms, "ahead_wait_passed", dump({"epoch": event.epoch}), worker=event.worker)
         case OpinionsGiven():

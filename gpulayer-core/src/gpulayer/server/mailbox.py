@@ -24,7 +24,7 @@ REPLY_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class AssignOrder:
-    """An assignment as of its step; the job's spec is added when it is fetched."""
+    """An assignment as of its step; the job's spec is added when it is fetched. index: of an array, which element."""
 
     epoch: Epoch
     node: int
@@ -34,6 +34,7 @@ class AssignOrder:
     cpus: int
     memory_bytes: int
     resources: tuple[tuple[str, int], ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def orders_of(state: State, commands: Sequence[Assign | Stop | Revoke]) -> list[
                         cpus=share.cpus,
                         memory_bytes=share.memory_bytes,
                         resources=share.resources,
+                        index=attempt.task_index,
                     )
                 )
             case Stop():

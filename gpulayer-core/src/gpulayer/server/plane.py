@@ -156,6 +156,7 @@ class Plane:
         self._io = ThreadPoolExecutor(_WORKERS_IO, thread_name_prefix="gpulayer-io")
         self._specs: OrderedDict[JobId, JobSubmission] = OrderedDict()
         self._outputs: OrderedDict[Digest, list[OutputRecord]] = OrderedDict()
+        self.merged: OrderedDict[JobId, tuple[Digest | None, int]] = OrderedDict()
         self._accepted: OrderedDict[Digest, None] = OrderedDict()
         self._driving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None

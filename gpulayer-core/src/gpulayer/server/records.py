@@ -28,6 +28,7 @@ from gpulayer.spec.worker import WorkerState
 from gpulayer.wire.convert import placed_request, verdict_to_wire
 from gpulayer.wire.facts import device_to_wire, facts_to_wire
 from gpulayer.wire.jobs import (
+    ArrayRecord,
     AttemptRecord,
     EventRecord,
     ExplainReply,
@@ -63,7 +64,7 @@ __all__ = [
 _OPTIONS: Final = (
     *("timeout_ms", "grace_ms", "keep_for_ms", "retries", "retry_on", "exclusive"),
     *("pids", "nice", "pin_cores", "log_limit_bytes", "grant"),
-    *("launcher", "environment", "inputs", "after"),
+    *("launcher", "environment", "inputs", "after", "array", "array_limit"),
 )
 
 
@@ -85,9 +86,13 @@ def job_record(
     waits: WaitRecord | None = None,
     outputs: Sequence[OutputRecord] = (),
     tails: Mapping[Epoch, Tail] = MappingProxyType({}),
+    array: ArrayRecord | None = None,
+    index: int | None = None,
+    clashes: int = 0,
 ) -> JobRecord:
     """``reason``: why it waits, for a queued job or one that its worker keeps waiting, where the live state knows more
-    than the engine noted; else the record says that."""
+    than the engine noted; else the record says that. array: of an array. index: ``job`` is but that element of one.
+    clashes: see ``JobRecord``."""
     image, submission = job.image, job.submission
     outcome = image.outcome
     record: JobRecord = {
@@ -106,7 +111,10 @@ def job_record(
         "submitted_at": iso_utc(job.submitted_wall_ms) or "",
         "started_at": iso_utc(image.started_wall_ms),
         "ended_at": iso_utc(image.ended_wall_ms),
-        "attempts": [attempt_record(attempt, tail=tails.get(attempt.epoch)) for attempt in job.attempts],
+        "attempts": [
+            attempt_record(attempt, tail=tails.get(attempt.epoch), is_element="array" in submission)
+            for attempt in job.attempts
+        ],
         "exit_code": outcome.exit_code if outcome else None,
         "signal": outcome.signal if outcome else None,
         "ended_by": str(outcome.ended_by) if outcome else None,
@@ -119,11 +127,18 @@ def job_record(
     }
     if waits is not None:
         record["waits"] = waits
+    if array is not None:
+        record["array"] = array
+    if index is not None:
+        record["index"] = index
+    if clashes:
+        record["clashes"] = clashes
     return record
 
 
-def attempt_record(image: AttemptImage, *, tail: Tail | None = None) -> AttemptRecord:
-    """``state`` is ``unreachable`` while its worker is out of contact. ``blame`` is None for a success."""
+def attempt_record(image: AttemptImage, *, tail: Tail | None = None, is_element: bool = False) -> AttemptRecord:
+    """``state`` is ``unreachable`` while its worker is out of contact. ``blame`` is None for a success. is_element: it
+    is of an array."""
     outcome = image.outcome
     record: AttemptRecord = {
         "number": image.number,
@@ -144,6 +159,8 @@ def attempt_record(image: AttemptImage, *, tail: Tail | None = None) -> AttemptR
         "blame": str(outcome.blame) if outcome and not outcome.is_success else None,
         "evidence": outcome.evidence if outcome else "",
     }
+    if is_element:
+        record["index"] = image.task_index
     if tail is not None:
         record["log_tail"] = tail.log
         if tail.errors:
@@ -207,6 +224,8 @@ def worker_record(
         record["cpu_model"] = worker.facts.cpu_model
     if worker.facts.missing:
         record["missing"] = dict(worker.facts.missing)
+    if worker.facts.python:
+        record["python"] = worker.facts.python
     if refused_wall_ms is not None:
         record["refused"] = (
             f"an agent with its identity was refused at {iso_utc(refused_wall_ms)}: one that was started later has its"
@@ -306,9 +325,7 @@ def after_reason(state: State, job: Job) -> ReasonRecord:
 
 
 def _stands(state: State, job_id: JobId) -> str:
-    other = state.jobs.get(job_id)
-    if other is None:
-        return "ended"
+    other = state.jobs[job_id]
     return "waits itself" if other.unmet else str(other.state)
 
 

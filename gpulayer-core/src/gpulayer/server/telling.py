@@ -54,6 +54,8 @@ def event_of(row: LogRow, page: LogPage, *, store_id: str) -> PlaneEvent | None:
 
 def _of_job(row: LogRow, job: StoredJob, store_id: str) -> PlaneEvent | None:
     kind, body = _JOB_KINDS[row.kind], _body(row)
+    if body.get("index"):
+        return None  # an array begins with its first element; of the others only its end tells
     details: Details
     match kind:
         case EventKind.JOB_SUBMITTED:
@@ -135,7 +137,8 @@ def _end(ended: StoredJob | AttemptImage | None) -> Details:
 
 
 def _numbered(number: int, job: StoredJob) -> AttemptImage | None:
-    return next((attempt for attempt in reversed(job.attempts) if attempt.number == number), None)
+    first = (attempt for attempt in reversed(job.attempts) if not attempt.task_index)
+    return next((attempt for attempt in first if attempt.number == number), None)
 
 
 def _last_number(job: StoredJob) -> int | None:

@@ -16,6 +16,7 @@ __all__ = [
     "DEFAULT_LEASE_TTL_MS",
     "DEFAULT_RETRIES",
     "FINAL_STATES",
+    "Array",
     "CallRange",
     "Gang",
     "JobEntry",
@@ -98,6 +99,14 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
+class Array:
+    """``count`` tasks of one node, of which at most ``limit`` are under way at once; 0: any number."""
+
+    count: int
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CallRange:
     """``calls`` calls of one function, leased in ranges; a call is never a row."""
 
@@ -111,7 +120,7 @@ class Replicas:
     count: int
 
 
-Shape = Single | Gang | CallRange | Replicas
+Shape = Single | Gang | Array | CallRange | Replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,9 @@ class WorkerFacts:
     enforces: which of a job's limits it can hold jobs to: ``memory``, ``cpus``, ``pids``, ``cores``.
     addresses: numeric, where other machines may reach it, best first; never a name, which others may not resolve.
     resources: (name, how many in all) of what is counted by name, sorted. capabilities: see ``Request``; sorted.
-    cpu_model: empty where it is not known. missing: (kind of device, why none of that kind can be used) where something
-    says that there should be one: a driver that does not answer, for example; sorted.
+    cpu_model: empty where it is not known. missing: (kind of device, why) where something says that there should be one
+    of that kind and none can be used, because a driver does not answer for example, or where not all are offered;
+    sorted. python: that of the jobs, which was asked for ``frameworks``; empty: not known.
     """
 
     platform: str
@@ -130,6 +131,7 @@ class WorkerFacts:
     capabilities: tuple[str, ...] = ()
     cpu_model: str = ""
     missing: tuple[tuple[str, str], ...] = ()
+    python: str = ""
 
     def without_readings(self) -> "WorkerFacts":
         """All that anything is placed by."""

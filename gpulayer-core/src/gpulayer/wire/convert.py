@@ -12,6 +12,7 @@ from gpulayer.clock import iso_utc
 from gpulayer.errors import BadRequest, Blame, NotSupported, UsageError
 from gpulayer.ids import Digest, Epoch, JobId, is_digest
 from gpulayer.spec.after import After, parse_after
+from gpulayer.spec.array import ARRAY_COUNT, ARRAY_INDEX
 from gpulayer.spec.assignment import Assignment, NodeKey
 from gpulayer.spec.capabilities import (
     DEFAULT_ENVIRONMENT,
@@ -27,9 +28,11 @@ from gpulayer.spec.job import (
     DEFAULT_GRACE_MS,
     DEFAULT_KEEP_FOR_MS,
     DEFAULT_RETRIES,
+    Array,
     JobKind,
     JobSpec,
     RetryOn,
+    Shape,
     Single,
 )
 from gpulayer.spec.limits import DEFAULT_LOG_BYTES, Limits
@@ -183,7 +186,7 @@ def framework_need(text: str) -> FrameworkNeed:
 
 def spec_to_wire(spec: JobSpec) -> JobSubmission:
     """The form in which a job is sent and stored."""
-    if spec.kind is not JobKind.COMMAND or not isinstance(spec.shape, Single):
+    if spec.kind is not JobKind.COMMAND or not isinstance(spec.shape, Single | Array):
         raise NotSupported(f"jobs of kind {spec.kind} with shape {spec.shape} have no wire form yet")
     submission: JobSubmission = {"schema": SCHEMA_VERSION, "command": list(spec.command)}
     request = request_to_wire(spec.request)
@@ -242,6 +245,10 @@ def spec_to_wire(spec: JobSpec) -> JobSubmission:
         submission["inputs"] = dict(spec.inputs)
     if spec.after:
         submission["after"] = [str(after) for after in spec.after]
+    if isinstance(spec.shape, Array):
+        submission["array"] = spec.shape.count
+        if spec.shape.limit:
+            submission["array_limit"] = spec.shape.limit
     return submission
 
 
@@ -288,7 +295,20 @@ def spec_from_wire(submission: JobSubmission) -> JobSpec:
         environment=_plain(submission.get("environment", ""), DEFAULT_ENVIRONMENT),
         inputs=tuple(sorted(submission.get("inputs", {}).items())),
         after=_after(submission.get("after", ())),
+        shape=_shape(submission),
     )
+
+
+def _shape(submission: JobSubmission) -> Shape:
+    count, limit = submission.get("array"), submission.get("array_limit", 0)
+    if count is None:
+        if limit:
+            raise BadRequest("array_limit: there is no array", hint='give the number of its elements: "array": 24')
+        return Single()
+    for name in (ARRAY_INDEX, ARRAY_COUNT):
+        if name in submission.get("env", {}):
+            raise BadRequest(f"env: {name} is set for each element of an array", hint="take it out of env")
+    return Array(count, min(limit, count))
 
 
 def _after(texts: Sequence[str]) -> tuple[After, ...]:

@@ -53,6 +53,8 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
         fields["cpu_model"] = facts.cpu_model
     if facts.missing:
         fields["missing"] = dict(facts.missing)
+    if facts.python:
+        fields["python"] = facts.python
     return fields
 
 
@@ -155,6 +157,7 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
         capabilities=tuple(sorted(fields.get("capabilities", ()))),
         cpu_model=fields.get("cpu_model", ""),
         missing=tuple(sorted(fields.get("missing", {}).items())),
+        python=fields.get("python", ""),
     )
 
 

@@ -6,15 +6,19 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import TypedDict
 
 from gpulayer.spec.after import MAX_AFTER
+from gpulayer.spec.array import MAX_ELEMENTS
 
 __all__ = [
     "MAX_BATCH",
     "MAX_COMMAND_ITEMS",
+    "ArrayRecord",
     "AttemptNodeRecord",
     "AttemptRecord",
     "BatchReply",
     "BatchSubmission",
     "CancelBody",
+    "ElementPage",
+    "ElementRecord",
     "EventPage",
     "EventRecord",
     "ExplainBody",
@@ -85,7 +89,7 @@ class JobSubmission(TypedDict, total=False):
     (also submit jobs of the same owner); empty: it gets none. launcher, environment: names of what a plugin adds on
     workers. inputs: URIs by name, fetched by the worker. after: jobs that have to succeed first, by id, unique prefix
     or unique name, in a batch also by the name of another job of it; with ``:any`` they only have to end. What is
-    stored has ids.
+    stored has ids. array: so many elements, each told its number; array_limit: of which so many are under way at once.
     """
 
     schema: Required[Schema]
@@ -118,6 +122,8 @@ class JobSubmission(TypedDict, total=False):
     environment: Word
     inputs: Annotated[dict[Word, Text], MaxLen(64)]
     after: Annotated[list[Annotated[str, MinLen(1), MaxLen(204)]], MaxLen(MAX_AFTER)]
+    array: Annotated[int, Ge(1), Le(MAX_ELEMENTS)]
+    array_limit: Annotated[int, Ge(1), Le(MAX_ELEMENTS)]
 
 
 class BatchSubmission(TypedDict):
@@ -180,7 +186,7 @@ class AttemptRecord(TypedDict):
     """One try. ``number`` counts from 1; ``epoch`` names it for ever. Times are ISO text in UTC.
 
     log_tail, stderr_tail: the last lines of the log, and of standard error where that was kept apart; of an attempt
-    that ended without success, in the record of one job alone.
+    that ended without success, in the record of one job alone. index: of an array, the element that it is of.
     """
 
     number: int
@@ -194,13 +200,49 @@ class AttemptRecord(TypedDict):
     evidence: str
     log_tail: NotRequired[str]
     stderr_tail: NotRequired[str]
+    index: NotRequired[int]
+
+
+class ArrayRecord(TypedDict):
+    """``states``: how many elements are in each state; those in which none is are left out. ``limit``: None for none.
+    ``first_failed``: the number of the first that has ended without success."""
+
+    count: int
+    limit: int | None
+    states: dict[str, int]
+    first_failed: int | None
+
+
+class ElementRecord(TypedDict):
+    """One element of an array. ``worker``: where its last attempt is or was; empty before the first. ``attempts``: how
+    many it has had."""
+
+    index: int
+    state: str
+    attempts: int
+    worker: str
+    started_at: str | None
+    ended_at: str | None
+    exit_code: int | None
+    signal: int | None
+    ended_by: str | None
+    output_tree: str | None
+
+
+class ElementPage(TypedDict):
+    """By number. ``next``: the ``after`` of the following page, None on the last."""
+
+    elements: list[ElementRecord]
+    next: int | None
 
 
 class JobRecord(TypedDict):
     """``options``: how it runs, as far as the submission said so and by its names. ``placement``: why the latest
     attempt runs where it runs. ``verdicts``: of a rejected job, else empty.
     ``split_streams``: stdout and stderr are two logs. ``secrets``: names, never values. ``warnings``: of job checks, in
-    the answer to the submission alone. ``waits``: of a queued job, in the record of one job alone."""
+    the answer to the submission alone. ``array``: of an array, whose ``attempts`` are those of its first elements; with
+    ``index`` all of it is about that element alone. ``clashes``: so many files of an array have the name of a file of
+    an earlier element, and are not among its outputs. ``waits``: of a queued job, in the record of one job alone."""
 
     id: str
     name: str
@@ -228,6 +270,9 @@ class JobRecord(TypedDict):
     secrets: list[str]
     verdicts: "list[VerdictRecord]"
     warnings: NotRequired[list[ProblemRecord]]
+    array: NotRequired[ArrayRecord]
+    index: NotRequired[int]
+    clashes: NotRequired[int]
     waits: "NotRequired[WaitRecord]"
 
 

@@ -113,6 +113,7 @@ class WorkerFactsFields(TypedDict):
     capabilities: NotRequired[Annotated[list[Annotated[str, MaxLen(100)]], MaxLen(256)]]
     cpu_model: NotRequired[Text]
     missing: NotRequired[Annotated[dict[Word, Text], MaxLen(16)]]
+    python: NotRequired[Text]
 
 
 class EnrolBody(TypedDict):
@@ -361,6 +362,7 @@ class WorkerRecord(TypedDict):
     refused: NotRequired[str]
     cpu_model: NotRequired[str]
     missing: NotRequired[dict[str, str]]
+    python: NotRequired[str]
 
 
 class WorkerPage(TypedDict):

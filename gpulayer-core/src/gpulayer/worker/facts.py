@@ -54,6 +54,7 @@ __all__ = ["KnownFacts", "Probing", "capabilities_of", "combine", "devices_of"]
 _log: Final = logging.getLogger(__name__)
 _DISK_STEP: Final = 10**9  # free space always changes; equal machines shall share their facts
 _MAX_CAPABILITIES: Final = 256
+_MAX_PATH: Final = 4096
 _MAX_REASON: Final = 1000
 _LATE_FOR_MS: Final = 3_600_000
 _MOMENT_S: Final = 2.0
@@ -382,13 +383,15 @@ class KnownFacts:
     what is news, and by itself every ten minutes at most. seen: with all that.
     """
 
-    def __init__(self, facts: WorkerFacts, probing: Probing, frameworks: Sequence[Framework] = ()) -> None:
-        """facts: as probed."""
+    def __init__(
+        self, facts: WorkerFacts, probing: Probing, frameworks: Sequence[Framework] = (), *, python: str = ""
+    ) -> None:
+        """facts: as probed. python: whose frameworks these are."""
         self._probing = probing
         self._probed = facts.frameworks
         self._checked = tuple(frameworks)
         self._own = ""
-        self.seen = replace(facts, frameworks=self._frameworks())
+        self.seen = replace(facts, frameworks=self._frameworks(), python=_fitting(python))
         self.facts = _told(self.seen)
         self._told_ms = probing.clock.monotonic_ms()
 
@@ -401,10 +404,10 @@ class KnownFacts:
         """What a spawner says of itself when the worker attaches to it; True where that is new."""
         return self._set(replace(self.seen, enforces=tuple(sorted(enforces))))
 
-    def set_frameworks(self, found: Sequence[Framework]) -> bool:
-        """What the checks found; True where that is new."""
+    def set_frameworks(self, found: Sequence[Framework], *, python: str = "") -> bool:
+        """What the checks found, with which Python of the jobs; True where that is new."""
         self._checked = tuple(found)
-        return self._set(replace(self.seen, frameworks=self._frameworks()))
+        return self._set(replace(self.seen, frameworks=self._frameworks(), python=_fitting(python)))
 
     async def catch_up(self) -> bool:
         """Wait for the probes that the start did not wait for; True where something has changed."""
@@ -444,8 +447,8 @@ class KnownFacts:
     def _set_probed(self, facts: WorkerFacts) -> bool:
         self._probed = facts.frameworks
         addresses = own_first(self._own, facts.addresses)
-        kept = replace(facts, enforces=self.facts.enforces, addresses=addresses, frameworks=self._frameworks())
-        return self._set(kept)
+        kept = replace(facts, enforces=self.facts.enforces, addresses=addresses, python=self.facts.python)
+        return self._set(replace(kept, frameworks=self._frameworks()))
 
     def _frameworks(self) -> tuple[Framework, ...]:
         """What was computed is believed before what was only found."""
@@ -463,6 +466,11 @@ class KnownFacts:
             return False
         self.facts, self._told_ms = told, now_ms
         return True
+
+
+def _fitting(path: str) -> str:
+    """As a report can carry it; a path that is no text, or too long, is left out."""
+    return path if path.isprintable() and len(path) <= _MAX_PATH else ""
 
 
 def _told(facts: WorkerFacts) -> WorkerFacts:

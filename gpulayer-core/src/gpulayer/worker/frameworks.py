@@ -121,7 +121,8 @@ class _Progress:
 
 
 class FrameworkChecks:
-    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker."""
+    """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. ``python``: that
+    of the jobs, which was asked last; empty: none was yet."""
 
     def __init__(
         self,
@@ -139,7 +140,8 @@ class FrameworkChecks:
         self._host = host
         self._work_dir = work_dir
         self._environment = MappingProxyType(dict(environment))
-        self._python = python
+        self._given = python
+        self.python = ""
         self._deadline_s = deadline_s
         self._again_s = again_s
         self._look_every_s = look_every_s
@@ -382,7 +384,8 @@ class FrameworkChecks:
             _log.warning("frameworks are not checked: %s", fault.message)
             return None
         variables = {**variables, **seen_devices(facts, self._environment, taken=taken)}
-        return variables, self._python or jobs_python(variables, otherwise=sys.executable)
+        self.python = self._given or jobs_python(variables, otherwise=sys.executable)
+        return variables, self.python
 
     async def _unless_in_the_way(
         self, number: int, seen: frozenset[str], work: Coroutine[Any, Any, Answer]

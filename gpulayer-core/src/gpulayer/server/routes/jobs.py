@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from starlette.responses import Response
@@ -17,6 +18,16 @@ from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import ID_LENGTH, Digest, Epoch, JobId
 from gpulayer.server.admission import Demand
 from gpulayer.server.audit import entry
+from gpulayer.server.bodies import parse_submissions
+from gpulayer.server.elements import (
+    array_record,
+    check_index,
+    element_page,
+    element_view,
+    is_over,
+    merged_outputs,
+    why_kept_back,
+)
 from gpulayer.server.plane import Plane
 from gpulayer.server.records import (
     Asked,
@@ -40,18 +51,18 @@ from gpulayer.server.submission import Again, Submitted, await_local_worker, sub
 from gpulayer.server.tails import Tail, read_tails
 from gpulayer.server.tokens import TokenKind
 from gpulayer.server.uploaded import tree_reader
-from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, check_slice, held, json_response
+from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, held, json_response
+from gpulayer.spec.array import MAX_ELEMENTS
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
 from gpulayer.spec.verdict import Verdict
 from gpulayer.staging.trees import walk_tree
-from gpulayer.wire import SCHEMA_VERSION
-from gpulayer.wire.convert import check_schema, request_from_wire
+from gpulayer.wire.convert import request_from_wire
 from gpulayer.wire.jobs import (
-    MAX_BATCH,
     BatchReply,
     BatchSubmission,
     CancelBody,
+    ElementPage,
     EventPage,
     ExplainBody,
     ExplainReply,
@@ -64,10 +75,8 @@ from gpulayer.wire.jobs import (
     WaitRecord,
 )
 
-__all__ = ["ROUTES", "find_job", "read_record"]
+__all__ = ["INDEX", "ROUTES", "element_index", "find_job", "read_record"]
 
-_SLICE: Final = 200
-_PARSE_IN_THREAD: Final = 256 * 1024
 _WAIT_LIMIT_S: Final = 60.0
 _DECISION_S: Final = 1.0
 _LOGGING: Final = (JobState.RUNNING, JobState.ENDING)
@@ -76,7 +85,7 @@ _LOGGING: Final = (JobState.RUNNING, JobState.ENDING)
 async def submit(call: Call) -> Response:
     """201 for a new job, 200 for the one that the same key made before; durable in both cases."""
     raw = await call.content()
-    (submission,) = await _parse(raw, in_list=False)
+    (submission,) = await parse_submissions(raw, in_list=False)
     done = await submit_jobs(
         call.plane, call.client, [submission], client=_client_of(call), key=_key_of(call), body=raw
     )
@@ -86,7 +95,7 @@ async def submit(call: Call) -> Response:
 async def submit_batch(call: Call) -> Response:
     """All or none, in one commit. 201 for new jobs, 200 for those that the same key made before."""
     raw = await call.content()
-    submissions = await _parse(raw, in_list=True)
+    submissions = await parse_submissions(raw, in_list=True)
     done = await submit_jobs(call.plane, call.client, submissions, client=_client_of(call), key=_key_of(call), body=raw)
     reply: BatchReply = {"ids": list(done.ids)}
     if done.warnings:
@@ -104,23 +113,26 @@ async def list_jobs(call: Call) -> Response:
         reads.page_of_jobs, states=states, name=call.query("name"), owner=owner, before_seq=before, limit=limit
     )
     reasons = await _reasons(call.plane, found)
-    jobs = [job_record(job, reason=reasons.get(job.image.id)) for job in found]
+    arrays = {job.image.id: await array_record(call.plane, job) for job in found if "array" in job.submission}
+    jobs = [job_record(job, reason=reasons.get(job.image.id), array=arrays.get(job.image.id)) for job in found]
     return json_response({"jobs": jobs, "next": None if after is None else str(after)})
 
 
 async def show(call: Call) -> Response:
-    """With ``wait_s`` it holds until the job is final or the time is over, and answers with what it is then."""
+    """With ``wait_s`` it holds until the job is final or the time is over, and answers with what it is then. With
+    ``index`` all that is about that element of an array."""
     wait_s = call.query_number("wait_s", 0.0, most=_WAIT_LIMIT_S)
+    index = element_index(call)
     if not wait_s and call.client.kind is TokenKind.CLIENT:  # it sees every job: one query does
         try:
             found = await call.plane.query(reads.find_job, call.path("ref"))
         except NotFound as error:
             raise _not_known(call, error) from None
-        return json_response(await _record(call.plane, found))
+        return json_response(await _record(call.plane, found, index))
     job_id = await find_job(call)
     if wait_s:
-        await _await_final(call, job_id, wait_s)
-    return json_response(await read_record(call.plane, job_id))
+        await _await_final(call, job_id, wait_s, index)
+    return json_response(await read_record(call.plane, job_id, index))
 
 
 async def cancel(call: Call) -> Response:
@@ -175,8 +187,27 @@ async def outputs(call: Call) -> Response:
     """Empty, with ``tree`` None, until outputs have come home."""
     job_id = await find_job(call)
     job = await call.plane.query(reads.read_job, job_id)
-    tree = job.image.outputs
+    index = element_index(call)
+    if index is not None:
+        job = await element_view(call.plane, job, index)
+    tree, _ = await _output_tree(call.plane, job, index)
     return json_response({"tree": tree, "outputs": await _outputs(call.plane, tree)})
+
+
+async def elements(call: Call) -> Response:
+    """Of an array; 200 of them unless told otherwise."""
+    job_id = await find_job(call)
+    first = call.query_int("after", 0) or 0
+    limit = call.query_int("limit", 200, least=1, most=1000) or 200
+    job = await call.plane.query(reads.read_job, job_id)
+    check_index(job, first)
+    is_failed = call.query_flag("failed")
+    return json_response(await element_page(call.plane, job, first=first, limit=limit, is_failed=is_failed))
+
+
+def element_index(call: Call) -> int | None:
+    """The element that is asked for; None: the whole job."""
+    return call.query_int("index", None, most=MAX_ELEMENTS)
 
 
 async def explain(call: Call) -> Response:
@@ -226,12 +257,14 @@ def _not_known(call: Call, error: NotFound) -> NotFound:
     return NotFound(error.message, hint=restored_hint(restored))
 
 
-async def read_record(plane: Plane, job_id: JobId) -> JobRecord:
-    """The whole record of one job: why it waits, and what came home, included."""
-    return await _record(plane, await plane.query(reads.read_job, job_id))
+async def read_record(plane: Plane, job_id: JobId, index: int | None = None) -> JobRecord:
+    """The whole record of one job: why it waits, and what came home, included. index: of that element of an array."""
+    return await _record(plane, await plane.query(reads.read_job, job_id), index)
 
 
-async def _record(plane: Plane, job: StoredJob) -> JobRecord:
+async def _record(plane: Plane, job: StoredJob, index: int | None = None) -> JobRecord:
+    if "array" in job.submission or index is not None:
+        return await _array_record(plane, job, index)
     waits: dict[JobId, WaitRecord] = {}
     reasons = await _reasons(plane, [job], waits=waits)
     outputs = await _outputs(plane, job.image.outputs)
@@ -242,6 +275,30 @@ async def _record(plane: Plane, job: StoredJob) -> JobRecord:
         outputs=outputs,
         tails=await _tails(plane, job),
     )
+
+
+async def _array_record(plane: Plane, job: StoredJob, index: int | None) -> JobRecord:
+    array, kept_back = None, None
+    if index is None:
+        array = await array_record(plane, job)
+    else:
+        job = await element_view(plane, job, index)
+        if job.image.state is JobState.QUEUED:
+            kept_back = await plane.driver.read(lambda state: why_kept_back(state, job.image.id, index))
+    reason = kept_back or (await _reasons(plane, [job])).get(job.image.id)
+    tree, clashes = await _output_tree(plane, job, index)
+    if tree != job.image.outputs:
+        job = replace(job, image=replace(job.image, outputs=tree))
+    tails = await _tails(plane, job)
+    outputs = await _outputs(plane, tree)
+    return job_record(job, reason=reason, outputs=outputs, tails=tails, array=array, index=index, clashes=clashes)
+
+
+async def _output_tree(plane: Plane, job: StoredJob, index: int | None) -> tuple[Digest | None, int]:
+    """Of an array that has ended, that of all its elements, and how many files are not in it."""
+    if "array" not in job.submission or index is not None or not job.image.state.is_final:
+        return job.image.outputs, 0
+    return await merged_outputs(plane, job)
 
 
 async def _submitted(plane: Plane, done: Submitted) -> Response:
@@ -266,7 +323,7 @@ async def _new_record(plane: Plane, row: JobRow) -> JobRecord:
 def _fresh(state: State, row: JobRow) -> StoredJob | None:
     """None once it has ended or lost an attempt: then the store knows more than the state."""
     job = state.jobs.get(row.id)
-    if job is None or any(task.attempts > (task.epoch is not None) for task in job.tasks.values()):
+    if job is None or job.is_array or any(task.attempts > (task.epoch is not None) for task in job.tasks.values()):
         return None
     tries = [attempt_image(state.attempts[task.epoch]) for task in job.tasks.values() if task.epoch is not None]
     tries = [image for image in tries if image.is_shown]
@@ -283,51 +340,7 @@ def _fresh(state: State, row: JobRow) -> StoredJob | None:
     )
 
 
-async def _parse(raw: bytes, *, in_list: bool) -> list[JobSubmission]:
-    """The submissions of a body. A large one is parsed in one go but checked in slices: a check of 10,000 jobs
-    would hold the loop, or the interpreter's lock, for a quarter of a second."""
-    from pydantic_core import from_json  # noqa: PLC0415 - start-up time
-
-    try:
-        if len(raw) > _PARSE_IN_THREAD:
-            document = await asyncio.to_thread(from_json, raw, allow_inf_nan=False)
-        else:
-            document = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise BadRequest("the body must be a JSON object")
-    if not in_list:
-        _check_version(document, "job")
-        checked: list[JobSubmission] = check_slice(JobSubmission, [document], None)
-        return checked
-    _check_version(document, "batch")
-    jobs = document.get("jobs")
-    if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_BATCH:
-        raise BadRequest(f"jobs: must be a list of 1 to {MAX_BATCH:,} jobs")
-    unknown = sorted(set(document) - set(BatchSubmission.__annotations__))
-    if unknown:
-        raise BadRequest(f"{unknown[0]}: Extra inputs are not permitted")
-    submissions: list[JobSubmission] = []
-    for start in range(0, len(jobs), _SLICE):
-        submissions.extend(check_slice(JobSubmission, jobs[start : start + _SLICE], start))
-        if start + _SLICE < len(jobs):
-            await asyncio.sleep(0)
-    return submissions
-
-
-def _check_version(document: dict[str, object], what: str) -> None:
-    """Before anything else: the fields of another version need not be known here."""
-    if "schema" not in document:
-        raise BadRequest(
-            f"{what}: schema is missing", hint=f'say in which form it is written: "schema": {SCHEMA_VERSION}'
-        )
-    schema = document["schema"]
-    if type(schema) is int:
-        check_schema(schema, what)
-
-
-async def _await_final(call: Call, job_id: JobId, wait_s: float) -> None:
+async def _await_final(call: Call, job_id: JobId, wait_s: float, index: int | None = None) -> None:
     plane = call.plane
     until_ms = plane.clock.monotonic_ms() + int(wait_s * 1000)
     with plane.hub.watching(("job", job_id)) as watch:
@@ -335,8 +348,9 @@ async def _await_final(call: Call, job_id: JobId, wait_s: float) -> None:
             while True:
                 watch.clear()
                 left_ms = until_ms - plane.clock.monotonic_ms()
-                is_live = await plane.driver.read(lambda state: job_id in state.jobs)
-                if not is_live or left_ms <= 0 or hold.is_over:
+                if await plane.driver.read(lambda state: is_over(state, job_id, index)):
+                    return
+                if left_ms <= 0 or hold.is_over:
                     return
                 await hold.wait(left_ms / 1000)
 
@@ -467,6 +481,8 @@ def _state(text: str) -> JobState:
         raise BadRequest(f"state: {text[:40]!r} is unknown", hint=f"one of {', '.join(JobState)}") from None
 
 
+INDEX: Final = Query("index", "only this element of an array", most=MAX_ELEMENTS)
+
 ROUTES: Final = (
     Route(
         "POST",
@@ -515,7 +531,7 @@ ROUTES: Final = (
         READ_OR_JOB,
         "A job by id, unique prefix of an id, or unique name",
         reply=JobRecord,
-        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number", most=60),),
+        query=(Query("wait_s", "hold until the job is final, 0 to 60 seconds", "number", most=60), INDEX),
     ),
     Route(
         "POST",
@@ -550,7 +566,26 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        "GET", "/v1/jobs/{ref}/outputs", outputs, READ_OR_JOB, "The files that a job brought home", reply=OutputsReply
+        "GET",
+        "/v1/jobs/{ref}/outputs",
+        outputs,
+        READ_OR_JOB,
+        "The files that a job brought home",
+        reply=OutputsReply,
+        query=(INDEX,),
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{ref}/elements",
+        elements,
+        READ_OR_JOB,
+        "The elements of an array, by number",
+        reply=ElementPage,
+        query=(
+            Query("after", "only elements from this number on"),
+            Query("limit", "elements on the page, 1 to 1000", least=1, most=1000),
+            Query("failed", "1: only those that are done and have not succeeded", "flag"),
+        ),
     ),
     Route(
         "POST",

@@ -20,10 +20,11 @@ from gpulayer.engine.turn import attempt_image
 from gpulayer.errors import BadRequest, DiskFull, NotFound, StorageUnavailable, Unauthenticated
 from gpulayer.faults import here
 from gpulayer.ids import JobId
+from gpulayer.server.elements import check_index, is_over
 from gpulayer.server.fence import is_held, lent, own_worker
 from gpulayer.server.logs import READ_PIECE, LogKey, LogReader
 from gpulayer.server.plane import Plane
-from gpulayer.server.routes.jobs import find_job
+from gpulayer.server.routes.jobs import INDEX, element_index, find_job
 from gpulayer.server.store import reads
 from gpulayer.server.web import READ_OR_JOB, Call, Hold, Query, Route, held, json_response
 from gpulayer.spec.logs import LogStream
@@ -47,10 +48,13 @@ async def logs(call: Call) -> Response:
     offset = call.query_int("offset", 0) or 0
     is_following = call.query_flag("follow")
     plane, job_id = call.plane, await find_job(call)
+    index = element_index(call) or 0
+    if index:
+        check_index(await plane.query(reads.read_job, job_id), index)
     stream = log_stream(call)
     if stream is LogStream.STDERR:
         await _check_split(plane, job_id)
-    attempt = await _attempt(call, job_id, wanted, is_following=is_following)
+    attempt = await _attempt(call, job_id, wanted, index, is_following=is_following)
     if attempt is None:
         return Response(b"", headers=_headers(0, 0), media_type="application/octet-stream")
     if node >= len(attempt.nodes):
@@ -220,20 +224,23 @@ def _after(ms: int) -> str:
     return f"{days} day{'' if days == 1 else 's'}" if days else format_duration(max(0, ms))
 
 
-async def _attempt(call: Call, job_id: JobId, wanted: int | None, *, is_following: bool) -> AttemptImage | None:
-    """The attempt of this number (the latest, if none is given). A follower waits for one that is still to come, but
-    never so long that it could take the silence for a dead connection; None: there is none, or none yet. Raises
-    NotFound for a number that never was, and StorageUnavailable where the plane closes before it comes."""
+async def _attempt(
+    call: Call, job_id: JobId, wanted: int | None, index: int, *, is_following: bool
+) -> AttemptImage | None:
+    """The attempt of this number (the latest, if none is given) of the job's only task, or of an array's element. A
+    follower waits for one that is still to come, but never so long that it could take the silence for a dead
+    connection; None: there is none, or none yet. Raises NotFound for a number that never was, and StorageUnavailable
+    where the plane closes before it comes."""
     plane, clock = call.plane, asyncio.get_running_loop().time
     ends = clock() + plane.settings.log_hold_s
     with plane.hub.watching(("job", job_id)) as watch:
         async with held(call, watch) as hold:
             while True:
                 watch.clear()
-                is_live, current = await plane.driver.read(lambda state: _current(state, job_id))
+                is_live, current = await plane.driver.read(lambda state: _current(state, job_id, index))
                 if current is not None and wanted in (None, current.number):
                     return current
-                tries = (await plane.query(reads.attempts_of, [job_id])).get(job_id, ())
+                tries = (await plane.query(reads.attempts_of, [job_id], index=index)).get(job_id, ())
                 found = [attempt for attempt in tries if wanted in (None, attempt.number)]
                 if found:
                     return found[-1]
@@ -259,12 +266,13 @@ def _no_attempt(job_id: JobId, wanted: int, *, had: int, is_live: bool) -> NotFo
     return NotFound(f"job {job_id} never started", hint=f"gpulayer job show {job_id} tells why")
 
 
-def _current(state: State, job_id: JobId) -> tuple[bool, AttemptImage | None]:
-    """Whether the job lives, and the attempt of it that does: what most followers ask for, without a query."""
+def _current(state: State, job_id: JobId, index: int) -> tuple[bool, AttemptImage | None]:
+    """Whether the task lives, and the attempt of it that does: what most followers ask for, without a query."""
     job = state.jobs.get(job_id)
-    if job is None:
+    if job is None or is_over(state, job_id, index):
         return False, None
-    epoch = next((task.epoch for task in job.tasks.values() if task.epoch is not None), None)
+    task = job.tasks.get(index)
+    epoch = None if task is None else task.epoch
     image = None if epoch is None else attempt_image(state.attempts[epoch])
     return True, image if image is not None and image.is_shown else None
 
@@ -302,6 +310,7 @@ ROUTES: Final = (
         query=(
             Query("offset", "the first byte wanted"),
             Query("attempt", "the attempt's number; the latest by default", least=1, most=1_000_000),
+            INDEX,
             Query("node", "the node of a gang, which is the rank", most=100_000),
             Query(
                 "stream",

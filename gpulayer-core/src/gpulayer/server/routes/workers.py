@@ -46,6 +46,8 @@ from gpulayer.server.store.codec import facts_to_text
 from gpulayer.server.submission import await_local_worker
 from gpulayer.server.uploaded import check_uploaded
 from gpulayer.server.web import ADMIN, JOIN, OPEN, READ, WORKER, Call, Query, Route, held, json_response
+from gpulayer.spec.array import ARRAY_COUNT, ARRAY_INDEX
+from gpulayer.spec.job import Array, Shape
 from gpulayer.spec.logs import LogStream, streams_not_whole
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import Outcome
@@ -389,7 +391,7 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "job_id": order.job_id,
         "attempt": order.attempt,
         "command": list(spec.command),
-        "env": dict(spec.env),
+        "env": {**dict(spec.env), **_element_variables(spec.shape, order.index)},
         "source": None if spec.source is None else spec.source.digest,
         "devices": list(order.devices),
         "cpus": order.cpus,
@@ -408,6 +410,11 @@ def _assign(order: AssignOrder, submission: JobSubmission) -> AssignCommand:
         "inputs": dict(spec.inputs),
         "resources": dict(order.resources),
     }
+
+
+def _element_variables(shape: Shape, index: int) -> dict[str, str]:
+    """What an element of an array is told of itself."""
+    return {ARRAY_INDEX: str(index), ARRAY_COUNT: str(shape.count)} if isinstance(shape, Array) else {}
 
 
 async def _find_id(call: Call) -> tuple[WorkerId, str]:

@@ -14,7 +14,7 @@ from gpulayer.engine.records import AttemptImage, NodeImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.after import parse_after
-from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Gang, JobEntry, JobSpec, RetryOn, Shape, Single
+from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Array, Gang, JobEntry, JobSpec, RetryOn, Shape, Single
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.wire.convert import request_from_wire, request_to_wire
@@ -263,6 +263,8 @@ def _shape_out(shape: Shape) -> list[object]:
             return ["single"]
         case Gang(nodes):
             return ["gang", nodes]
+        case Array(count, limit):
+            return ["array", count, limit]
         case _:
             raise ValueError(f"jobs of shape {shape} are not stored yet")
 
@@ -271,5 +273,7 @@ def _shape_in(fields: list[Any]) -> Shape:  # Any: parsed JSON
     match fields:
         case ["gang", int(nodes)]:
             return Gang(nodes)
+        case ["array", int(count), int(limit)]:
+            return Array(count, limit)
         case _:
             return Single()

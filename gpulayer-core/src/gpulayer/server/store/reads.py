@@ -12,30 +12,36 @@ from sqlalchemy import Connection, func, select
 from gpulayer.engine.records import AttemptImage
 from gpulayer.errors import NotFound
 from gpulayer.ids import ID_LENGTH, Digest, JobId, WorkerId
-from gpulayer.server.store.codec import attempt_from_text
+from gpulayer.server.store.codec import attempt_from_text, outcome_from_text
 from gpulayer.server.store.rows import (
     AuditEntry,
     AuditRow,
     IdempotencyRow,
     IdentityRow,
+    StoredElement,
     StoredEvent,
     StoredJob,
     TokenRow,
 )
 from gpulayer.server.store.statements import job_image
-from gpulayer.server.store.tables import attempts, audit, events, identities, jobs, secrets, tokens
+from gpulayer.server.store.tables import attempts, audit, events, identities, jobs, secrets, tasks, tokens
 from gpulayer.spec.job import JobState
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = [
     "RESTORED",
+    "SHOWN_ELEMENTS",
     "attempts_of",
     "count_jobs",
+    "element_outputs",
+    "element_states",
+    "elements_of",
     "ended_before",
     "ends_of",
     "find_idempotency",
     "find_job",
     "job_events",
+    "last_attempts",
     "last_restore",
     "maker_of",
     "output_trees",
@@ -76,6 +82,7 @@ _COLUMNS: Final = (
     jobs.c.outcome,
     jobs.c.outputs,
     jobs.c.stop_by,
+    jobs.c.begun,
 )
 _IMAGE_AT: Final = 9
 
@@ -83,7 +90,11 @@ _IMAGE_AT: Final = 9
 # it outside the database.
 _JOB_BY_ID: Final = f"SELECT {', '.join(column.name for column in _COLUMNS)} FROM jobs WHERE id = ?"  # noqa: S608
 _EXACT: Final = "SELECT id FROM jobs WHERE id = ?"
-_ATTEMPTS_OF_ONE: Final = "SELECT epoch, job_id, image FROM attempts WHERE job_id = ? ORDER BY epoch"
+# Of an array the record has the attempts of so many elements: it may have thousands.
+SHOWN_ELEMENTS: Final = 64
+_ATTEMPTS_OF_ONE: Final = (
+    "SELECT epoch, job_id, image FROM attempts WHERE job_id = ? AND task_index BETWEEN ? AND ? ORDER BY epoch"
+)
 _IDEMPOTENCY: Final = "SELECT owner, key, body_digest, job_ids, wall_ms FROM idempotency WHERE owner = ? AND key = ?"
 
 
@@ -135,8 +146,10 @@ def output_trees(connection: Connection, job_id: JobId, *, owner: str, submitter
     if submitter is not None:
         later = jobs.c.seq > select(jobs.c.seq).where(jobs.c.id == job_id).scalar_subquery()
         made |= later & (jobs.c.owner == owner) & (jobs.c.submitter == submitter)
-    found = connection.execute(select(jobs.c.outputs).where(made, jobs.c.outputs.is_not(None)).distinct())
-    return [Digest(tree) for tree in found.scalars()]
+    found = connection.execute(select(jobs.c.outputs).where(made, jobs.c.outputs.is_not(None)).distinct()).scalars()
+    of_elements = select(tasks.c.outputs).join(jobs, jobs.c.id == tasks.c.job_id).where(made)
+    more = connection.execute(of_elements.where(tasks.c.outputs.is_not(None)).distinct()).scalars()
+    return [Digest(tree) for tree in (*found, *more)]
 
 
 def page_of_jobs(
@@ -165,18 +178,22 @@ def page_of_jobs(
     return found, (page[-1].seq if len(rows) > limit else None)
 
 
-def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId, tuple[AttemptImage, ...]]:
-    """All attempts of these jobs that are shown, oldest first."""
+def attempts_of(
+    connection: Connection, job_ids: Iterable[JobId], *, index: int | None = None
+) -> dict[JobId, tuple[AttemptImage, ...]]:
+    """All attempts of these jobs that are shown, oldest first; of an array those of its first elements. index: those of
+    that element, of one job."""
     wanted = list(job_ids)
     found: dict[JobId, list[AttemptImage]] = {}
     if len(wanted) == 1:
-        rows = connection.exec_driver_sql(_ATTEMPTS_OF_ONE, (wanted[0],)).all()
+        first, last = (0, SHOWN_ELEMENTS - 1) if index is None else (index, index)
+        rows = connection.exec_driver_sql(_ATTEMPTS_OF_ONE, (wanted[0], first, last)).all()
         images = tuple(image for row in rows if (image := attempt_from_text(*row)).is_shown)
         return {wanted[0]: images} if images else {}
     for start in range(0, len(wanted), 500):  # SQLite's limit of parameters
         page = connection.execute(
             select(attempts.c.epoch, attempts.c.job_id, attempts.c.image)
-            .where(attempts.c.job_id.in_(wanted[start : start + 500]))
+            .where(attempts.c.job_id.in_(wanted[start : start + 500]), attempts.c.task_index < SHOWN_ELEMENTS)
             .order_by(attempts.c.epoch)
         )
         for epoch, job_id, image in page:
@@ -184,6 +201,53 @@ def attempts_of(connection: Connection, job_ids: Iterable[JobId]) -> dict[JobId,
             if read.is_shown:
                 found.setdefault(JobId(job_id), []).append(read)
     return {job_id: tuple(images) for job_id, images in found.items()}
+
+
+def elements_of(
+    connection: Connection, job_id: JobId, *, first: int = 0, last: int, is_failed: bool = False
+) -> list[StoredElement]:
+    """Of an array those elements with numbers from ``first`` to ``last`` that have been lent, by number. is_failed:
+    only those that are done and have not succeeded."""
+    query = select(tasks).where(tasks.c.job_id == job_id, tasks.c.task_index.between(first, last))
+    if is_failed:
+        query = query.where(tasks.c.is_done, tasks.c.state != str(JobState.SUCCEEDED))
+    rows = connection.execute(query.order_by(tasks.c.task_index))
+    return [
+        StoredElement(
+            row.task_index,
+            row.attempts,
+            JobState(row.state) if row.state else None,
+            outcome_from_text(row.outcome),
+            None if row.outputs is None else Digest(row.outputs),
+        )
+        for row in rows
+    ]
+
+
+def last_attempts(connection: Connection, job_id: JobId, *, first: int, last: int) -> dict[int, list[AttemptImage]]:
+    """The attempts of these elements of an array that are shown, by number of the element, oldest first."""
+    found: dict[int, list[AttemptImage]] = {}
+    for row in connection.exec_driver_sql(_ATTEMPTS_OF_ONE, (job_id, first, last)).all():
+        image = attempt_from_text(*row)
+        if image.is_shown:
+            found.setdefault(image.task_index, []).append(image)
+    return found
+
+
+def element_states(connection: Connection, job_id: JobId) -> tuple[dict[JobState, int], int | None]:
+    """Of an array how many of its elements that are done ended in each state, and the number of the first that did not
+    succeed."""
+    done = tasks.c.job_id == job_id, tasks.c.is_done
+    rows = connection.execute(select(tasks.c.state, func.count()).where(*done).group_by(tasks.c.state))
+    states = {JobState(state): count for state, count in rows if state}
+    failed = select(func.min(tasks.c.task_index)).where(*done, tasks.c.state != str(JobState.SUCCEEDED))
+    return states, connection.execute(failed).scalar_one_or_none()
+
+
+def element_outputs(connection: Connection, job_id: JobId) -> list[Digest]:
+    """What the elements of an array brought home, by their numbers."""
+    query = select(tasks.c.outputs).where(tasks.c.job_id == job_id, tasks.c.outputs.is_not(None))
+    return [Digest(tree) for tree in connection.execute(query.order_by(tasks.c.task_index)).scalars()]
 
 
 def count_jobs(connection: Connection) -> dict[str, int]:

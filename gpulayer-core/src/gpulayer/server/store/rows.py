@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, Record, TaskImage, WorkerImage
 from gpulayer.ids import Digest, JobId, WorkerId
 from gpulayer.spec.job import JobEntry, JobSpec, JobState
+from gpulayer.spec.outcome import Outcome
 from gpulayer.wire.jobs import JobSubmission
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "SecretRow",
     "Side",
     "StartRow",
+    "StoredElement",
     "StoredEvent",
     "StoredJob",
     "TokenRow",
@@ -151,7 +153,8 @@ class Side:
     counters, starts: of workers' identities; they only rise, and where there is no identity (any more) they make none.
     sink_cursors: how far in the event log each sink has been told. forget_events: up to this number; 0: none.
     forget_facts: unless a worker has them, or an event after number ``facts_after`` names them.
-    forget_idempotency_ms: keys that are older, some of them (``KEYS_AT_A_TIME``).
+    forget_idempotency_ms: keys that are older, some of them (``KEYS_AT_A_TIME``). outputs: what arrays that have ended
+    brought home, put together.
     """
 
     jobs: tuple[JobRow, ...] = ()
@@ -170,6 +173,7 @@ class Side:
     forget_facts: tuple[Digest, ...] = ()
     facts_after: int = 0
     forget_idempotency_ms: int = 0
+    outputs: tuple[tuple[JobId, Digest], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,17 @@ class StoredJob:
     verdicts: str | None
     attempts: tuple[AttemptImage, ...] = ()
     token_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredElement:
+    """An element of an array that has been lent. state: how it ended; None while it has not."""
+
+    index: int
+    attempts: int
+    state: JobState | None
+    outcome: Outcome | None
+    outputs: Digest | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Table
 
 from gpulayer import __version__
+from gpulayer.engine.ends import final_state
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import (
     AttemptImage,
@@ -73,6 +74,7 @@ JOB_IMAGE: Final = (
     "outcome",
     "outputs",
     "stop_by",
+    "begun",
 )
 _JOB_SPEC: Final = (
     "id",
@@ -92,7 +94,7 @@ _JOB_SPEC: Final = (
 
 def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: columns differ in type
     """The image from the columns of ``JOB_IMAGE``, in that order."""
-    state, _, reason_code, reason_message, stop, stop_grace_ms, started, ended, outcome, outputs, stop_by = row
+    state, _, reason_code, reason_message, stop, stop_grace_ms, started, ended, outcome, outputs, stop_by, begun = row
     return JobImage(
         JobId(job_id),
         seq,
@@ -106,6 +108,7 @@ def job_image(job_id: str, seq: int, row: Sequence[Any]) -> JobImage:  # Any: co
         outcome_from_text(outcome),
         None if outputs is None else Digest(outputs),
         stop_by,
+        begun,
     )
 
 
@@ -122,6 +125,7 @@ def _image_columns(image: JobImage) -> Row:
         outcome_to_text(image.outcome),
         image.outputs,
         image.stop_by,
+        image.begun,
     )
 
 
@@ -157,6 +161,7 @@ class Split:
         self.forgotten_secrets: list[JobId] = []
         self.audit: list[AuditEntry] = []
         self.sink_cursors: list[tuple[str, int]] = []
+        self.outputs: list[tuple[JobId, Digest]] = []
         self.verdicts: dict[JobId, str] = {}
         self.schedules = ScheduleWriter()
 
@@ -175,6 +180,9 @@ class Split:
                 (
                     *(task.job_id, task.index, task.is_done, task.attempts),
                     *(task.failures, dump(task.avoid), task.program_failures, task.held_until_ms),
+                    "" if task.outcome is None else str(final_state(task.outcome)),
+                    outcome_to_text(task.outcome),
+                    task.outputs,
                 )
                 for task in self.tasks.values()
                 if task.job_id not in self.new_jobs or not _is_untouched(task)
@@ -183,7 +191,10 @@ class Split:
         yield (
             _UPSERT_ATTEMPT,
             [
-                (attempt.epoch, attempt.job_id, attempt.phase is not NodePhase.ENDED, attempt_to_text(attempt))
+                (
+                    *(attempt.epoch, attempt.job_id, attempt.phase is not NodePhase.ENDED),
+                    *(attempt_to_text(attempt), attempt.task_index),
+                )
                 for attempt in self.attempts.values()
             ],
         )
@@ -259,6 +270,7 @@ class Split:
         yield _UPSERT_SECRET, [(row.job_id, row.name, row.sealed) for row in self.secrets]
         yield _FORGET_SECRETS, [(job_id,) for job_id in self.forgotten_secrets]
         yield _UPSERT_SINK_CURSOR, self.sink_cursors
+        yield _PUT_OUTPUTS, [(tree, job_id) for job_id, tree in self.outputs]
 
     def _new_job(self, job_id: JobId) -> Row:
         row, image = self.new_jobs[job_id], self.jobs[job_id]
@@ -312,6 +324,7 @@ def split(batch: Batch) -> Split:
         found.forgotten_secrets.extend(side.forget_secrets)
         found.audit.extend(side.audit)
         found.sink_cursors.extend(side.sink_cursors)
+        found.outputs.extend(side.outputs)
         found.forgotten_events = max(found.forgotten_events, side.forget_events)
         found.forgotten_keys_ms = max(found.forgotten_keys_ms, side.forget_idempotency_ms)
         found.forgotten_facts.extend((digest, digest, side.facts_after, f"%{digest}%") for digest in side.forget_facts)
@@ -379,10 +392,12 @@ _FORGET_KEYS: Final = (
     "DELETE FROM idempotency WHERE rowid IN"  # noqa: S608 - a number of ours
     f" (SELECT rowid FROM idempotency WHERE wall_ms < ? ORDER BY wall_ms LIMIT {KEYS_AT_A_TIME})"
 )
+_PUT_OUTPUTS: Final = "UPDATE jobs SET outputs = ? WHERE id = ? AND NOT is_live AND outputs IS NULL"
 _FORGET_SECRETS: Final = "DELETE FROM secrets WHERE job_id = ?"
 _ONLY_WAITS: Final = (
     "state = 'queued' AND reason_code = '' AND reason_message = '' AND stop IS NULL AND stop_grace_ms = 0"
     " AND started_wall_ms IS NULL AND ended_wall_ms IS NULL AND outcome IS NULL AND outputs IS NULL AND stop_by = ''"
+    " AND begun = 0"
 )
 SELECT_WAITING: Final = f"SELECT id, owner, schedule, seq FROM jobs WHERE is_live AND {_ONLY_WAITS} ORDER BY seq"  # noqa: S608
 SELECT_BEGUN: Final = (

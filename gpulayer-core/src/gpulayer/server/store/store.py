@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, QueuePool, create_engine, event, select
+from sqlalchemy import Connection, Engine, QueuePool, Select, create_engine, event, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from gpulayer import __version__
@@ -33,6 +33,7 @@ from gpulayer.server.store.codec import (
     EntryReader,
     attempt_from_text,
     facts_from_text,
+    outcome_from_text,
 )
 from gpulayer.server.store.disk import StoreDisk, sync_error
 from gpulayer.server.store.health import check_contents, damaged, how_to_use, is_damage, restoring
@@ -55,6 +56,7 @@ from gpulayer.server.store.statements import (
 )
 from gpulayer.server.store.tables import SCHEMA_VERSION
 from gpulayer.server.store.trail import chained
+from gpulayer.spec.job import JobState
 from gpulayer.spec.worker import WorkerState
 from gpulayer.wire.trail import FIRST_HASH
 
@@ -275,7 +277,8 @@ class Store:
             waiting_rows = connection.exec_driver_sql(SELECT_WAITING).cursor.fetchall()
             rows = connection.exec_driver_sql(SELECT_BEGUN).all()
             of_live = select(tasks).join(jobs, jobs.c.id == tasks.c.job_id).where(jobs.c.is_live)
-            task_rows = connection.execute(of_live.order_by(jobs.c.seq, tasks.c.task_index)).all()
+            under_way = of_live.where(~tasks.c.is_done).order_by(jobs.c.seq, tasks.c.task_index)
+            task_rows = [*connection.execute(under_way), *connection.execute(_first_failed())]
             attempt_rows = connection.execute(
                 select(attempts.c.epoch, attempts.c.job_id, attempts.c.image)
                 .where(attempts.c.is_live)
@@ -296,6 +299,8 @@ class Store:
                     avoid=tuple(WorkerId(worker) for worker in json.loads(row.avoid)),
                     program_failures=row.program_failures,
                     held_until_ms=row.held_until_ms,
+                    outcome=outcome_from_text(row.outcome),
+                    outputs=None if row.outputs is None else Digest(row.outputs),
                 )
                 for row in task_rows
             ],
@@ -325,12 +330,12 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row whose
-        JSON is none: what is in the store was written here."""
+        """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row with
+        JSON that is none, or with a word that nobody writes: what is in the store was written here."""
         try:
             with self._mapped(), self._engine.connect() as connection:
                 yield connection.execution_options(**_READ_ONLY)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise damaged(self._path, f"a row can't be read: {error}") from error
 
     @contextmanager
@@ -356,6 +361,19 @@ class Store:
             raise StorageUnavailable(
                 f"the control plane's store can't be used now: {error.strerror}", hint=_NOT_NOW
             ) from error
+
+
+def _first_failed() -> Select[Any]:  # Any: rows of several types
+    """Of each live array the first element, by number, that is done and did not succeed."""
+    jobs, tasks = tables.jobs, tables.tasks
+    first = (
+        select(tasks.c.job_id, func.min(tasks.c.task_index).label("task_index"))
+        .join(jobs, jobs.c.id == tasks.c.job_id)
+        .where(jobs.c.is_live, tasks.c.is_done, tasks.c.state != str(JobState.SUCCEEDED))
+        .group_by(tasks.c.job_id)
+        .subquery()
+    )
+    return select(tasks).join(first, (first.c.job_id == tasks.c.job_id) & (first.c.task_index == tasks.c.task_index))
 
 
 def _settle(engine: Engine) -> None:

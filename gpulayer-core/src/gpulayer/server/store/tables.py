@@ -76,11 +76,13 @@ jobs: Final = Table(
     Column("stop_by", Text, nullable=False, server_default=""),
     Column("token_id", String(12), nullable=False, server_default=""),
     Column("retry_of", String(32), nullable=False, server_default=""),
+    Column("begun", Integer, nullable=False, server_default="0"),
     Index("ix_jobs_id", "id", unique=True),
     Index("ix_jobs_name", "name"),
     Index("ix_jobs_state", "state", "seq"),
 )
 
+# ``state``, ``outcome``, ``outputs``: of an array's element that is done; empty for any other task.
 tasks: Final = Table(
     "tasks",
     metadata,
@@ -92,6 +94,9 @@ tasks: Final = Table(
     Column("avoid", Text, nullable=False),
     Column("program_failures", Integer, nullable=False, server_default="0"),
     Column("held_until_ms", BigInteger, nullable=False, server_default="0"),
+    Column("state", String(16), nullable=False, server_default=""),
+    Column("outcome", Text),
+    Column("outputs", String(64)),
 )
 
 attempts: Final = Table(
@@ -101,6 +106,7 @@ attempts: Final = Table(
     Column("job_id", String(32), ForeignKey("jobs.id"), nullable=False),
     Column("is_live", Boolean(create_constraint=False), nullable=False),
     Column("image", Text, nullable=False),
+    Column("task_index", Integer, nullable=False, server_default="0"),
     Index("ix_attempts_job", "job_id", "epoch"),
 )
 

@@ -14,7 +14,9 @@ from gpulayer.protocol import messages as m
 from gpulayer.protocol.reporting import answer_limit_ms
 from gpulayer.protocol.retry import backoff_ms
 from gpulayer.server.mailbox import AssignOrder, Order, RevokeOrder, StopOrder
+from gpulayer.spec.array import ARRAY_INDEX
 from gpulayer.spec.assignment import Assignment, NodeKey
+from gpulayer.spec.job import Array
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.testing.sim.clockwork import spread_ms
 from gpulayer.testing.sim.network import IN, OUT
@@ -580,6 +582,7 @@ class SimAgent:
             grace_ms=entry.grace_ms,
             keep_for_ms=entry.keep_for_ms,
             exclusive=entry.exclusive,
+            env=((ARRAY_INDEX, str(order.index)),) if isinstance(entry.shape, Array) else (),
         )
 
 

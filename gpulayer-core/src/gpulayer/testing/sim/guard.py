@@ -13,7 +13,7 @@ from gpulayer.testing.sim.parts import Part
 from gpulayer.testing.sim.plane import PLANE, SimPlane
 from gpulayer.testing.sim.rules import Stuck, Violation
 from gpulayer.testing.sim.spawner import Process
-from gpulayer.testing.sim.words import attempt_name, job_name, lasting, listed
+from gpulayer.testing.sim.words import attempt_name, element_of, job_name, lasting, listed
 
 __all__ = ["Guard"]
 
@@ -40,7 +40,7 @@ class Guard:
     entries: dict[JobId, JobEntry] = field(default_factory=dict)
     where: dict[NodeKey, SimHost] = field(default_factory=dict)  # started there
     judged: int = 0
-    _starts: dict[JobId, NodeKey] = field(default_factory=dict)
+    _starts: dict[tuple[JobId, int], NodeKey] = field(default_factory=dict)  # of each task
 
     def started(self, host: SimHost, new: Process) -> None:
         """One live process tree per device; an exclusive job on one worker at a time; an attempt once, and a job
@@ -59,7 +59,8 @@ class Guard:
                 raise Violation(
                     f"{begins} on a device of {host.id} that {attempt_name(process.assignment)} still uses", promise=2
                 )
-        before = self._starts.get(job_id)
+        task = job_id, element_of(assignment)
+        before = self._starts.get(task)
         if key in self.where:
             raise Violation(f"{begins} a second time, on {host.id}", promise=4)
         if before is not None and self.entries[job_id].retries == 0:
@@ -68,7 +69,7 @@ class Guard:
                 promise=4,
             )
         self.where[key] = host
-        self._starts[job_id] = key
+        self._starts[task] = key
         if assignment.exclusive:
             self._check_exclusive(host, assignment)
 
@@ -152,21 +153,22 @@ class Guard:
         once, where it has not been lent."""
         assert plane.state is not None
         job = plane.state.jobs[job_id]
-        epoch = job.tasks[0].epoch
-        if epoch is None:
+        epochs = [task.epoch for task in job.tasks.values() if task.epoch is not None]
+        if len(epochs) < len(job.tasks):
             raise Violation(f"job {job_id} was cancelled while it waited, and waits on", promise=8)
-        worker = plane.state.attempts[epoch].nodes[0].allocation.worker
+        workers = {plane.state.attempts[epoch].nodes[0].allocation.worker for epoch in epochs}
         at_ms = self.clock.now_ms
         limit_ms = int((job.stop_grace_ms + CANCEL_MS) * 1.06 + WAYS * self.message_ms)
 
         def look() -> None:
-            if max(self.clock.troubled_ms.get(name, 0) for name in (worker, PLANE)) > at_ms:
+            if max(self.clock.troubled_ms.get(name, 0) for name in (*workers, PLANE)) > at_ms:
                 return
             self.judged += 1
             if plane.state is None or job_id not in plane.state.jobs:
                 return
             raise Violation(
-                f"job {job_id} was cancelled {lasting(limit_ms)} ago, and has not ended on {worker}", promise=8
+                f"job {job_id} was cancelled {lasting(limit_ms)} ago, and has not ended on {listed(sorted(workers))}",
+                promise=8,
             )
 
         self.clock.after(limit_ms, look)
@@ -198,7 +200,8 @@ class Guard:
             if other.is_stopped(Part.PROGRAMS):
                 continue
             for process in other.spawner.alive:
-                if process.assignment.job_id == assignment.job_id and not process.is_orphan:
+                is_same = process.assignment.job_id == assignment.job_id
+                if is_same and element_of(process.assignment) == element_of(assignment) and not process.is_orphan:
                     raise Violation(
                         f"exclusive {job_name(assignment.job_id)} starts on {host.id} while it runs on {other.id}",
                         promise=3,
@@ -206,19 +209,20 @@ class Guard:
 
     def _check_overlaps(self) -> None:
         """What was stopped when another began is ended soon after it goes on."""
-        runs: dict[JobId, SimHost] = {}
+        runs: dict[tuple[JobId, int], SimHost] = {}
         for host in self.hosts:
             if host.is_stopped(Part.PROGRAMS) or self.clock.now_ms < host.went_on_ms[Part.PROGRAMS] + AWAKE_MS:
                 continue
             for process in host.spawner.alive:
                 entry, job_id = process.assignment, process.assignment.job_id
+                task = job_id, element_of(entry)
                 if entry.exclusive and not process.is_orphan:
-                    if job_id in runs:
+                    if task in runs:
                         raise Violation(
-                            f"exclusive {job_name(job_id)} runs on {runs[job_id].id} and on {host.id} at once",
+                            f"exclusive {job_name(job_id)} runs on {runs[task].id} and on {host.id} at once",
                             promise=3,
                         )
-                    runs[job_id] = host
+                    runs[task] = host
 
 
 def _keep(assignment: Assignment) -> tuple[int, int]:

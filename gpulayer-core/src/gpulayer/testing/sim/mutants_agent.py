@@ -8,6 +8,8 @@ from gpulayer.testing.sim.mutant import Mutant
 
 __all__ = ["AGENT", "UNSEEN_AGENT"]
 
+_NEVER_MS: Final = 2**62
+
 # How long it goes on --------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +173,9 @@ def _void_runs_on(void: Any) -> Any:
 
     def broken(state: Any, epochs: Any, actions: Any) -> None:
         void(state, epochs, actions)
-        actions[:] = [action for action in actions if not isinstance(action, messages.KillTree)]
+        for action in [action for action in actions if isinstance(action, messages.KillTree)]:
+            actions.remove(action)
+            state.held[action.key].kill_at_ms = _NEVER_MS  # else what is void and runs is killed again 5 s later
 
     return broken
 
@@ -183,6 +187,8 @@ def _void_starts(spawned: Any) -> Any:
         is_void, held.is_void = held.is_void, False
         spawned(held, now_ms, actions)
         held.is_void = is_void
+        if is_void:
+            held.kill_at_ms = _NEVER_MS
 
     return broken
 
@@ -270,17 +276,18 @@ AGENT: Final[dict[str, Mutant]] = {
     "put_off_unstopped": Mutant(8, agent, "_put_off", _put_off_unstopped),
     "stops_nothing": Mutant(13, agent, "_stop_all", _stops_nothing),
     "no_sigkill": Mutant(8, agent, "_look_at_all", _no_sigkill),
+    "void_runs_on": Mutant(3, agent, "_void", _void_runs_on),
     "void_unheard": Mutant(3, agent, "_void", _void_unheard),
     "early_forget": Mutant(4, agent, "_report", _early_forget),
 }
 
 UNSEEN_AGENT: Final[dict[str, Mutant]] = {
-    "void_runs_on": Mutant(
+    "void_starts": Mutant(
         3,
-        agent,
-        "_void",
-        _void_runs_on,
-        "what is void and runs is looked at again, and killed 5 s later",
+        moves,
+        "spawned",
+        _void_starts,
+        "a start takes a moment: of 8,676 in 200 fleets none became void meanwhile",
     ),
     "contact_forgotten": Mutant(
         3,
@@ -330,13 +337,6 @@ UNSEEN_AGENT: Final[dict[str, Mutant]] = {
         "_remember",
         _forgets_what_is_done,
         "an assignment is told again only while the control plane does not know its end, and each answer counts once",
-    ),
-    "void_starts": Mutant(
-        3,
-        moves,
-        "spawned",
-        _void_starts,
-        "what is void and runs is looked at again, and killed 5 s later",
     ),
     "stop_of_the_unknown": Mutant(
         8,

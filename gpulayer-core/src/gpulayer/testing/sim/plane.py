@@ -560,7 +560,8 @@ class SimPlane:
                 if effect.worker in self._stopping or self.state.workers[effect.worker].is_draining:
                     raise Violation(f"{lent}, which is to take nothing more", promise=13)
                 if not self.scorers.names:
-                    check_detour(self.state, self.ledger.last_of(effect.job_id, result.records), effect)
+                    task = effect.job_id, self.state.attempts[effect.epoch].task_index
+                    check_detour(self.state, self.ledger.last_of(task, result.records), effect)
                 self._check_after(effect.job_id)
                 if self.state.jobs[effect.job_id].stop is not None:
                     raise Violation(f"{lent}, and was cancelled", promise=8)

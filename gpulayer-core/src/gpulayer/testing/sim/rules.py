@@ -50,7 +50,8 @@ def check_detour(state: State, last: AttemptImage | None, lent: Assign) -> None:
     if last.nodes[0].worker != lent.worker:
         return
     job = state.jobs[lent.job_id]
-    task, known, request = job.tasks[0], RequestClass(*job.class_key), job.entry.request
+    task = job.tasks[state.attempts[lent.epoch].task_index]
+    known, request = RequestClass(*job.class_key), job.entry.request
     for other in state.workers.values():
         if other.id == lent.worker or other.id in task.avoid | task.full or not takes_work(other):
             continue
@@ -103,11 +104,11 @@ class Ledger:
                     raise Violation(f"job {effect.job_id} ended twice", promise=4)
                 self._told_final.add(effect.job_id)
 
-    def last_of(self, job_id: JobId, records: Iterable[Record]) -> AttemptImage | None:
-        """The newest attempt of its first task that has ended. records: not committed yet."""
-        known = self._attempts.get(self._newest.get((job_id, 0), 0))
+    def last_of(self, task: tuple[JobId, int], records: Iterable[Record]) -> AttemptImage | None:
+        """The newest attempt of a task that has ended. records: not committed yet."""
+        known = self._attempts.get(self._newest.get(task, 0))
         for record in records:
-            if isinstance(record, AttemptImage) and record.job_id == job_id and record.outcome is not None:
+            if isinstance(record, AttemptImage) and (record.job_id, record.task_index) == task and record.outcome:
                 known = record
         return known
 
@@ -139,6 +140,8 @@ class Ledger:
             raise Violation(f"{_named(record)} lives on beside a newer attempt of the same job", promise=3)
         if record.epoch > newest:
             before = self._attempts.get(newest)
+            if before is not None and before.outcome is not None and before.outcome.is_success:
+                raise Violation(f"{_named(record)} begins, and {_named(before)} has succeeded", promise=4)
             if before is not None and before.outcome is None:
                 raise Violation(f"{_named(record)} begins while {_named(before)} has not ended", promise=3)
             self._newest[task] = record.epoch
@@ -146,7 +149,8 @@ class Ledger:
 
 
 def _named(image: AttemptImage) -> str:
-    return f"attempt {image.number} of {job_name(image.job_id)}"
+    element = f"element {image.task_index} of " if image.task_index else ""
+    return f"attempt {image.number} of {element}{job_name(image.job_id)}"
 
 
 def durable_view(state: State) -> dict[str, Any]:
@@ -160,6 +164,7 @@ def durable_view(state: State) -> dict[str, Any]:
     return {
         "counters": (state.next_epoch, state.next_seq),
         "jobs": {job_id: job_image(job) for job_id, job in state.jobs.items()},
+        "failed elements": {job_id: job.failed for job_id, job in state.jobs.items() if job.failed is not None},
         "tasks": {
             (job_id, task.index): task_image(job_id, task)
             for job_id, job in state.jobs.items()

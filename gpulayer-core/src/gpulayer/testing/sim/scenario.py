@@ -117,7 +117,8 @@ class JobPlan:
     licences: of these it asks so many. retry_any: also after a failure of its own. run_ms, exit_code: when left alone.
     after_term_ms: how long it goes on after SIGTERM. cancel_after_ms: the client cancels so long after it was
     answered; None: never. after: the number of the job that it comes after, and is not submitted before; after_any:
-    whatever that one's end.
+    whatever that one's end. array: it is one of so many elements, of which the odd ones exit with 0; array_limit: at
+    most so many at once; 0: any number.
     """
 
     number: int
@@ -139,6 +140,8 @@ class JobPlan:
     cancel_after_ms: int | None = None
     after: int | None = None
     after_any: bool = False
+    array: int = 0
+    array_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,11 @@ class _After(TypedDict, total=False):
     after_any: bool
 
 
+class _Array(TypedDict, total=False):
+    array: int
+    array_limit: int
+
+
 def _host(seed: int, number: int, *, rate: float, has_licences: bool) -> HostPlan:
     rng = numbers(seed, "host", number)
     skew = rng.choice([1.0, MOST_SKEW, 1 / MOST_SKEW, rng.uniform(1 / MOST_SKEW, MOST_SKEW)])
@@ -255,6 +263,7 @@ def _job(seed: int, number: int, shape: Shape, *, burst_ms: int | None) -> JobPl
         after_term_ms=rng.choice([1, 500, 60_000]),
         cancel_after_ms=1 + int(rng.expovariate(1 / 20_000)) if rng.random() < 0.2 else None,
         **_after(seed, number),
+        **_array(seed, number),
     )
 
 
@@ -263,6 +272,11 @@ def _after(seed: int, number: int) -> _After:
     if not number or rng.random() > 0.12:
         return {}
     return {"after": rng.randrange(number), "after_any": rng.random() < 0.5}
+
+
+def _array(seed: int, number: int) -> _Array:
+    rng = numbers(seed, "parts", number)
+    return {"array": rng.choice([2, 3, 5]), "array_limit": rng.choice([0, 1, 2])} if rng.random() < 0.08 else {}
 
 
 # How often each kind happens in a run: to every host, or to the control plane or the fleet.

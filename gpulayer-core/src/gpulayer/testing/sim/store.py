@@ -516,7 +516,7 @@ def _difference(found: _Tables, known: Rows) -> str:
         "jobs": {job_id: str(image.state) for job_id, image in known.jobs.items()},
         "attempts": dict(known.attempts),
         "live jobs": {job_id: image for job_id, image in known.jobs.items() if not image.state.is_final},
-        "tasks": _told({key: image for key, image in known.tasks.items() if not known.jobs[key[0]].state.is_final}),
+        "tasks": _told(_under_way(known)),
         "workers": dict(known.workers),
         "tokens": dict.fromkeys(known.tokens, True),
         "audit": dict(enumerate(known.audit)),
@@ -529,6 +529,21 @@ def _difference(found: _Tables, known: Rows) -> str:
             if found[name].get(key) != rows.get(key):
                 return f"of {name} {key!r} {found[name].get(key)} instead of {rows.get(key)}"
     return ""
+
+
+def _under_way(known: Rows) -> dict[tuple[JobId, int], TaskImage]:
+    """Of live jobs: what is not done, and of each array the first that did not succeed."""
+    found: dict[tuple[JobId, int], TaskImage] = {}
+    failed: set[JobId] = set()
+    for key, image in sorted(known.tasks.items()):
+        if known.jobs[key[0]].state.is_final:
+            continue
+        is_failed = image.outcome is not None and not image.outcome.is_success
+        if not image.is_done or (is_failed and key[0] not in failed):
+            found[key] = image
+        if is_failed:
+            failed.add(key[0])
+    return found
 
 
 def _told(tasks: dict[tuple[JobId, int], TaskImage]) -> dict[tuple[JobId, int], TaskImage]:

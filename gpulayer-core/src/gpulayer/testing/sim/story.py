@@ -34,7 +34,7 @@ from gpulayer.engine.records import AttemptImage, JobImage, Record
 from gpulayer.ids import JobId
 from gpulayer.protocol import messages as m
 from gpulayer.spec.assignment import Assignment, NodeKey
-from gpulayer.spec.job import JobEntry, JobState, RetryOn
+from gpulayer.spec.job import Array, JobEntry, JobState, RetryOn
 from gpulayer.spec.outcome import Outcome
 from gpulayer.testing.sim.scenario import Fault
 from gpulayer.testing.sim.troubles import ARMED, fault_text
@@ -67,6 +67,8 @@ class Story:
 
     lines: list[Line] = field(default_factory=list)
     _attempts: dict[int, tuple[JobId, int]] = field(default_factory=dict)
+    _arrays: set[JobId] = field(default_factory=set)
+    _elements: dict[int, int] = field(default_factory=dict)  # of attempts of arrays
     _states: dict[JobId, JobState] = field(default_factory=dict)
     _lent: dict[tuple[JobId, int], int] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
@@ -103,6 +105,8 @@ class Story:
         for record in records:
             if isinstance(record, AttemptImage):
                 self._attempts.setdefault(record.epoch, (record.job_id, record.number))
+                if record.job_id in self._arrays:
+                    self._elements[record.epoch] = record.task_index
         self._event(at_ms, event)
         for record in records:
             if isinstance(record, AttemptImage):
@@ -116,6 +120,8 @@ class Story:
     def _event(self, at_ms: int, event: Event) -> None:
         match event:
             case JobSubmitted(job=entry):
+                if isinstance(entry.shape, Array):
+                    self._arrays.add(entry.id)
                 self.say(at_ms, f"{job_name(entry.id)} is submitted{_wishes(entry)}")
             case CancelRequested(job_id=job_id):
                 is_over = job_id in self._states and self._states[job_id].is_final
@@ -197,10 +203,11 @@ class Story:
     def _effect(self, at_ms: int, effect: Effect) -> None:
         match effect:
             case Assign(worker=worker, epoch=epoch, job_id=job_id):
-                task = (job_id, 0)
+                task = (job_id, self._elements.get(epoch, 0))
                 again = " again" if task in self._lent else ""
                 self._lent[task] = epoch
-                self.say(at_ms, f"the control plane lends {job_name(job_id)}{again} to {worker}: {self._number(epoch)}")
+                what = f"element {task[1]} of {job_name(job_id)}" if epoch in self._elements else job_name(job_id)
+                self.say(at_ms, f"the control plane lends {what}{again} to {worker}: {self._number(epoch)}")
             case Stop(worker=worker, epoch=epoch, ended_by=ended_by):
                 self.say(at_ms, f"the control plane tells {worker} to end {self._named(epoch)} ({ended_by})")
             case Revoke(worker=worker, epoch=epoch):
@@ -361,7 +368,8 @@ class Story:
         known = self._attempts.get(epoch)
         if known is None or not known[0]:
             return f"the attempt of epoch {epoch}"
-        return f"attempt {known[1]} of {job_name(known[0])}"
+        element = f"element {self._elements[epoch]} of " if epoch in self._elements else ""
+        return f"attempt {known[1]} of {element}{job_name(known[0])}"
 
     def _is_old(self, what: str, worker: str, void: tuple[int, ...]) -> bool:
         """Nobody needs to be told (again) that these are void: it was, or they have ended."""
@@ -381,6 +389,9 @@ class Story:
 
 def _wishes(entry: JobEntry) -> str:
     wishes = [] if entry.request.devices == 0 else [counted(entry.request.devices, "GPU")]
+    if isinstance(entry.shape, Array):
+        at_once = f", {entry.shape.limit} at once" if entry.shape.limit else ""
+        wishes.append(f"{entry.shape.count} elements{at_once}")
     wishes += ["exclusive"] if entry.exclusive else []
     for after in entry.after:
         wishes.append(f"after the {'end' if after.is_any else 'success'} of {job_name(after.job)}")

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpulayer.ids import JobId
+from gpulayer.spec.array import ARRAY_INDEX
 from gpulayer.spec.assignment import Assignment
 
-__all__ = ["attempt_name", "counted", "job_name", "lasting", "listed", "share", "with_job_names"]
+__all__ = ["attempt_name", "counted", "element_of", "job_name", "lasting", "listed", "share", "with_job_names"]
 
 _MINUTE_MS: Final = 60_000
 _JOB_ID: Final = re.compile(r"(?:\bjob )?'?\b([0-9a-f]{16})\b'?")
@@ -22,8 +23,14 @@ def job_name(job_id: JobId) -> str:
 
 
 def attempt_name(of: Assignment) -> str:
-    """``attempt 2 of job 3`` says more than an epoch does."""
-    return f"attempt {of.attempt} of {job_name(of.job_id)}"
+    """``attempt 2 of job 3`` says more than an epoch does; ``attempt 2 of element 1 of job 3``."""
+    element = f"element {element_of(of)} of " if of.env else ""
+    return f"attempt {of.attempt} of {element}{job_name(of.job_id)}"
+
+
+def element_of(assignment: Assignment) -> int:
+    """The number of the task that it is of."""
+    return int(dict(assignment.env).get(ARRAY_INDEX, "0"))
 
 
 def with_job_names(text: str) -> str:

@@ -13,12 +13,12 @@ from typing import Final, assert_never
 from gpulayer.clock import Instant
 from gpulayer.engine.after import UNMET
 from gpulayer.engine.events import DrainRequested, Event, WorkerJoined, WorkerRemoved, WorkerResumed
-from gpulayer.engine.records import JobImage
+from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Epoch, JobId, WorkerId
 from gpulayer.spec.after import After
 from gpulayer.spec.assignment import NodeKey
-from gpulayer.spec.job import JobEntry, JobSpec, JobState, RetryOn
+from gpulayer.spec.job import Array, JobEntry, JobSpec, JobState, RetryOn, Single
 from gpulayer.spec.outcome import EndedBy, Outcome
 from gpulayer.spec.request import Accelerator, Request
 from gpulayer.testing.sim.client import SimClients
@@ -32,10 +32,10 @@ from gpulayer.testing.sim.plane import PLANE, SimPlane
 from gpulayer.testing.sim.rules import Ledger, Stuck, Violation
 from gpulayer.testing.sim.scenario import Fault, HostPlan, JobPlan, Scenario, Shape, Trouble, numbers
 from gpulayer.testing.sim.scorers import SimScorers
-from gpulayer.testing.sim.store import MemoryStore, SimStore, SqliteStore
+from gpulayer.testing.sim.store import MemoryStore, Rows, SimStore, SqliteStore
 from gpulayer.testing.sim.story import Story
 from gpulayer.testing.sim.troubles import standing
-from gpulayer.testing.sim.words import counted, with_job_names
+from gpulayer.testing.sim.words import counted, element_of, with_job_names
 
 __all__ = ["Course", "Report", "Shape", "Stuck", "Violation", "play", "run"]
 
@@ -205,7 +205,7 @@ def _add_host(world: _World, plan: HostPlan, worker: WorkerId, *, line: str = ""
         clock,
         world.network,
         plane,
-        programs=lambda assignment: _program(world.plans[assignment.job_id]),
+        programs=lambda assignment: _program(world.plans[assignment.job_id], element_of(assignment)),
         guard=world.guard,
         has_source=lambda job_id: world.plans[job_id].has_source,
         line=line,
@@ -230,8 +230,8 @@ def _add_host(world: _World, plan: HostPlan, worker: WorkerId, *, line: str = ""
     return host
 
 
-def _program(plan: JobPlan) -> tuple[int, int, int]:
-    return plan.run_ms, plan.exit_code, plan.after_term_ms
+def _program(plan: JobPlan, element: int) -> tuple[int, int, int]:
+    return plan.run_ms, 0 if element % 2 else plan.exit_code, plan.after_term_ms
 
 
 def _submit(world: _World, plan: JobPlan) -> None:
@@ -245,6 +245,7 @@ def _submit(world: _World, plan: JobPlan) -> None:
     spec = JobSpec(
         command=("program",),
         request=_request(world.scenario, plan),
+        shape=Array(plan.array, plan.array_limit) if plan.array else Single(),
         priority=plan.priority,
         retries=plan.retries,
         retry_on=RetryOn.ANY if plan.retry_any else RetryOn.INFRASTRUCTURE,
@@ -505,9 +506,8 @@ def _is_all_over(world: _World) -> bool:
 _FREE: Final = (EndedBy.WORKER_STOPPED, EndedBy.DRIFT, EndedBy.PREEMPTED)  # these use up no retry
 
 
-def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[Outcome]) -> None:
-    """A job that nobody stopped has had all its retries of the kind that ended it."""
-    last = image.outcome
+def _check_given_up(job_id: JobId, last: Outcome | None, image: JobImage, entry: JobEntry, ends: list[Outcome]) -> None:
+    """A job that nobody stopped, or an element of one, has had all its retries of the kind that ended it: ``last``."""
     if last is None or image.stop is not None:
         return
     if last.ended_by is EndedBy.DRIFT:
@@ -524,6 +524,19 @@ def _check_given_up(job_id: JobId, image: JobImage, entry: JobEntry, ends: list[
             f" {counted(entry.retries, 'retry', 'retries')} allowed)",
             promise=4,
         )
+
+
+def _check_array(job_id: JobId, image: JobImage, shape: Array, disk: Rows) -> None:
+    """It ends as the first of its elements that did not succeed; and all of them ran where none was cancelled."""
+    rows = [disk.tasks.get((job_id, index)) for index in range(shape.count)]
+    ends = [row.outcome if row is not None else None for row in rows]
+    failed = [end for end in ends if end is not None and not end.is_success]
+    if image.state is JobState.SUCCEEDED and (failed or None in ends):
+        raise Violation(f"array {job_id} succeeded, and not all of its elements have", promise=4)
+    if image.state in (JobState.SUCCEEDED, JobState.REJECTED) or image.stop is not None or image.reason_code == UNMET:
+        return
+    if None in ends or image.outcome != failed[0]:
+        raise Violation(f"array {job_id} ended as {image.outcome}, and its elements as {ends}", promise=4)
 
 
 def _check_vain(job_id: JobId, image: JobImage, entry: JobEntry, jobs: Mapping[JobId, JobImage]) -> None:
@@ -546,7 +559,16 @@ def _check_end(world: _World) -> None:
         if not image.state.is_final:
             raise Stuck(f"job {job_id} never finished, and is {image.state}")
         entry = world.guard.entries[job_id]
-        tries = [attempt for attempt in disk.attempts.values() if attempt.job_id == job_id and attempt.is_shown]
+        _check_vain(job_id, image, entry, disk.jobs)
+        if isinstance(entry.shape, Array):
+            _check_array(job_id, image, entry.shape, disk)
+    tasks: dict[tuple[JobId, int], list[AttemptImage]] = {(job_id, 0): [] for job_id in disk.jobs}
+    for attempt in disk.attempts.values():
+        tasks.setdefault((attempt.job_id, attempt.task_index), [])
+        if attempt.is_shown:
+            tasks[attempt.job_id, attempt.task_index].append(attempt)
+    for (job_id, index), tries in tasks.items():
+        entry, image = world.guard.entries[job_id], disk.jobs[job_id]
         retried = [attempt.outcome for attempt in sorted(tries, key=lambda attempt: attempt.number)[:-1]]
         retried = [outcome for outcome in retried if outcome is None or outcome.ended_by not in _FREE]
         own = sum(outcome is not None and outcome.blame is Blame.USER for outcome in retried)
@@ -557,8 +579,9 @@ def _check_end(world: _World) -> None:
                 f" {counted(entry.retries, 'retry', 'retries')} allowed)",
                 promise=4,
             )
-        _check_vain(job_id, image, entry, disk.jobs)
-        _check_given_up(job_id, image, entry, [attempt.outcome for attempt in tries if attempt.outcome is not None])
+        last = disk.tasks[job_id, index].outcome if isinstance(entry.shape, Array) and tries else image.outcome
+        outcomes = [attempt.outcome for attempt in tries if attempt.outcome is not None]
+        _check_given_up(job_id, last, image, entry, outcomes)
         if image.state is JobState.SUCCEEDED and not any(t.outcome and t.outcome.is_success for t in tries):
             raise Violation(f"job {job_id} succeeded without a successful attempt", promise=4)
     for epoch, attempt in disk.attempts.items():

@@ -19,7 +19,7 @@ from gpulayer.plugins.builtin.nvidia.cards import Card, Reading, devices_of, pro
 from gpulayer.plugins.builtin.nvidia.presence import Signs, signs_of
 from gpulayer.plugins.builtin.nvidia.topo import Topology, with_topology
 from gpulayer.plugins.builtin.nvidia.topology_asking import RememberedTopology, ask_topology
-from gpulayer.plugins.builtin.nvidia.visibility import Offered, Visible, is_hidden
+from gpulayer.plugins.builtin.nvidia.visibility import Offered, Visible, is_hidden, shown
 from gpulayer.plugins.contracts.probe import Findings, ProbeSite
 from gpulayer.spec.machine import Device
 
@@ -76,7 +76,7 @@ class NvidiaProbe:
         if not reading.cards:
             return _none(_why_none(reading, signs))
         offer = self._visible.offered(reading.cards, site.environment)
-        self._tell_hidden(reading.cards, offer)
+        self._tell_hidden(reading.cards, offer, site.environment)
         counted = {card.uuid: card.index for card in reversed(reading.cards) if card.uuid}
         devices = devices_of(reading)
         if offer.uuids is not None:
@@ -84,7 +84,7 @@ class NvidiaProbe:
         devices = self._joined(devices, counted, signs, site.environment, ends_s)
         processes = processes_of(reading)
         uuids = {device.uuid for device in devices}
-        missing = "" if devices else offer.why
+        missing = self._hidden if devices else offer.why
         return Findings(
             devices=devices,
             processes=None if processes is None else tuple(one for one in processes if one.device in uuids),
@@ -113,10 +113,10 @@ class NvidiaProbe:
             devices = with_topology(devices, self._topology.of(counted, ask), indices=counted)
         return with_near(devices, allowed=allowed_cores(), sys_root=self._root / "sys")
 
-    def _tell_hidden(self, cards: Sequence[Card], offer: Offered) -> None:
-        """To the log, whenever it is others: some are no devices of ours, or a name is nobody's."""
+    def _tell_hidden(self, cards: Sequence[Card], offer: Offered, environment: Mapping[str, str]) -> None:
+        """Some are no devices of ours, or a name is nobody's: to the log, whenever it is others, and to people."""
         hidden = 0 if offer.uuids is None else sum(is_hidden(card, offer.uuids) for card in cards)
-        told = f"the worker's variables keep back {hidden} of {len(cards)} NVIDIA GPUs" if hidden else ""
+        told = f"{shown(environment)}: {hidden} of {len(cards)} NVIDIA GPUs are not offered" if hidden else ""
         stray = f"{offer.stray[:100]!r} names none of {len(cards)} NVIDIA GPUs" if offer.stray else ""
         told = "; ".join(part for part in (told, stray) if part)
         if told not in ("", self._hidden):

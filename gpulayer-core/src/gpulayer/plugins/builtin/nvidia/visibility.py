@@ -21,7 +21,7 @@ from typing import Final
 
 from gpulayer.plugins.builtin.nvidia.cards import Card, Slice
 
-__all__ = ["Offered", "Visible", "is_hidden", "offered"]
+__all__ = ["Offered", "Visible", "is_hidden", "offered", "shown"]
 
 _CUDA: Final = "CUDA_VISIBLE_DEVICES"
 _ORDER: Final = "CUDA_DEVICE_ORDER"
@@ -81,6 +81,12 @@ class Visible:
 def is_hidden(card: Card, uuids: frozenset[str]) -> bool:
     """Whether nothing of it is among these."""
     return uuids.isdisjoint(_all_of([card]))
+
+
+def shown(environment: Mapping[str, str]) -> str:
+    """The variables that keep anything back, for people."""
+    given = {name: environment[name] for name in (_CUDA, _CONTAINER) if name in environment}
+    return ", ".join(f"{name}={text[:_SHOWN]}" for name, text in given.items() if text != "all")
 
 
 def _has_numbers(environment: Mapping[str, str]) -> bool:
