@@ -26,6 +26,7 @@ from gpulayer.placement.eligibility import (
     memory_for_jobs,
     possible_devices,
     why_ineligible,
+    without_unread,
     wrong_labels,
 )
 from gpulayer.spec.machine import Device, WorkerFacts
@@ -50,9 +51,13 @@ Size = tuple[int, int, float, tuple[int, ...], int]
 
 def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple[FieldChange, ...]:
     """The fields to change, and to what, so that this worker fits; empty where it fits, and where nothing of this kind
-    would help. The result is verified by applying it as it is told, roundings of sizes included."""
+    would help. Nothing is hoped of a broken device that could not be read. The result is verified by applying it as it
+    is told, roundings of sizes included."""
+    if is_eligible(request, facts, name=name):
+        return ()
+    facts = without_unread(request, facts)
     reasons = why_ineligible(request, facts, name=name)
-    if not reasons or any(reason.code in _NEVER for reason in reasons):
+    if any(reason.code in _NEVER for reason in reasons):
         return ()
     base = _with_single_remedies(request, facts, name)
     if base is None:
