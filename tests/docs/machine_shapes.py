@@ -19,7 +19,7 @@ from gpulayer.cli.console import columns
 from gpulayer.cli.offers import lines_below, worker_table
 from tests.nvidia import FakeSmi, built_nvml, nvml_environment, row
 
-__all__ = ["PAGE", "PAGE_OF_WORKERS", "SHAPES", "Shape", "names", "rewritten", "shown", "shown_together"]
+__all__ = ["PAGE", "PAGE_OF_WORKERS", "SHAPES", "Shape", "detected", "names", "rewritten", "shown", "shown_together"]
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs/machine-examples.md"
@@ -139,7 +139,7 @@ _LENT: Final = {"dgx": 4}  # devices that a job has
 
 def shown(shape: Shape) -> str:
     """What it prints there, from the devices on: what stands above is of the machine that looks."""
-    parts = _detected(shape).split("\n\n")[1:]
+    parts = detected(shape).split("\n\n")[1:]
     return "\n\n".join(part.rstrip("\n") for part in parts if not part.startswith("frameworks of"))
 
 
@@ -147,7 +147,7 @@ def shown_together() -> str:
     """What ``gpulayer resources`` prints of some of them; cores, memory, torch and a job are made up."""
     workers: list[Any] = []  # Any: records, as far as they are shown
     for name, shape, cpus, memory_bytes, torch in _WORKERS:
-        facts = json.loads(_detected(SHAPES[shape], "--json"))
+        facts = json.loads(detected(SHAPES[shape], "--json"))
         computing = {"name": "torch", "version": torch, "usable": True, "reason": ""}
         facts["frameworks"] = [{**computing, "accelerator": one} for one in ("cuda", "cpu") if torch]
         own: dict[str, Any] = {
@@ -164,7 +164,7 @@ def shown_together() -> str:
     return "\n".join([*columns([[header.upper() for header in headers], *rows]), *lines_below(workers)])
 
 
-def _detected(shape: Shape, *options: str) -> str:
+def detected(shape: Shape, *options: str) -> str:
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         folder = Path(name)
         fake = FakeSmi(folder / "bin", **shape.told)

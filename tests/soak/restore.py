@@ -200,7 +200,7 @@ def _signatures_stay_good() -> Any:
         with self.reading() as connection:
             before = connection.exec_driver_sql("SELECT worker, counter FROM identities").all()
         real(self, first=first, marker=marker)
-        with self._engine.begin() as connection:
+        with self._writing.begin() as connection:
             for worker, counter in before:
                 connection.exec_driver_sql("UPDATE identities SET counter = ? WHERE worker = ?", (counter, worker))
 

@@ -6,8 +6,9 @@ import pytest
 
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate, usable_capacity
+from gpulayer.placement.change import smallest_change
 from gpulayer.placement.eligibility import is_eligible, why_ineligible, why_not_now
-from gpulayer.placement.explain import WorkerView, choice, explain, smallest_change
+from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.opinion import Mark, Refusal
 from gpulayer.spec.request import FRAMEWORKS, Accelerator, FrameworkNeed, Request
@@ -327,7 +328,7 @@ MIXED = machine(gpu(0, **L40S), gpu(1, **L40S), gpu(2, **A4000))
         (
             {"devices": 2, "device_models": ("A4000",), "compute_capability": ">=8.9"},
             "1 of 3 devices has the model A4000; 0 of 3 devices have all of it",
-            None,
+            "without --device-model",
         ),
         ({"devices": 1, "device_models": ("H100",)}, "has NVIDIA L40S, NVIDIA RTX A4000", "without --device-model"),
         ({"devices": 2, "device_memory_bytes": 80 * GB}, "largest is 48.3 GB", "--device-memory 48.3GB"),
@@ -419,7 +420,7 @@ def test_properties_that_no_single_device_has_together_are_not_enough():
         (Request(cpus=16, memory_bytes=99 * GB), LAPTOP, [("cpus", "8"), ("memory", "64GB")]),
         (Request(accelerators=CUDA, devices=1, device_models=("H100",)), BOX, [("device_model", "")]),
         (Request(accelerators=CUDA, devices=1), LAPTOP, []),
-        (Request(zone="b"), BOX, []),
+        (Request(zone="b"), BOX, [("zone", "")]),
     ],
 )
 def test_the_smallest_change_makes_the_machine_fit(request_, facts, change):

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate, usable_capacity
+from gpulayer.placement.change import smallest_change
 from gpulayer.placement.eligibility import is_eligible, why_ineligible
-from gpulayer.placement.explain import WorkerView, explain, smallest_change
+from gpulayer.placement.explain import WorkerView, explain
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.request import Request
 from gpulayer.spec.verdict import FieldChange, Reason, ReasonCode, VerdictKind

@@ -59,7 +59,7 @@ def explain(
     if json:
         print_json(reply)
     else:
-        for line in explanation_lines(reply["request"], reply["choice"], reply["verdicts"]):
+        for line in explanation_lines(reply["request"], reply["choice"], reply["verdicts"], reply.get("waits")):
             print_line(line)
     fits = any(verdict["verdict"] != "ineligible" for verdict in reply["verdicts"])
     return Exit.OK if fits or not reply["verdicts"] else Exit.NO_WORKER

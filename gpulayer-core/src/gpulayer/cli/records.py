@@ -22,7 +22,7 @@ from gpulayer.spec.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulayer.wire.jobs import ArrayRecord, AttemptRecord, ElementRecord, JobRecord, OutputRecord
+    from gpulayer.wire.jobs import ArrayRecord, AttemptRecord, ElementRecord, JobRecord, OutputRecord, WaitRecord
     from gpulayer.wire.workers import WorkerRecord
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "notes_on",
     "resources_text",
     "state_text",
+    "waiting_text",
     "when",
     "worker_fields",
     "workers_of",
@@ -145,6 +146,7 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("job", record["id"]),
         ("name", record["name"]),
         ("state", "\n".join([record["state"] + (f" ({why})" if why else ""), *more])),
+        ("in the queue", waiting_text(waits) if (waits := record.get("waits")) else ""),
         ("element", str(record["index"]) if "index" in record else ""),
         ("array", array_text(record["array"]) if "array" in record else ""),
         ("command", command_text(record["command"])),
@@ -281,6 +283,14 @@ def duration_text(started: str | None, ended: str | None) -> str:
         return ""
     took = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
     return format_duration(max(0, int(took.total_seconds() * 1000)))
+
+
+def waiting_text(waits: "WaitRecord") -> str:
+    """``2 jobs are ahead, 7f3a… first``, or until when it waits at the latest, in the reader's own time zone."""
+    if waits["ahead"]:
+        are = "1 job is" if waits["ahead"] == 1 else f"{waits['ahead']:,} jobs are"
+        return f"{are} ahead ({'' if waits['ahead'] == 1 else 'first: '}{waits['first_ahead']})"
+    return f"starts at {when(waits['starts_by'])} at the latest" if waits["starts_by"] else ""
 
 
 def when(time: str | None) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpulayer.cli.console import columns
+from gpulayer.cli.records import waiting_text, when
 from gpulayer.spec.verdict import PASSING, FieldChange
 
 if TYPE_CHECKING:
-    from gpulayer.wire.jobs import JobRecord, VerdictRecord
+    from gpulayer.wire.jobs import JobRecord, VerdictRecord, WaitRecord
 
 __all__ = ["explanation_lines", "rejection_lines"]
 
@@ -44,12 +45,18 @@ def rejection_lines(record: "JobRecord") -> list[str]:
     return [head, *_indented(_rows(verdicts))]
 
 
-def explanation_lines(request: str, choice: str | None, verdicts: Sequence["VerdictRecord"]) -> list[str]:
+def explanation_lines(
+    request: str,
+    choice: str | None,
+    verdicts: Sequence["VerdictRecord"],
+    waits: "WaitRecord | None" = None,
+) -> list[str]:
     """Of a dry run: the choice stands first."""
     if choice is not None:
         head = f"{request}: would run on {choice}"
     elif any(verdict["verdict"] == "busy" for verdict in verdicts):
-        head = f"{request}: would wait, {_all_busy(verdicts)}"
+        place = waiting_text(waits) if waits else ""
+        head = f"{request}: would wait, {_all_busy(verdicts)}" + (f"; {place}" if place else "")
     elif verdicts:
         head = f"no worker fits: {request}"
     else:
@@ -79,6 +86,8 @@ def _rows(verdicts: Sequence["VerdictRecord"]) -> list[list[str]]:
             is_busy = verdict["verdict"] == "busy" and reason["code"] not in PASSING
             label = "busy" if is_busy else _label(reason["code"])
             message = reason["message"] or _busy_with(verdict["busy_with"])
+            if verdict["until"] and not number:
+                message += f", until {when(verdict['until'])} at the latest"
             rows.append(["" if number else verdict["worker"], label, message, "" if number else change])
     return rows
 

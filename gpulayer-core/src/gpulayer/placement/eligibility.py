@@ -23,12 +23,16 @@ __all__ = [
     "awaits_checks",
     "can_compute_now",
     "failures_of",
+    "framework_fails",
     "is_eligible",
     "matching_devices",
     "memory_for_jobs",
     "model_rank",
+    "possible_devices",
     "why_ineligible",
     "why_not_now",
+    "without_unread",
+    "wrong_labels",
 ]
 
 _MAX_NAMED: Final = 4  # reasons of broken devices
@@ -114,6 +118,22 @@ def matching_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device,
     return _groups(request, facts, is_hopeful=False)
 
 
+def possible_devices(request: Request, facts: WorkerFacts) -> list[tuple[Device, ...]]:
+    """As ``matching_devices``, as if all devices were healthy and all checks of frameworks had ended well."""
+    return _groups(request, facts, is_hopeful=True)
+
+
+def framework_fails(need: FrameworkNeed, kind: Accelerator, facts: WorkerFacts) -> bool:
+    """Whether this version of the framework is not there, or does not compute on such devices."""
+    return _framework_reason(need, kind, facts.frameworks) is not None
+
+
+def wrong_labels(request: Request, facts: WorkerFacts) -> tuple[str, ...]:
+    """Keys that the machine has no such value of."""
+    labels = dict(facts.labels)
+    return tuple(key for key, value in request.labels if labels.get(key) != value)
+
+
 def _groups(request: Request, facts: WorkerFacts, *, is_hopeful: bool) -> list[tuple[Device, ...]]:
     """is_hopeful: as if all devices were healthy, and all checks of frameworks had ended well."""
     groups: list[tuple[Device, ...]] = []
@@ -160,7 +180,7 @@ def _device_reasons(request: Request, facts: WorkerFacts) -> list[Reason]:
         having = _largest_group(fitting)
         fewest = min(fewest, having)
         if having < min(request.devices, count):
-            few.append(f"{_share(having, there)} {what}")
+            few.append(f"{_share(having, there, is_unread=any(map(_is_lost, fitting)))} {what}")
     if reasons:
         if count < request.devices:
             reasons.insert(0, Reason(ReasonCode.TOO_FEW_DEVICES, _counted(count), wanted, str(count)))
@@ -217,8 +237,27 @@ def _counted(count: int) -> str:
     return f"has {count} device" + ("" if count == 1 else "s")
 
 
-def _share(count: int, there: Sequence[Device]) -> str:
-    return f"{count} of {len(there)} devices {'has' if count == 1 else 'have'}"
+def _share(count: int, there: Sequence[Device], *, is_unread: bool = False) -> str:
+    """is_unread: of some of them it is not known."""
+    verb = "may have" if is_unread else "has" if count == 1 else "have"
+    return f"{count} of {len(there)} devices {verb}"
+
+
+def _is_lost(device: Device) -> bool:
+    return device.state is DeviceState.UNHEALTHY and not device.model
+
+
+def without_unread(request: Request, facts: WorkerFacts) -> WorkerFacts:
+    """As if there were no broken device of which something that the request asks for could not be read: for whoever
+    promises, not for whoever hopes."""
+    kept = tuple(
+        device
+        for device in facts.devices
+        if not (request.device_models and _is_unread(device, device.model))
+        and not (request.compute_capability and _is_unread(device, device.compute_capability))
+        and not (request.device_memory_bytes and _is_lost(device))
+    )
+    return facts if len(kept) == len(facts.devices) else replace(facts, devices=kept)
 
 
 def _unhealthy(request: Request, meant: Sequence[Device], usable: Sequence[Device]) -> Reason:

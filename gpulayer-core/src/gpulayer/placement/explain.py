@@ -9,31 +9,31 @@ from typing import Final
 
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate
+from gpulayer.placement.change import smallest_change
 from gpulayer.placement.choose import Candidate, Rank, rank
 from gpulayer.placement.eligibility import (
     can_compute_now,
     failures_of,
-    is_eligible,
     matching_devices,
-    memory_for_jobs,
     why_ineligible,
     why_not_now,
 )
+from gpulayer.placement.ends import Held, free_by
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
-from gpulayer.spec.request import DEVICE_KINDS, Request
-from gpulayer.spec.units import format_bytes, parse_bytes
+from gpulayer.spec.request import Request
+from gpulayer.spec.units import format_bytes
 from gpulayer.spec.verdict import PASSING, FieldChange, Reason, ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
-__all__ = ["WorkerView", "choice", "explain", "smallest_change"]
+__all__ = ["WorkerView", "choice", "explain", "starts_by"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """What explaining needs of a worker. ``holders``: job of each leased device; ``resource_holders``: jobs of each
-    resource, by its name; ``jobs``: all jobs there. opinions: what scorers, by name, think of the request there; None:
-    nothing."""
+    resource, by its name; ``jobs``: all jobs there; ``held``: what each of them has, and until when. opinions: what
+    scorers, by name, think of the request there; None: nothing."""
 
     id: WorkerId
     name: str
@@ -44,6 +44,7 @@ class WorkerView:
     jobs: tuple[JobId, ...] = ()
     resource_holders: tuple[tuple[str, JobId], ...] = ()
     opinions: tuple[tuple[str, Opinion | None], ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, ...]:
@@ -64,53 +65,16 @@ def choice(verdicts: Iterable[Verdict]) -> str | None:
     return next((verdict.worker for verdict in verdicts if verdict.kind is VerdictKind.ELIGIBLE), None)
 
 
-def smallest_change(request: Request, facts: WorkerFacts, *, name: str) -> tuple[FieldChange, ...]:
-    """The fields to change, and to what, so that this worker fits; empty where nothing of this kind would help.
-
-    Numeric fields fall to exactly what the worker has; identity fields (model, capability, labels, frameworks,
-    worker, locality) are dropped. The accelerator is never changed: other hardware is another job. Nor is a resource
-    that the worker has none of, or a capability: without its licence or its launcher it is another job as well. The
-    result is verified by running eligibility on it.
-    """
-    reasons = why_ineligible(request, facts, name=name)
-    changed = request
-    changes: list[FieldChange] = []
-    for reason in reasons:
-        match reason.code:
-            case ReasonCode.CPUS:
-                changed, change = replace(changed, cpus=facts.cpus), FieldChange("cpus", str(facts.cpus))
-            case ReasonCode.MEMORY:
-                changed = replace(changed, memory_bytes=facts.memory_bytes)
-                change = FieldChange("memory", _exact(facts.memory_bytes))
-            case ReasonCode.DISK if facts.disk_bytes is not None:
-                changed = replace(changed, disk_bytes=facts.disk_bytes)
-                change = FieldChange("disk", _exact(facts.disk_bytes))
-            case ReasonCode.DEVICE_MEMORY:
-                level = _memory_level(request, facts)
-                changed, change = (
-                    replace(changed, device_memory_bytes=level),
-                    FieldChange("device_memory", _exact(level)),
-                )
-            case ReasonCode.TOO_FEW_DEVICES if reason.has.isdigit() and int(reason.has) > 0:
-                changed, change = replace(changed, devices=int(reason.has)), FieldChange("devices", reason.has)
-            case ReasonCode.RESOURCE if _has_some_of_each(request, facts):
-                less, change = _fewer_resources(request, facts)
-                changed = replace(changed, resources=less)
-            case ReasonCode.DEVICE_MODEL:
-                changed, change = replace(changed, device_models=()), FieldChange("device_model", "")
-            case ReasonCode.COMPUTE_CAPABILITY:
-                changed, change = replace(changed, compute_capability=""), FieldChange("compute_capability", "")
-            case ReasonCode.LABEL:
-                key = reason.wanted.partition("=")[0]
-                changed = replace(changed, labels=tuple(label for label in changed.labels if label[0] != key))
-                change = FieldChange("label", "")
-            case ReasonCode.WORKER_NAME:
-                changed, change = replace(changed, worker=""), FieldChange("worker", "")
-            case _:
-                return ()
-        if change not in changes:
-            changes.append(change)
-    return tuple(changes) if changes and is_eligible(changed, facts, name=name) else ()
+def starts_by(verdicts: Iterable[Verdict], *, nodes: int = 1) -> int | None:
+    """When at the latest as many workers can take a node each, if nobody else gets there first: by time limits alone.
+    None where that is not known, and where they can now."""
+    moments: list[int] = []
+    for verdict in verdicts:
+        if verdict.kind is VerdictKind.ELIGIBLE:
+            moments.append(0)
+        elif verdict.until_ms is not None:
+            moments.append(verdict.until_ms)
+    return (sorted(moments)[nodes - 1] or None) if len(moments) >= nodes else None
 
 
 _MAX_NAMED: Final = 4
@@ -136,8 +100,15 @@ def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[
     allocation = allocate(request, worker.id, worker.facts, worker.free)
     if allocation is None:
         busy = _busy_reasons(request, worker)
-        busy_with, fits_with = _busy_with(request, worker, busy), _fits_now(request, worker, busy)
-        return Verdict(worker.name, VerdictKind.BUSY, busy, busy_with=busy_with, fits_with=fits_with), None
+        verdict = Verdict(
+            worker.name,
+            VerdictKind.BUSY,
+            busy,
+            busy_with=_busy_with(request, worker, busy),
+            until_ms=_until(request, worker),
+            fits_with=_fits_now(request, worker, busy),
+        )
+        return verdict, None
     mark = _mean_mark(worker.opinions)
     place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
     score = round(mark, 3) if has_marks else place.score
@@ -201,6 +172,12 @@ def _fits_now(request: Request, worker: WorkerView, busy: tuple[Reason, ...]) ->
     return ()
 
 
+def _until(request: Request, worker: WorkerView) -> int | None:
+    """Workers with a device that is broken, or that a stranger has, may stay busy for longer than any job."""
+    found = free_by(request, worker.id, worker.facts, worker.held)
+    return found[0] if found else None
+
+
 def _meant(request: Request, facts: WorkerFacts) -> list[Device]:
     """All devices that match and work, in whosever hands they are."""
     return [device for group in matching_devices(request, facts) for device in group]
@@ -258,37 +235,3 @@ def _used_by(jobs: tuple[JobId, ...]) -> str:
         return f" (job {jobs[0]} uses the rest)"
     more = f" and {len(jobs) - 2} more" if len(jobs) > 2 else ""
     return f" (jobs {jobs[0]}, {jobs[1]}{more} use the rest)"
-
-
-def _has_some_of_each(request: Request, facts: WorkerFacts) -> bool:
-    there = dict(facts.resources)
-    return all(there.get(name, 0) > 0 for name, _ in request.resources)
-
-
-def _fewer_resources(request: Request, facts: WorkerFacts) -> tuple[tuple[tuple[str, int], ...], FieldChange]:
-    """As many as the worker has, and that as one flag: ``--resource licence=1,seat=2``."""
-    there = dict(facts.resources)
-    less = tuple((name, min(count, there[name])) for name, count in request.resources)
-    value = ",".join(f"{name}={count}" for name, count in less if count != dict(request.resources)[name])
-    return less, FieldChange("resources", value)
-
-
-def _memory_level(request: Request, facts: WorkerFacts) -> int:
-    """The largest memory that enough devices have; what is not known is taken to be enough."""
-    kinds = DEVICE_KINDS if not set(request.accelerators) & set(DEVICE_KINDS) else request.accelerators
-    there = [memory_for_jobs(device, facts) for device in facts.devices if device.kind in kinds]
-    sizes = sorted((request.device_memory_bytes if one is None else one for one in there), reverse=True)
-    return sizes[min(request.devices, len(sizes)) - 1] if sizes else 0
-
-
-def _exact(count: int) -> str:
-    """A size to type: as it is told of beside it, where that is no more than there is; else exactly ``count`` in the
-    largest unit that does, else the next smaller tenth of a gigabyte."""
-    told = format_bytes(count).replace(" ", "")
-    if 0 < parse_bytes(told) <= count:
-        return told
-    for unit, factor in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6)):
-        if count and count % factor == 0:
-            return f"{count // factor}{unit}"
-    tenths = count // 10**8
-    return f"{tenths / 10:g}GB" if tenths else str(count)

@@ -13,9 +13,8 @@ __all__ = ["collect_seldom", "keep_collecting", "share_heaps"]
 
 _COLLECT: Final = (50_000, 20, 100)  # a batch of 10,000 jobs makes no garbage cycles; looking for them doubled its time
 _COLLECT_S: Final = 10.0
-_MIDDLE_EVERY: Final = 30  # of these: 5 minutes
-_ALL_EVERY: Final = 60  # ten minutes; it takes 50 ms or so where 100,000 jobs wait
-_TRIM_EVERY: Final = 6  # a minute
+_OLDER_EVERY: Final = 6  # of these: a minute
+_ALL_SHARE: Final = 1 / 12_000  # of the time, at most: where 100,000 jobs wait it takes 50 ms, so every ten minutes
 _M_ARENA_MAX: Final = -8  # of <malloc.h>
 _ARENAS: Final = 2
 
@@ -37,12 +36,24 @@ def collect_seldom() -> None:
 async def keep_collecting(*, every_s: float = _COLLECT_S) -> None:
     """Each connection that has ended is a garbage cycle (asyncio's transports hold a bound method of their own). A
     plane that is not very busy makes so little else that ``_COLLECT`` alone would keep hours of them: 10 MiB and more.
+
+    All there is, is looked at each minute where that is cheap. Only then Python lets go of the tuples, lists and
+    dictionaries that it keeps to make new ones of: 40,000 tuples at most, spread all over its memory.
     """
+    clock = asyncio.get_running_loop().time
+    rests_until = clock()
     for count in itertools.count(1):
         await asyncio.sleep(every_s)
-        gc.collect(2 if count % _ALL_EVERY == 0 else 1 if count % _MIDDLE_EVERY == 0 else 0)
-        if count % _TRIM_EVERY == 0:
-            _give_back()
+        if count % _OLDER_EVERY:
+            gc.collect(0)
+            continue
+        began = clock()
+        if began < rests_until:
+            gc.collect(1)
+        else:
+            gc.collect()
+            rests_until = began + (clock() - began) / _ALL_SHARE
+        _give_back()
 
 
 def _give_back() -> None:

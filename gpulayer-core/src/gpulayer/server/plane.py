@@ -444,7 +444,10 @@ class _Observer:
 
     def annotate(self, state: State, rejected: Mapping[JobId, Request]) -> dict[JobId, str]:
         known: dict[Request, str] = {}
+        now = self._plane.clock.wall_ms()
         for request in rejected.values():
             if request not in known:
-                known[request] = dump([verdict_to_wire(one) for one in records_.explain_now(state, request)])
+                known[request] = dump(
+                    [verdict_to_wire(one) for one in records_.explain_now(state, request, wall_ms=now)]
+                )
         return {job_id: known[request] for job_id, request in rejected.items()}

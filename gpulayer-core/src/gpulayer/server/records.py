@@ -15,7 +15,8 @@ from gpulayer.engine.records import AttemptImage, JobImage
 from gpulayer.engine.state import Attempt, Job, Node, Worker
 from gpulayer.errors import GpulayerError
 from gpulayer.ids import Digest, Epoch, JobId
-from gpulayer.placement.explain import WorkerView, choice, explain
+from gpulayer.placement.ends import Held
+from gpulayer.placement.explain import WorkerView, choice, explain, starts_by
 from gpulayer.server.store import AuditEntry, StoredEvent, StoredJob
 from gpulayer.server.tails import Tail
 from gpulayer.spec.job import JobKind, JobState
@@ -34,6 +35,7 @@ from gpulayer.wire.jobs import (
     JobRecord,
     OutputRecord,
     ReasonRecord,
+    WaitRecord,
 )
 from gpulayer.wire.plugins import PluginFields
 from gpulayer.wire.workers import WorkerRecord
@@ -53,6 +55,7 @@ __all__ = [
     "restored_hint",
     "suspended_reason",
     "unkept_log_reason",
+    "wait_record",
     "waiting_reason",
     "worker_record",
     "worker_views",
@@ -80,6 +83,7 @@ def job_record(
     job: StoredJob,
     *,
     reason: ReasonRecord | None = None,
+    waits: WaitRecord | None = None,
     outputs: Sequence[OutputRecord] = (),
     tails: Mapping[Epoch, Tail] = MappingProxyType({}),
     array: ArrayRecord | None = None,
@@ -121,6 +125,8 @@ def job_record(
         "secrets": submission.get("secret_names", []),
         "verdicts": json.loads(job.verdicts) if job.verdicts else [],
     }
+    if waits is not None:
+        record["waits"] = waits
     if array is not None:
         record["array"] = array
     if index is not None:
@@ -235,23 +241,42 @@ def device_holders(state: State, worker: Worker) -> Iterator[tuple[str, JobId]]:
             yield from ((uuid, attempt.job_id) for uuid in node.allocation.devices)
 
 
-def worker_views(state: State, request: Request, asked: Asked = MappingProxyType({})) -> list[WorkerView]:
-    """The workers as placement explains them for this request."""
-    return [_view(state, worker, request, asked) for worker in state.workers.values()]
+def worker_views(
+    state: State, request: Request, asked: Asked = MappingProxyType({}), *, wall_ms: int
+) -> list[WorkerView]:
+    """The workers as placement explains them for this request. wall_ms: now; what should have ended is not waited for
+    with a date."""
+    return [_view(state, worker, request, asked, wall_ms) for worker in state.workers.values()]
 
 
-def explain_now(state: State, request: Request, asked: Asked = MappingProxyType({})) -> tuple[Verdict, ...]:
+def explain_now(
+    state: State, request: Request, asked: Asked = MappingProxyType({}), *, wall_ms: int
+) -> tuple[Verdict, ...]:
     """A verdict a worker, from the live state; call it where that may be read. asked: what scorers said besides, of
     what the state has no opinion on."""
-    return explain(request, worker_views(state, request, asked))
+    return explain(request, worker_views(state, request, asked, wall_ms=wall_ms))
 
 
-def explain_reply(request: Request, verdicts: Sequence[Verdict]) -> ExplainReply:
+def explain_reply(
+    request: Request, verdicts: Sequence[Verdict], *, ahead: tuple[int, JobId | None] = (0, None)
+) -> ExplainReply:
     """``choice`` is the worker that would get it now, as these very verdicts say."""
+    chosen = choice(verdicts)
     return {
         "request": request.summary(),
-        "choice": choice(verdicts),
+        "choice": chosen,
         "verdicts": [verdict_to_wire(verdict) for verdict in verdicts],
+        "waits": None if chosen else wait_record(verdicts, ahead=ahead),
+    }
+
+
+def wait_record(verdicts: Sequence[Verdict], *, ahead: tuple[int, JobId | None], nodes: int = 1) -> WaitRecord:
+    """A time is told only where nobody stands ahead: how long those take nobody knows."""
+    count, first = ahead
+    return {
+        "ahead": count,
+        "first_ahead": first,
+        "starts_by": None if count else iso_utc(starts_by(verdicts, nodes=nodes)),
     }
 
 
@@ -371,11 +396,22 @@ def _at_work(state: State, worker: Worker) -> Iterator[tuple[Attempt, Node]]:
             yield attempt, attempt.nodes[index]
 
 
-def _view(state: State, worker: Worker, request: Request, asked: Asked) -> WorkerView:
+def _ends_wall_ms(state: State, attempt: Attempt, wall_ms: int) -> int | None:
+    """Of one that runs by a time limit that is not over yet: when that and its grace time are."""
+    entry = state.jobs[attempt.job_id].entry
+    if entry.timeout_ms is None or attempt.started_wall_ms is None:
+        return None
+    ends = attempt.started_wall_ms + entry.timeout_ms + entry.grace_ms
+    return ends if ends > wall_ms else None
+
+
+def _view(state: State, worker: Worker, request: Request, asked: Asked, wall_ms: int) -> WorkerView:
     jobs: list[JobId] = []
+    held: list[Held] = []
     resource_holders: list[tuple[str, JobId]] = []
     for attempt, node in _at_work(state, worker):
         jobs.append(attempt.job_id)
+        held.append(Held(attempt.job_id, node.allocation, _ends_wall_ms(state, attempt, wall_ms)))
         if node.phase is not NodePhase.ENDED:
             resource_holders.extend((name, attempt.job_id) for name, _ in node.allocation.resources)
     return WorkerView(
@@ -387,6 +423,7 @@ def _view(state: State, worker: Worker, request: Request, asked: Asked) -> Worke
         holders=tuple(device_holders(state, worker)),
         jobs=tuple(jobs),
         resource_holders=tuple(resource_holders),
+        held=tuple(held),
         opinions=tuple(
             (scorer, opinion or asked.get((scorer, worker.facts_digest)))
             for scorer, opinion in opinions.of(state, request, worker.facts_digest)

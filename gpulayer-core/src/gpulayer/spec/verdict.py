@@ -1,5 +1,6 @@
 """What placement says of one worker for one request: the same data for the queue, people, scripts and agents."""
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -50,6 +51,9 @@ class ReasonCode(StrEnum):
 PASSING: Final = frozenset({ReasonCode.DEVICE_UNHEALTHY, ReasonCode.FRAMEWORK_UNCHECKED})
 
 
+_REPEATED: Final = frozenset({"framework", "label"})
+
+
 class VerdictKind(StrEnum):
     """``busy``: its machine would do, but not now (full, draining, silent, a device unhealthy, a framework not checked
     yet). ``ineligible``: not as it is."""
@@ -71,8 +75,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of the request and the value with which this worker would fit: of ``resources`` as the flag takes
-    it, ``licence=1,seat=2``."""
+    """One field of the request and the value with which this worker would fit, empty to leave it out. Of ``resources``
+    those that change, as the flag takes it: ``licence=1,seat=2``. Of ``framework`` and ``label`` all that stay, as
+    words of a shell: ``torch 'jax>=0.4'``."""
 
     field: str
     value: str
@@ -81,7 +86,10 @@ class FieldChange:
     def flag(self) -> str:
         """The change as it is typed: ``--device-memory 24GB``, or ``without --device-model``."""
         option = "--resource" if self.field == "resources" else "--" + self.field.replace("_", "-")
-        return f"{option} {self.value}" if self.value else f"without {option}"
+        if not self.value:
+            return f"without {option}"
+        values = shlex.split(self.value) if self.field in _REPEATED else [self.value]
+        return " ".join(f"{option} {shlex.quote(value)}" for value in values)
 
 
 @dataclass(frozen=True, slots=True)

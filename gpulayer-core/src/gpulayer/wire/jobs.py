@@ -35,6 +35,7 @@ __all__ = [
     "SubmitterRecord",
     "VerdictReasonRecord",
     "VerdictRecord",
+    "WaitRecord",
 ]
 
 MAX_BATCH = 20_000
@@ -241,7 +242,7 @@ class JobRecord(TypedDict):
     ``split_streams``: stdout and stderr are two logs. ``secrets``: names, never values. ``warnings``: of job checks, in
     the answer to the submission alone. ``array``: of an array, whose ``attempts`` are those of its first elements; with
     ``index`` all of it is about that element alone. ``clashes``: so many files of an array have the name of a file of
-    an earlier element, and are not among its outputs."""
+    an earlier element, and are not among its outputs. ``waits``: of a queued job, in the record of one job alone."""
 
     id: str
     name: str
@@ -272,6 +273,7 @@ class JobRecord(TypedDict):
     array: NotRequired[ArrayRecord]
     index: NotRequired[int]
     clashes: NotRequired[int]
+    waits: "NotRequired[WaitRecord]"
 
 
 class JobPage(TypedDict):
@@ -320,7 +322,9 @@ class VerdictReasonRecord(TypedDict):
 
 
 class VerdictRecord(TypedDict):
-    """``fits_with``: request fields and the values with which this worker would fit; empty if nothing simple helps."""
+    """``until``: ISO text in UTC, when at the latest enough of what runs there has reached its time limit, grace time
+    included; None where that is not known. ``fits_with``: request fields and the values with which this worker would
+    fit; empty if nothing simple helps."""
 
     worker: str
     verdict: str
@@ -331,6 +335,16 @@ class VerdictRecord(TypedDict):
     score: float | None
 
 
+class WaitRecord(TypedDict):
+    """``ahead``: how many jobs stand before it in the queue, and ``first_ahead`` is the first of all. ``starts_by``:
+    where none does, when at the latest enough workers are free by time limits, if no job of higher priority comes; None
+    where that is not known."""
+
+    ahead: int
+    first_ahead: str | None
+    starts_by: str | None
+
+
 class ExplainBody(TypedDict):
     """A request that nothing is submitted for."""
 
@@ -338,11 +352,13 @@ class ExplainBody(TypedDict):
 
 
 class ExplainReply(TypedDict):
-    """``choice``: the worker that would get it now, None where none can. ``request``: one line for people."""
+    """``choice``: the worker that would get it now, None where none can. ``request``: one line for people. ``waits``:
+    what it would wait for in the queue, at priority 0; None where there is a choice."""
 
     request: str
     choice: str | None
     verdicts: list[VerdictRecord]
+    waits: WaitRecord | None
 
 
 # Pydantic reads this attribute; a TypedDict body may not hold it, and pydantic is not imported here.

@@ -12,6 +12,7 @@ from gpulayer.engine.asking import is_undecided
 from gpulayer.engine.events import CancelRequested, NodePhase
 from gpulayer.engine.holds import HELD
 from gpulayer.engine.opinions import awaited
+from gpulayer.engine.standing import ahead_of, would_be_ahead
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import ID_LENGTH, Digest, Epoch, JobId
@@ -40,6 +41,7 @@ from gpulayer.server.records import (
     restored_hint,
     suspended_reason,
     unkept_log_reason,
+    wait_record,
     waiting_reason,
 )
 from gpulayer.server.rights import check_manages, check_sees, is_anothers
@@ -70,6 +72,7 @@ from gpulayer.wire.jobs import (
     OutputRecord,
     OutputsReply,
     ReasonRecord,
+    WaitRecord,
 )
 
 __all__ = ["INDEX", "ROUTES", "element_index", "find_job", "read_record"]
@@ -213,8 +216,13 @@ async def explain(call: Call) -> Response:
     request = request_from_wire(body["request"])
     await await_local_worker(call.plane)
     asked = await _opinions_on(call.plane, request)
-    verdicts = await call.plane.driver.read(lambda state: explain_now(state, request, asked))
-    return json_response(explain_reply(request, verdicts))
+    wall_ms = call.plane.clock.wall_ms()
+
+    def reply(state: State) -> ExplainReply:
+        verdicts = explain_now(state, request, asked, wall_ms=wall_ms)
+        return explain_reply(request, verdicts, ahead=would_be_ahead(state, priority=0))
+
+    return json_response(await call.plane.driver.read(reply))
 
 
 async def _opinions_on(plane: Plane, request: Request) -> Asked:
@@ -257,9 +265,16 @@ async def read_record(plane: Plane, job_id: JobId, index: int | None = None) -> 
 async def _record(plane: Plane, job: StoredJob, index: int | None = None) -> JobRecord:
     if "array" in job.submission or index is not None:
         return await _array_record(plane, job, index)
-    reasons = await _reasons(plane, [job])
+    waits: dict[JobId, WaitRecord] = {}
+    reasons = await _reasons(plane, [job], waits=waits)
     outputs = await _outputs(plane, job.image.outputs)
-    return job_record(job, reason=reasons.get(job.image.id), outputs=outputs, tails=await _tails(plane, job))
+    return job_record(
+        job,
+        reason=reasons.get(job.image.id),
+        waits=waits.get(job.image.id),
+        outputs=outputs,
+        tails=await _tails(plane, job),
+    )
 
 
 async def _array_record(plane: Plane, job: StoredJob, index: int | None) -> JobRecord:
@@ -351,8 +366,12 @@ async def _await_decision(plane: Plane, job_id: JobId) -> None:
                 await watch.wait()
 
 
-async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRecord]:
-    """Why the waiting ones of these wait; equal requests are explained once."""
+async def _reasons(
+    plane: Plane, jobs: list[StoredJob], *, waits: dict[JobId, WaitRecord] | None = None
+) -> dict[JobId, ReasonRecord]:
+    """Why the waiting ones of these wait; equal requests are explained once. waits: what to put in there of each, which
+    costs a look at the whole queue."""
+    wall_ms = plane.clock.wall_ms()
     unexplained = [job for job in jobs if not job.image.reason_code]
     waiting = {job.image.id for job in unexplained if job.image.state is JobState.QUEUED}
     staging = {job.image.id for job in unexplained if job.image.state is JobState.STAGING and _may_need_plugins(job)}
@@ -374,8 +393,11 @@ async def _reasons(plane: Plane, jobs: list[StoredJob]) -> dict[JobId, ReasonRec
                 continue
             request = job.entry.request
             if request not in known:
-                known[request] = explain_now(state, request)
+                known[request] = explain_now(state, request, wall_ms=wall_ms)
             found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
+            if waits is not None:
+                nodes = job.class_key[1]
+                waits[job_id] = wait_record(known[request], ahead=ahead_of(state, job), nodes=nodes)
         now = plane.driver.now()
         for job_id, index in state.held if kept_off else ():
             if job_id in kept_off:

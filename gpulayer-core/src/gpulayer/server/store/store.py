@@ -1,8 +1,8 @@
 """Everything durable, in one SQLite file (WAL, ``synchronous=FULL``).
 
 ``commit`` is called by one thread (the driver's) and writes a whole micro-batch in one transaction: all of it or
-nothing. Reads use connections of their own and see the last commit. Methods block; the driver and the routes run
-them in threads. Errors of the database leave here as ``StorageUnavailable`` alone.
+nothing. It has a connection of its own. Reads share a few others and see the last commit. Methods block; the driver
+and the routes run them in threads. Errors of the database leave here as ``StorageUnavailable`` alone.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, QueuePool, Select, create_engine, event, func, select
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError, SQLAlchemyError
 
 from gpulayer import __version__
 from gpulayer.engine.records import (
@@ -66,7 +66,12 @@ IDEMPOTENCY_KEPT_MS: Final = 7 * 86_400_000
 _BUSY_TIMEOUT_MS: Final = 5_000
 _SYNCHRONOUS: Final = "FULL"  # SQLite's log is synced by every commit; with less a power cut takes answered commits
 _LOG_PAGES: Final = 1_000  # so many are in SQLite's log before it is written back
-_CACHE_KIB: Final = 512  # of pages, each connection: the system keeps the file's pages anyway, for all of them once
+_WRITER_PAGES: Final = 128  # the only writer's stay right, so they are kept
+# Each commit makes a reader's pages worthless, and the system keeps the file's once for all. So many SQLite gets in one
+# piece with the first of them, for as long as the connection lives; more would come and go amid everything else.
+_READER_PAGES: Final = 20
+_READERS_KEPT: Final = 4  # connections; a plane reads in as many threads
+_STATEMENTS_KEPT: Final = 32  # of each connection, prepared; a list of ids is another text for each length
 _LOG_KEPT_BYTES: Final = 64 * 1024 * 1024  # what SQLite's log keeps of what a long read made it grow by
 
 _NOT_NOW: Final = "nothing was written; free space or repair the disk, then try again"
@@ -102,10 +107,11 @@ class Store:
         check_newest(path, noted=self._disk.noted(path), connect=self._disk.read_only)
         if found < SCHEMA_VERSION:
             self._disk.copy_before_migration(path, schema=found)
-        self._engine = _engine(path, self._disk.vfs)
+        self._writing = _engine(path, self._disk.vfs)
+        self._readers = _readers(path, self._disk.vfs)
         try:
             with self._mapped():
-                ensure_schema(self._engine)
+                ensure_schema(self._writing)
             self._disk.sync_names(path)
             with closing(self._disk.read_only(Path(path))) as connection:
                 check_contents(connection, path, tables=expected())
@@ -113,7 +119,7 @@ class Store:
             self._count = self._counted()
             self._disk.remember(path)
         except BaseException:
-            self._engine.dispose()
+            self._dispose()
             raise
 
     def _make(self) -> None:
@@ -138,13 +144,17 @@ class Store:
         full), it stays beside the store, and so does the mark that says so."""
         if self._is_written_back():
             self._disk.unmark(self._path)
-            self._engine.dispose()
+            self._dispose()
             return
-        self._engine.dispose()  # which tries once more
+        self._dispose()  # which tries once more
         if self._disk.has_log(self._path):
             self._disk.let_go()
         else:
             self._disk.unmark(self._path)
+
+    def _dispose(self) -> None:
+        self._readers.dispose()
+        self._writing.dispose()
 
     def misses(self) -> bool:
         """Whether its files were removed or replaced. Quick."""
@@ -159,16 +169,16 @@ class Store:
         try:
             copy = self._rescue()
             kept = f"all that was answered is in the copy {copy}. To go on with it: {how_to_use(copy, self._path)}"
-        except (OSError, sqlite3.Error, DBAPIError) as error:
+        except (OSError, sqlite3.Error, SQLAlchemyError) as error:
             kept = f"and what it held can't be copied: {error}"
         gone = OSError(errno.ESTALE, f"it was removed or replaced while it was in use; {kept}")
         self._disk.failed(missed, gone)
         raise StorageUnavailable(f"the control plane's store is gone: {missed}: {gone.strerror}", hint=_NOT_NOW)
 
     def _rescue(self) -> str:
-        """By a connection that is open still: a new one would find nothing."""
+        """By the writer's connection, which is open still: a new one would find nothing."""
         copy = self._disk.make_rescue(self._path)
-        with closing(self._engine.raw_connection()) as connection:
+        with closing(self._writing.raw_connection()) as connection:
             connection.cursor().execute("VACUUM INTO ?", (copy,))
         self._disk.rewrite(copy)
         self._disk.sync_names(self._path)
@@ -176,7 +186,7 @@ class Store:
 
     def _is_written_back(self) -> bool:
         try:
-            with closing(self._engine.raw_connection()) as connection:
+            with closing(self._writing.raw_connection()) as connection:
                 busy, pages, written = connection.cursor().execute("PRAGMA wal_checkpoint(FULL)").fetchone()
         except (sqlite3.Error, DBAPIError):
             return False
@@ -196,7 +206,7 @@ class Store:
         """All of it is in the one file, synced. Closing does that, too, and says nothing where it fails. Raises
         StorageUnavailable."""
         with self._mapped():
-            _settle(self._engine)
+            _settle(self._writing)
         self._disk.unmark(self._path)  # its log is empty now; the next commit marks it again
 
     def commit(self, batch: Batch) -> None:
@@ -212,7 +222,7 @@ class Store:
         rows = split(batch)
         seq, after = self._audited
         audit = chained(rows.audit, seq=seq, after=after)
-        with self._mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._writing.begin() as connection:
             for statement, parameters in rows.statements():
                 if parameters:
                     connection.exec_driver_sql(statement, parameters)
@@ -233,7 +243,7 @@ class Store:
         log goes on. No worker is this machine's own any more. To be followed by a commit of what else follows.
         """
         row = (first, marker.at_ms, marker.wall_ms, __version__, marker.job_id, marker.worker, marker.kind, marker.body)
-        with self._mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._writing.begin() as connection:
             connection.exec_driver_sql("UPDATE counters SET next_epoch = ?, next_seq = ?", (first, first))
             # A signature over a counter of the lost time opens no session; its worker signs anew above this one.
             connection.exec_driver_sql("UPDATE identities SET counter = ?, is_local = 0", (first,))
@@ -250,7 +260,7 @@ class Store:
 
     def probe(self) -> None:
         """A small durable write. Raises StorageUnavailable while writing is not possible."""
-        with self._mapped(), self._engine.begin() as connection:
+        with self._mapped(), self._writing.begin() as connection:
             connection.exec_driver_sql(COUNT)
             here("plane.in_probe")
         self._acknowledge()
@@ -333,7 +343,7 @@ class Store:
         """A connection for reads: one snapshot, as of its first query. Raises StorageUnavailable, also for a row with
         JSON that is none, or with a word that nobody writes: what is in the store was written here."""
         try:
-            with self._mapped(), self._engine.connect() as connection:
+            with self._mapped(), self._readers.connect() as connection:
                 yield connection.execution_options(**_READ_ONLY)
         except ValueError as error:
             raise damaged(self._path, f"a row can't be read: {error}") from error
@@ -393,14 +403,30 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _engine(path: str, vfs: str) -> Engine:
+    """For one thread, which writes; whoever else asks for its only connection waits."""
+    return _connecting(path, vfs, kept=1, more=0, pages=_WRITER_PAGES)
+
+
+def _readers(path: str, vfs: str) -> Engine:
+    """Last in, first out: few connections are enough mostly."""
+    return _connecting(path, vfs, kept=_READERS_KEPT, more=_READERS_KEPT, pages=_READER_PAGES)
+
+
+def _connecting(path: str, vfs: str, *, kept: int, more: int, pages: int) -> Engine:
     # SQLite itself never makes the file: one that was taken away would be there again, empty.
     name = f"file:{quote(path)}?mode=rw{f'&vfs={vfs}' if vfs else ''}"
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(name, uri=True, check_same_thread=False)
+        return sqlite3.connect(name, uri=True, check_same_thread=False, cached_statements=_STATEMENTS_KEPT)
 
-    # Last in, first out: each connection keeps pages of its own in memory, and few are enough mostly.
-    engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=8, pool_use_lifo=True)
+    engine = create_engine(
+        "sqlite+pysqlite://",
+        creator=connect,
+        poolclass=QueuePool,
+        pool_size=kept,
+        max_overflow=more,
+        pool_use_lifo=True,
+    )
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # Any: the driver's own connection
@@ -417,7 +443,7 @@ def _engine(path: str, vfs: str) -> Engine:
             "foreign_keys=ON",
             f"wal_autocheckpoint={_LOG_PAGES}",
             f"journal_size_limit={_LOG_KEPT_BYTES}",
-            f"cache_size=-{_CACHE_KIB}",
+            f"cache_size={pages}",
         ):
             connection.execute(f"PRAGMA {pragma}")
 

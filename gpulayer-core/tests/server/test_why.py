@@ -1,0 +1,60 @@
+"""Why a job waits, and until when: through a real control plane."""
+
+from datetime import datetime
+
+CUDA = {"accelerators": ["cuda"], "devices": 1}
+BLANK = {"memory_bytes": None, "memory_free_bytes": None, "compute_capability": "", "reason": "", "links": {}}
+A100 = {"kind": "cuda", "model": "A100", "state": "usable", **BLANK}
+
+
+def busy_box(plane, *, timeout_ms):
+    """A worker whose one device a running job has."""
+    worker = plane.worker("box", devices=[{"uuid": "GPU-0", "index": 0, **A100}])
+    worker.report()
+    job = plane.submit("train", request=CUDA, timeout_ms=timeout_ms, grace_ms=30_000)
+    (command,) = worker.commands(hold_s=5)
+    worker.holding = [command["epoch"]]
+    worker.report(worker.running(command["epoch"]))
+    return plane.job(job["id"])
+
+
+def later_s(record, moment):
+    started = datetime.fromisoformat(record["started_at"])
+    return (datetime.fromisoformat(moment) - started).total_seconds()
+
+
+def test_a_busy_worker_says_with_whom_and_until_when_its_limit_and_grace_are_over(plane) -> None:
+    running = busy_box(plane, timeout_ms=600_000)
+    reply = plane.http.post("/v1/explain", json={"request": CUDA}).json()
+    (verdict,) = reply["verdicts"]
+    assert (verdict["verdict"], verdict["busy_with"]) == ("busy", [running["id"]])
+    assert later_s(running, verdict["until"]) == 630
+    assert reply["waits"] == {"ahead": 0, "first_ahead": None, "starts_by": verdict["until"]}
+
+
+def test_where_no_limit_is_known_no_time_is_told(plane) -> None:
+    busy_box(plane, timeout_ms=None)
+    reply = plane.http.post("/v1/explain", json={"request": CUDA}).json()
+    assert reply["verdicts"][0]["until"] is None
+    assert reply["waits"]["starts_by"] is None
+
+
+def test_a_queued_job_tells_its_place_and_a_time_only_where_nobody_is_ahead(plane) -> None:
+    running = busy_box(plane, timeout_ms=600_000)
+    first = plane.submit("a", request=CUDA)
+    second = plane.submit("b", request={**CUDA, "cpus": 2})
+    urgent = plane.submit("c", request=CUDA, priority=5)
+    waits = {name: plane.job(job["id"])["waits"] for name, job in (("1", first), ("2", second), ("c", urgent))}
+    assert later_s(running, waits["c"].pop("starts_by")) == 630
+    assert waits["c"] == {"ahead": 0, "first_ahead": None}
+    assert waits["1"] == {"ahead": 1, "first_ahead": urgent["id"], "starts_by": None}
+    assert waits["2"] == {"ahead": 2, "first_ahead": urgent["id"], "starts_by": None}
+    assert "waits" not in plane.job(running["id"])
+    assert plane.http.post("/v1/explain", json={"request": CUDA}).json()["waits"]["ahead"] == 3
+
+
+def test_a_job_that_does_not_wait_is_told_until_when_the_worker_is_busy(plane) -> None:
+    running = busy_box(plane, timeout_ms=600_000)
+    rejected = plane.submit("d", request=CUDA, wait=False)
+    assert rejected["state"] == "rejected"
+    assert later_s(running, rejected["verdicts"][0]["until"]) == 630
