@@ -172,6 +172,8 @@ def check_all(connection: sqlite3.Connection, path: Path) -> str:
             _check_counters(connection, str(path))  # its tables are those of an older version
     except sqlite3.DatabaseError as error:
         raise of_sqlite(error, path) from error
+    except UnicodeDecodeError as error:  # also of the message of an error that tells of such a text
+        raise damaged(str(path), f"a text can't be read: {error}") from error
     if schema >= SCHEMA_VERSION:
         check_contents(connection, str(path), tables=expected())
     return schema
@@ -200,6 +202,8 @@ def check_start(path: str, *, connect: Callable[[Path], sqlite3.Connection] = re
             rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.DatabaseError as error:
         raise of_sqlite(error, path) from error
+    except UnicodeDecodeError as error:  # also of the message of an error that tells of such a text
+        raise damaged(str(path), f"a text can't be read: {error}") from error
     if len(rows) != 1 or not isinstance(rows[0][0], str):
         raise damaged(path, "it does not say which schema it has")
     return str(rows[0][0])
@@ -247,6 +251,8 @@ def check_contents(connection: sqlite3.Connection, path: str, *, tables: Mapping
         _check_counters(connection, path)
     except sqlite3.DatabaseError as error:
         raise of_sqlite(error, path) from error
+    except UnicodeDecodeError as error:  # also of the message of an error that tells of such a text
+        raise damaged(str(path), f"a text can't be read: {error}") from error
 
 
 def _check_counters(connection: sqlite3.Connection, path: str) -> None:
@@ -274,6 +280,8 @@ def check_pages(connection: sqlite3.Connection, path: os.PathLike[str] | str, *,
         wrong = connection.execute("PRAGMA foreign_key_check").fetchone() if is_full else None
     except sqlite3.DatabaseError as error:
         raise of_sqlite(error, path) from error
+    except UnicodeDecodeError as error:  # also of the message of an error that tells of such a text
+        raise damaged(str(path), f"a text can't be read: {error}") from error
     if wrong is not None:
         raise damaged(path, f"a row of {wrong[0]} refers to one of {wrong[2]} that is missing")
 
