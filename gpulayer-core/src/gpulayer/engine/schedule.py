@@ -5,6 +5,8 @@ nothing while nothing is free. Gangs start all or none; nothing is reserved for 
 refuses is no candidate, and what scorers mark comes before packing (``opinions``).
 """
 
+from typing import Final
+
 from gpulayer.engine import elements, opinions, queue
 from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
@@ -15,19 +17,27 @@ from gpulayer.placement.choose import Candidate, choose, rank
 from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
+from gpulayer.spec.verdict import ReasonCode
 from gpulayer.spec.worker import WorkerState
 
 __all__ = [
+    "HOPES",
     "begin",
     "capacity_gained",
+    "doubt",
     "fits_nowhere",
     "has_other_place",
     "is_eligible_for",
     "is_unsure",
     "run",
     "takes_work",
+    "trust",
     "workers_changed",
 ]
+
+
+HOPES: Final = str(ReasonCode.FRAMEWORK_UNCHECKED)
+"""The reason of a job that waits for checks to say whether any worker could ever run it."""
 
 
 def run(turn: Turn) -> None:
@@ -50,7 +60,7 @@ def run(turn: Turn) -> None:
         if _place(turn, best, job, task):
             queue.pop(best)
             elements.advance(state, job)
-            best.unsure.clear()  # it does fit somewhere
+            trust(turn, best)  # it does fit somewhere
         else:
             best.is_blocked = True
 
@@ -69,13 +79,30 @@ def capacity_gained(state: State, worker: Worker) -> None:
             known.is_blocked = False
 
 
-def workers_changed(state: State) -> None:
+def workers_changed(turn: Turn) -> None:
     """The set of workers or their facts changed: every class is worth another look. Whoever was accepted in the hope of
     checks stays accepted once enough workers are sure, whatever becomes of those."""
-    for known in state.classes.values():
+    for known in turn.state.classes.values():
         known.is_blocked = False
-        if known.unsure and not is_unsure(state, known):
-            known.unsure.clear()
+        if known.unsure and not is_unsure(turn.state, known):
+            trust(turn, known)
+
+
+def doubt(turn: Turn, known: RequestClass, job: Job) -> None:
+    """It is accepted in the hope of checks that go on, and its row says so."""
+    known.unsure[job.entry.id] = None
+    job.reason_code, job.reason_message = HOPES, "it was taken before the frameworks that it asks for were checked"
+    turn.jobs[job.entry.id] = job
+
+
+def trust(turn: Turn, known: RequestClass) -> None:
+    """Whoever was accepted in the hope of checks stays accepted, whatever becomes of those."""
+    for job_id in known.unsure:
+        job = turn.state.jobs.get(job_id)
+        if job is not None and job.reason_code == HOPES:
+            job.reason_code = job.reason_message = ""
+            turn.jobs[job_id] = job
+    known.unsure.clear()
 
 
 def fits_nowhere(state: State, request: Request, nodes: int) -> bool:

@@ -234,7 +234,7 @@ class RequestClass:
     """Equal requests wait in one queue and share what is known of them.
 
     ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
-    unsure: jobs that were accepted only because checks of frameworks were to end; volatile: after a restart they wait.
+    unsure: jobs that were accepted only because checks of frameworks were to end; their rows say so.
     opinions: of its request, once they were looked at. looks_ms: engine time at which that is due again; 0: at once.
     """
 
