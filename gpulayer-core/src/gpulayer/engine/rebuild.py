@@ -165,6 +165,7 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
         ended_wall_ms=image.ended_wall_ms,
         placement=image.placement,
         lease_ttl_ms=image.lease_ttl_ms,
+        considered=image.considered,
         lent_ms=state.now_ms,
     )
     state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch

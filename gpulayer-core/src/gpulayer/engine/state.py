@@ -10,6 +10,7 @@ from gpulayer.engine.events import NodePhase
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import Allocation, Free
 from gpulayer.spec.after import After
+from gpulayer.spec.considered import Considered
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Array, JobEntry, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Opinion
@@ -165,6 +166,7 @@ class Attempt:
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
     placement: str = ""
+    considered: Considered | None = None
     lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
     lent_ms: int = field(default=0, compare=False)
 
