@@ -53,6 +53,7 @@ def example_calls(tmp_path):
         "retry_job": calls.retry_job("7f3a", key="k3"),
         "read_logs": calls.read_logs("7f3a", offset=7, attempt=2, follow=True, tail_bytes=9),
         "list_events": calls.list_events("7f3a", after=3, limit=4),
+        "get_why": calls.get_why("7f3a"),
         "list_outputs": calls.list_outputs("7f3a"),
         "list_elements": calls.list_elements("a b", after=3, limit=5, failed=True),
         "explain": calls.explain({"devices": 2}),

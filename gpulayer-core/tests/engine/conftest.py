@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpulayer.clock import Instant
-from gpulayer.engine import Policy, State, Step, check, due, step
+from gpulayer.engine import Policy, State, Step, check, due, rebuild, step
 from gpulayer.engine.events import (
     CancelRequested,
     Event,
@@ -43,6 +43,24 @@ class Script:
                 key = (record.job_id, record.index)
             self.records[type(record).__name__, key] = record
         return self.last
+
+    def images(self, kind: str) -> list:
+        """The last of each of these."""
+        return [record for (name, _), record in self.records.items() if name == kind]
+
+    def rebuilt(self, *, tasks=None, heard=()) -> State:
+        """What a start makes of the last images. tasks: others than all; heard: who reports at once."""
+        entries = {job.entry.id: job.entry for job in self.state.jobs.values()}
+        return rebuild(
+            self.state.policy,
+            self.images("CounterImage")[0],
+            jobs=[(entries[image.id], image) for image in self.images("JobImage") if image.id in entries],
+            tasks=[one for one in (self.images("TaskImage") if tasks is None else tasks) if one.job_id in entries],
+            attempts=self.images("AttemptImage"),
+            workers=self.images("WorkerImage"),
+            facts=self.images("FactsImage"),
+            heard=list(heard),
+        )
 
     def pass_time(self, ms: int) -> list[Event]:
         """Let time pass and step all that has become due, until nothing more is."""

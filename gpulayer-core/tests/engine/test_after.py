@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.engine import rebuild, step
+from gpulayer.engine import step
 from gpulayer.engine.events import JobSubmitted, NodePhase, NodeReport, PlaneRestored
-from gpulayer.engine.records import CounterImage
 from gpulayer.ids import JobId
 from gpulayer.spec.after import After, parse_after
 from gpulayer.spec.job import JobEntry, JobSpec, JobState
@@ -22,23 +21,6 @@ def after(*texts: str) -> tuple[After, ...]:
 def finish(plane, job: str, exit_code: int = 0, worker: str = "w1") -> None:
     plane.run(worker, job)
     plane.end(worker, plane.epoch(job), exit_code=exit_code)
-
-
-def restarted(plane):
-    """What the last images of everything make."""
-    images = list(plane.records.values())
-    named = {kind: [one for one in images if type(one).__name__ == kind] for kind in {type(i).__name__ for i in images}}
-    counters = next(one for one in images if isinstance(one, CounterImage))
-    entries = {job.entry.id: job.entry for job in plane.state.jobs.values()}
-    return rebuild(
-        plane.state.policy,
-        counters,
-        jobs=[(entries[image.id], image) for image in named["JobImage"] if image.id in entries],
-        tasks=[image for image in named.get("TaskImage", ()) if image.job_id in entries],
-        attempts=named.get("AttemptImage", ()),
-        workers=named["WorkerImage"],
-        facts=named["FactsImage"],
-    )
 
 
 def test_it_begins_once_the_other_has_succeeded(plane):
@@ -215,12 +197,12 @@ def test_a_restart_forgets_nobody_who_waits(plane):
     plane.submit("a")
     plane.submit("b", after=after("a"))
     plane.submit("c", after=after("b"))
-    plane.state = restarted(plane)
+    plane.state = plane.rebuilt()
     assert plane.state.jobs[JobId("b")].unmet == after("a")
     plane.report("w1", holding=tuple(plane.state.attempts))
     assert plane.job("b").state is JobState.QUEUED
     finish(plane, "a")
-    plane.state = restarted(plane)
+    plane.state = plane.rebuilt()
     plane.report("w1", holding=tuple(plane.state.attempts))
     finish(plane, "b")
     assert plane.epoch("c")
@@ -289,6 +271,6 @@ def test_a_restart_queues_all_that_were_to_be(plane):
     for number in range(100):
         plane.submit(f"b{number}", after=after("a"))
     finish(plane, "a")
-    plane.state = restarted(plane)
+    plane.state = plane.rebuilt()
     plane.report("w1", holding=())
     assert plane.epoch("b0")

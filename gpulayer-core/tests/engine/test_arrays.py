@@ -4,9 +4,7 @@ import sys
 
 import pytest
 
-from gpulayer.engine import rebuild
 from gpulayer.engine.events import NodePhase, NodeReport, PlaneRestored, WorkerRemoved
-from gpulayer.engine.records import CounterImage
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.spec.after import After
 from gpulayer.spec.job import Array, JobState, RetryOn
@@ -34,26 +32,12 @@ def image(plane, index: int):
 
 def restart(plane, *, all_tasks: bool = True) -> None:
     """all_tasks: a store may leave out what is done."""
-    named: dict[str, list] = {}
-    for one in plane.records.values():
-        named.setdefault(type(one).__name__, []).append(one)
-    counters = next(one for one in plane.records.values() if isinstance(one, CounterImage))
-    tasks = named.get("TaskImage", [])
+    tasks = plane.images("TaskImage")
     if not all_tasks:
         failed = [task for task in tasks if task.is_done and not task.outcome.is_success]
         tasks = [task for task in tasks if not task.is_done] + failed[:1]
-    entries = {job.entry.id: job.entry for job in plane.state.jobs.values()}
     before = plane.state
-    plane.state = rebuild(
-        before.policy,
-        counters,
-        jobs=[(entries[image.id], image) for image in named["JobImage"] if image.id in entries],
-        tasks=tasks,
-        attempts=named.get("AttemptImage", ()),
-        workers=named["WorkerImage"],
-        facts=named["FactsImage"],
-        heard=list(before.workers),
-    )
+    plane.state = plane.rebuilt(tasks=tasks, heard=before.workers)
     for job_id, job in before.jobs.items():
         again = plane.state.jobs[job_id]
         assert (again.tasks, again.begun, again.failed) == (job.tasks, job.begun, job.failed)

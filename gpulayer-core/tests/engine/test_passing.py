@@ -17,10 +17,11 @@ PENDING = Framework("torch", "", Accelerator.CPU, usable=False, is_pending=True)
 COMPUTES = Framework("torch", "2.6.0", Accelerator.CPU, usable=True)
 
 
-def tell(plane, name="w1", **changes):
+def tell(plane, name="w1", *, boot=1, recovered=None, **changes):
     """The worker reports that its facts are these now."""
     facts = replace(plane.state.workers[WorkerId(name)].facts, **changes)
-    plane.report(name, facts=facts, facts_digest=Digest(f"{hash(facts) & (2**64 - 1):064x}"))
+    digest = Digest(f"{hash(facts) & (2**64 - 1):064x}")
+    plane.report(name, boot=boot, recovered=recovered, facts=facts, facts_digest=digest)
 
 
 def turn_unhealthy(plane, name="w1", *, healthy=()):
@@ -63,6 +64,35 @@ def test_once_the_check_has_failed_who_waited_for_it_is_rejected_as_who_comes_th
     plane.submit("after", request=TORCH)
     assert plane.job("after").state is JobState.REJECTED
     assert plane.state.jobs["early"].state is JobState.QUEUED, "it waits for whatever worker comes"
+
+
+def test_a_restart_of_the_control_plane_does_not_forget_who_waits_for_a_check(plane):
+    plane.join()
+    tell(plane, frameworks=(PENDING,))
+    plane.submit("hopes", request=TORCH)
+    assert plane.job("hopes").reason_code == "framework_unchecked"
+    plane.state = plane.rebuilt()
+    tell(plane, recovered=(), boot=2, frameworks=())
+    assert plane.job("hopes").state is JobState.REJECTED
+
+
+def test_after_a_restart_who_was_accepted_for_sure_is_not_taken_for_one_that_waits_for_a_check(plane):
+    """Nor is one that hoped at first."""
+    plane.join("other")
+    tell(plane, "other", frameworks=(PENDING,))
+    plane.submit("hopes", request=TORCH)
+    plane.join("sure", cpus=1)
+    plane.submit("fills", request=Request(worker="sure", cpus=1))
+    tell(plane, "sure", frameworks=(COMPUTES,))
+    plane.submit("accepted", request=TORCH)
+    assert plane.job("hopes").reason_code == plane.job("accepted").reason_code == ""
+    tell(plane, "sure", frameworks=())
+    plane.state = plane.rebuilt()
+    tell(plane, "other", recovered=(), boot=2, frameworks=())
+    assert {name: plane.state.jobs[name].state for name in ("hopes", "accepted")} == {
+        "hopes": JobState.QUEUED,
+        "accepted": JobState.QUEUED,
+    }
 
 
 def test_who_waits_for_a_check_is_kept_while_another_worker_may_take_it(plane):

@@ -380,7 +380,7 @@ def test_what_nothing_is_placed_by_makes_nobody_look_at_what_waits_again(plane, 
     looks = []
     before = schedule.workers_changed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "workers_changed", lambda state: (looks.append(state), before(state)))
+        patch.setattr(schedule, "workers_changed", lambda turn: (looks.append(turn), before(turn)))
         plane.report("w1", facts=replace(own, devices=(device,)), facts_digest=Digest("7" * 64))
     assert bool(looks) is is_news
     assert plane.state.workers[WorkerId("w1")].facts.devices == (device,)

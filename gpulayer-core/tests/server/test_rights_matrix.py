@@ -50,6 +50,7 @@ RIGHTS: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/v1/jobs"): CLIENTS,
     ("GET", "/v1/jobs/{ref}"): CLIENTS | {"job own", "job parent"},
     ("GET", "/v1/jobs/{ref}/events"): CLIENTS | {"job own", "job parent"},
+    ("GET", "/v1/jobs/{ref}/why"): CLIENTS | {"job own", "job parent"},
     ("GET", "/v1/jobs/{ref}/elements"): CLIENTS | {"job own", "job parent"},
     ("GET", "/v1/jobs/{ref}/outputs"): CLIENTS | {"job own", "job parent"},
     ("GET", "/v1/jobs/{ref}/logs"): CLIENTS | {"job own", "job parent"},

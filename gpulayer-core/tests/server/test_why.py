@@ -58,3 +58,50 @@ def test_a_job_that_does_not_wait_is_told_until_when_the_worker_is_busy(plane) -
     rejected = plane.submit("d", request=CUDA, wait=False)
     assert rejected["state"] == "rejected"
     assert later_s(running, rejected["verdicts"][0]["until"]) == 630
+
+
+def why(plane, job):
+    return plane.http.get(f"/v1/jobs/{job['id']}/why").json()
+
+
+def test_what_was_weighed_when_it_was_placed_is_told_as_it_was_also_after_a_restart(plane) -> None:
+    plane.worker("small", cpus=2).report()
+    plane.worker("large", cpus=8).report()
+    plane.worker("tiny", cpus=1).report()
+    job = plane.submit("true", request={"cpus": 2})
+    told = why(plane, job)
+    (decision,) = told["decisions"]
+    assert (decision["workers"], told["verdicts"], told["waits"]) == (["small"], [], None)
+    assert decision["why"] == "small: of 2 that fit and are free, it leaves the fewest cpus free"
+    best = decision["considered"].pop("best")
+    assert decision["considered"] == {"fitting": 2, "busy": 0, "ineligible": 1, "refused": 0, "away": 0}
+    assert [(place["worker"], place["cpus_left"]) for place in best] == [("small", 0), ("large", 6)]
+    plane.restart()
+    assert why(plane, job)["decisions"][0]["considered"]["best"] == best
+
+
+def test_of_a_queued_job_the_verdicts_of_now_and_its_place_are_told(plane) -> None:
+    running = busy_box(plane, timeout_ms=600_000)
+    waiting = plane.submit("a", request=CUDA, priority=3)
+    told = why(plane, waiting)
+    assert (told["state"], told["priority"], told["decisions"]) == ("queued", 3, [])
+    assert told["verdicts"][0]["busy_with"] == [running["id"]]
+    assert told["waits"]["starts_by"] == told["verdicts"][0]["until"]
+
+
+def test_of_a_rejected_job_the_verdicts_of_then_are_told(plane) -> None:
+    plane.worker("box").report()
+    rejected = plane.submit("a", request=CUDA)
+    plane.worker("other", devices=[{"uuid": "GPU-0", "index": 0, **A100}]).report()
+    told = why(plane, rejected)
+    assert [verdict["worker"] for verdict in told["verdicts"]] == ["box"]
+    assert told["reason"]["code"] == "no_worker_fits"
+
+
+def test_of_many_workers_twenty_are_told_and_the_rest_counted_by_reason(plane) -> None:
+    for number in range(24):
+        plane.worker(f"w{number:02}", cpus=1).report()
+    told = why(plane, plane.submit("a", request={"cpus": 2}))
+    assert (len(told["verdicts"]), told["others"]) == (20, {"cpus": 4})
+    placed = why(plane, plane.submit("a"))["decisions"][0]["considered"]
+    assert (placed["fitting"], len(placed["best"])) == (24, 8)

@@ -271,6 +271,20 @@ def events(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> No
     print_table(["seq", "at", "event", "details"], rows, empty="no events")
 
 
+@app.command("why")
+def why_there(job: Ref, *, target: TargetOption = "", json: JsonFlag = False) -> None:
+    """Why it is where it is: what was weighed when it was placed, or what it waits for."""
+    with open_client(target) as client:
+        found = find_job(client, job).why()
+    if json:
+        print_json(found)
+        return
+    from gpulayer.cli.verdicts import why_lines  # noqa: PLC0415 - only here
+
+    for line in why_lines(found):
+        print_line(line)
+
+
 def _since(text: str) -> int | None:
     if not text:
         return None

@@ -8,9 +8,9 @@ from gpulayer.cli.records import waiting_text, when
 from gpulayer.spec.verdict import PASSING, FieldChange
 
 if TYPE_CHECKING:
-    from gpulayer.wire.jobs import JobRecord, VerdictRecord, WaitRecord
+    from gpulayer.wire.jobs import ConsideredRecord, JobRecord, VerdictRecord, WaitRecord, WhyReply
 
-__all__ = ["explanation_lines", "rejection_lines"]
+__all__ = ["explanation_lines", "rejection_lines", "why_lines"]
 
 _WAITED_FOR: Final[Mapping[str, str]] = {
     "device_unhealthy": "a device is unhealthy",
@@ -63,6 +63,54 @@ def explanation_lines(
         return [f"{request}: no worker is known", "  gpulayer up starts one here; gpulayer join adds a machine"]
     ordered = sorted(verdicts, key=lambda verdict: verdict["worker"] != choice)
     return [head, *_indented(_rows(ordered))]
+
+
+def why_lines(why: "WhyReply") -> list[str]:
+    """Its state and what it needs, its place while it waits, the verdicts, and each attempt as it was decided."""
+    reason = why["reason"]
+    said = f" ({reason['message']})" if reason and reason["message"] else ""
+    lines = [f"job {why['job']} {why['state']}{said}", f"  needs {why['request']}"]
+    if why["waits"] is not None:
+        place = waiting_text(why["waits"]) or "nobody is ahead"
+        lines.append(f"  in the queue of {why['owner']}, priority {why['priority']}: {place}")
+    lines.extend(_indented(_rows(why["verdicts"])))
+    if why["others"]:
+        counted = ", ".join(f"{count:,} {_label(code)}" for code, count in why["others"].items())
+        lines.append(f"  and {sum(why['others'].values()):,} more: {counted}")
+    for decision in why["decisions"]:
+        lines.append(f"attempt {decision['attempt']}: {decision['why'] or ', '.join(decision['workers'])}")
+        if "considered" in decision:
+            lines.extend(_considered_lines(decision["considered"]))
+    return lines
+
+
+def _considered_lines(considered: "ConsideredRecord") -> list[str]:
+    rows = [["worker", "devices left", "cpus left", "mark", ""]]
+    rows += [
+        [
+            place["worker"],
+            str(place["devices_left"]),
+            str(place["cpus_left"]),
+            f"{place['mark']:.3g}",
+            "failed there before" if place["failed_there"] else "",
+        ]
+        for place in considered["best"]
+    ]
+    more = considered["fitting"] - len(considered["best"])
+    counts = [
+        *([f"{more:,} more fitted"] if more > 0 else []),
+        *(f"{count:,} {words}" for words, count in _not_chosen(considered) if count),
+    ]
+    return [*_indented(rows), *([f"  {', '.join(counts)}"] if counts else [])]
+
+
+def _not_chosen(considered: "ConsideredRecord") -> list[tuple[str, int]]:
+    return [
+        ("busy", considered["busy"]),
+        ("could not run it", considered["ineligible"]),
+        ("refused", considered["refused"]),
+        ("not there", considered["away"]),
+    ]
 
 
 def _all_busy(verdicts: Sequence["VerdictRecord"]) -> str:

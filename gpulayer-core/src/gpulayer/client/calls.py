@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         JobSubmission,
         OutputsReply,
         RequestFields,
+        WhyReply,
     )
     from gpulayer.wire.plane import MissingReply, PackReply, PlaneRecord
     from gpulayer.wire.plugins import PluginPage
@@ -42,6 +43,7 @@ __all__ = [
     "get_blob",
     "get_job",
     "get_plane",
+    "get_why",
     "get_worker",
     "list_audit",
     "list_elements",
@@ -230,6 +232,11 @@ def read_logs(
 def list_events(ref: str, *, after: int = 0, limit: int | None = None) -> "Call[EventPage]":
     """What happened to a job, in order, after event ``after``; the reply's ``next`` is the following ``after``."""
     return _call("list_events", path={"ref": ref}, query={"after": after or None, "limit": limit})
+
+
+def get_why(ref: str) -> "Call[WhyReply]":
+    """Why a job is where it is: what was weighed when it was placed, or what it waits for."""
+    return _call("get_why", path={"ref": ref})
 
 
 def list_outputs(ref: str, *, index: int | None = None) -> "Call[OutputsReply]":

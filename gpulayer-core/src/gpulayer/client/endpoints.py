@@ -89,6 +89,7 @@ _ROWS: Final = (
         statuses=(200, 201),
     ),
     Endpoint("read_logs", "GET", "/v1/jobs/{ref}/logs", reply="raw", form=ReplyForm.BYTES),
+    Endpoint("get_why", "GET", "/v1/jobs/{ref}/why", reply="jobs.WhyReply"),
     Endpoint("list_events", "GET", "/v1/jobs/{ref}/events", reply="jobs.EventPage"),
     Endpoint("list_elements", "GET", "/v1/jobs/{ref}/elements", reply="jobs.ElementPage"),
     Endpoint("list_outputs", "GET", "/v1/jobs/{ref}/outputs", reply="jobs.OutputsReply"),

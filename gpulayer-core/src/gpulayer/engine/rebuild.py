@@ -8,7 +8,7 @@ gets new work before it has reported, for it may have gone while nobody listened
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
-from gpulayer.engine import after, elements, holds, queue
+from gpulayer.engine import after, elements, holds, queue, schedule
 from gpulayer.engine import attempts as attempts_
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
@@ -83,6 +83,8 @@ def rebuild(
     for job in state.jobs.values():
         if (job.entry.id, 0) in state.held or job.unmet:
             continue
+        if job.reason_code == schedule.HOPES and job.is_untried:
+            queue.class_of(state, job).unsure[job.entry.id] = None
         if not job.entry.wait and job.is_untried:
             state.undecided.setdefault(job.class_key, {})[job.entry.id] = 0
     return state
@@ -163,6 +165,7 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
         ended_wall_ms=image.ended_wall_ms,
         placement=image.placement,
         lease_ttl_ms=image.lease_ttl_ms,
+        considered=image.considered,
         lent_ms=state.now_ms,
     )
     state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpulayer.engine.events import NodePhase
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
+from gpulayer.spec.considered import Considered
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -106,6 +107,7 @@ class AttemptImage:
     outcome: Outcome | None
     placement: str
     lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
+    considered: Considered | None = None
 
     @property
     def is_shown(self) -> bool:

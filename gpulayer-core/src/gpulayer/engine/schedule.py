@@ -5,29 +5,40 @@ nothing while nothing is free. Gangs start all or none; nothing is reserved for 
 refuses is no candidate, and what scorers mark comes before packing (``opinions``).
 """
 
+from typing import Final
+
 from gpulayer.engine import elements, opinions, queue
 from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, allocate, why_devices
-from gpulayer.placement.choose import Candidate, choose, rank
+from gpulayer.placement.choose import Candidate, Rank, ranked
 from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
+from gpulayer.spec.considered import MAX_KEPT, Considered, Place
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
+from gpulayer.spec.verdict import ReasonCode
 from gpulayer.spec.worker import WorkerState
 
 __all__ = [
+    "HOPES",
     "begin",
     "capacity_gained",
+    "doubt",
     "fits_nowhere",
     "has_other_place",
     "is_eligible_for",
     "is_unsure",
     "run",
     "takes_work",
+    "trust",
     "workers_changed",
 ]
+
+
+HOPES: Final = str(ReasonCode.FRAMEWORK_UNCHECKED)
+"""The reason of a job that waits for checks to say whether any worker could ever run it."""
 
 
 def run(turn: Turn) -> None:
@@ -50,7 +61,7 @@ def run(turn: Turn) -> None:
         if _place(turn, best, job, task):
             queue.pop(best)
             elements.advance(state, job)
-            best.unsure.clear()  # it does fit somewhere
+            trust(turn, best)  # it does fit somewhere
         else:
             best.is_blocked = True
 
@@ -69,13 +80,30 @@ def capacity_gained(state: State, worker: Worker) -> None:
             known.is_blocked = False
 
 
-def workers_changed(state: State) -> None:
+def workers_changed(turn: Turn) -> None:
     """The set of workers or their facts changed: every class is worth another look. Whoever was accepted in the hope of
     checks stays accepted once enough workers are sure, whatever becomes of those."""
-    for known in state.classes.values():
+    for known in turn.state.classes.values():
         known.is_blocked = False
-        if known.unsure and not is_unsure(state, known):
-            known.unsure.clear()
+        if known.unsure and not is_unsure(turn.state, known):
+            trust(turn, known)
+
+
+def doubt(turn: Turn, known: RequestClass, job: Job) -> None:
+    """It is accepted in the hope of checks that go on, and its row says so."""
+    known.unsure[job.entry.id] = None
+    job.reason_code, job.reason_message = HOPES, "it was taken before the frameworks that it asks for were checked"
+    turn.jobs[job.entry.id] = job
+
+
+def trust(turn: Turn, known: RequestClass) -> None:
+    """Whoever was accepted in the hope of checks stays accepted, whatever becomes of those."""
+    for job_id in known.unsure:
+        job = turn.state.jobs.get(job_id)
+        if job is not None and job.reason_code == HOPES:
+            job.reason_code = job.reason_message = ""
+            turn.jobs[job_id] = job
+    known.unsure.clear()
 
 
 def fits_nowhere(state: State, request: Request, nodes: int) -> bool:
@@ -123,21 +151,36 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
         return False
     candidates: list[Candidate] = []
     passed: list[Worker] = []
+    away = ineligible = 0
     for worker in state.workers.values():
-        if not takes_work(worker) or (share := _share(known, worker)) is None:
+        if not takes_work(worker):
+            away += 1
+            continue
+        if not is_eligible_for(known, worker):
+            ineligible += 1
+            continue
+        share = allocate(known.request, worker.id, worker.facts, worker.free)
+        if share is None:
             continue
         if opinions.may_take(state, known, worker):
             mark = opinions.mark(state, known, worker)
             candidates.append(Candidate(worker.id, worker.name, worker.facts, worker.free, share, mark))
         else:
             passed.append(worker)
+    fitting = len(candidates)
     if task.full and has_other_place(state, known.request, known.nodes, task.full):
         candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
-    chosen = choose(known.request, candidates, known.nodes, avoid=task.avoid)
-    if not chosen:
+    placed = ranked(known.request, candidates, avoid=task.avoid)
+    if len(placed) < known.nodes:
         return False
+    chosen = [candidate for _, candidate in placed[: known.nodes]]
+    refused = len(passed) + fitting - len(candidates)
+    busy = len(state.workers) - away - ineligible - len(passed) - fitting
+    places = tuple(_place_of(one, candidate) for one, candidate in placed[:MAX_KEPT])
+    considered = Considered(away, ineligible, busy, refused, len(candidates), places)
     nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
-    begin(turn, job, task, nodes, _why(state, known, chosen, candidates, passed=passed, avoid=task.avoid))
+    attempt = begin(turn, job, task, nodes, _why(state, known, chosen, placed, passed=passed))
+    attempt.considered = considered
     job.state, job.reason_code, job.reason_message = elements.shown(job, task, JobState.STAGING), "", ""
     turn.effects.append(Notify(job.entry.id, job.state))
     turn.jobs[job.entry.id] = job
@@ -193,17 +236,28 @@ def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
     return answer
 
 
+def _place_of(standing: Rank, candidate: Candidate) -> Place:
+    return Place(
+        candidate.name,
+        standing.is_avoided,
+        standing.preference,
+        standing.mark_lost,
+        standing.devices_left,
+        standing.cpus_left,
+    )
+
+
 def _why(
     state: State,
     known: RequestClass,
     chosen: list[Candidate],
-    candidates: list[Candidate],
+    placed: list[tuple[Rank, Candidate]],
     *,
     passed: list[Worker],
-    avoid: frozenset[WorkerId],
 ) -> str:
-    """One sentence for people: what decided. passed: workers with room that scorers keep the task from."""
-    worker = _why_workers(state, known, chosen, candidates, passed=passed, avoid=avoid)
+    """One sentence for people: what decided. placed: all that could have it, the best first. passed: workers with room
+    that scorers keep the task from."""
+    worker = _why_workers(state, known, chosen, placed, passed=passed)
     if len(chosen) > 1:
         return worker  # of thousands of nodes it would be a book
     (one,) = chosen
@@ -215,22 +269,18 @@ def _why_workers(
     state: State,
     known: RequestClass,
     chosen: list[Candidate],
-    candidates: list[Candidate],
+    placed: list[tuple[Rank, Candidate]],
     *,
     passed: list[Worker],
-    avoid: frozenset[WorkerId],
 ) -> str:
     names = ", ".join(candidate.name for candidate in chosen)
-    if len(candidates) == len(chosen):
+    if len(placed) == len(chosen):
         refused = any(opinions.refuses(state, known, worker) for worker in passed)
         unless = ", of those that no scorer refuses" if refused else ""
         if len(chosen) == 1:
             return f"{names}: the only worker that fits and is free{unless}"
         return f"{names}: all that are free{unless}"
-    others = [candidate for candidate in candidates if candidate not in chosen]
-    first = rank(known.request, chosen[0], avoid=frozenset(avoid))
-    next_one = min(others, key=lambda candidate: rank(known.request, candidate, avoid=frozenset(avoid)))
-    next_best = rank(known.request, next_one, avoid=frozenset(avoid))
+    first, (next_best, next_one) = placed[0][0], placed[len(chosen)]
     if first.is_avoided != next_best.is_avoided:
         why = "the task has not failed there"
     elif first.preference != next_best.preference:
@@ -244,4 +294,4 @@ def _why_workers(
         why = "it leaves the fewest cpus free"
     else:
         why = "equal otherwise, first by name"
-    return f"{names}: of {len(candidates)} that fit and are free, {why}"
+    return f"{names}: of {len(placed)} that fit and are free, {why}"

@@ -10,6 +10,7 @@ from gpulayer.engine.events import NodePhase
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import Allocation, Free
 from gpulayer.spec.after import After
+from gpulayer.spec.considered import Considered
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Array, JobEntry, JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import Opinion
@@ -165,6 +166,7 @@ class Attempt:
     ended_wall_ms: int | None = None
     outcome: Outcome | None = None
     placement: str = ""
+    considered: Considered | None = None
     lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
     lent_ms: int = field(default=0, compare=False)
 
@@ -234,7 +236,7 @@ class RequestClass:
     """Equal requests wait in one queue and share what is known of them.
 
     ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
-    unsure: jobs that were accepted only because checks of frameworks were to end; volatile: after a restart they wait.
+    unsure: jobs that were accepted only because checks of frameworks were to end; their rows say so.
     opinions: of its request, once they were looked at. looks_ms: engine time at which that is due again; 0: at once.
     """
 

@@ -169,7 +169,7 @@ def _enter(turn: Turn, job: Job) -> None:
     if entry.wait:
         known = queue.class_of(state, job)
         if known.unsure or schedule.is_unsure(state, known):
-            known.unsure[entry.id] = None
+            schedule.doubt(turn, known, job)
         return
     if state.policy.scorers:
         until_ms = state.now_ms + state.policy.opinion_wait_ms
@@ -221,7 +221,7 @@ def _refuse_what_was_unsure(turn: Turn) -> None:
     for known in [known for known in state.classes.values() if known.unsure]:
         if not schedule.fits_nowhere(state, known.request, known.nodes):
             if not schedule.is_unsure(state, known):
-                known.unsure.clear()
+                schedule.trust(turn, known)
             continue
         for job_id in known.unsure:
             job = state.jobs.get(job_id)

@@ -132,6 +132,7 @@ def attempt_image(attempt: Attempt) -> AttemptImage:
         outcome=attempt.outcome,
         placement=attempt.placement,
         lease_ttl_ms=attempt.lease_ttl_ms,
+        considered=attempt.considered,
     )
 
 

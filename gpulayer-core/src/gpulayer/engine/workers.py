@@ -87,7 +87,7 @@ def went_silent(turn: Turn, event: WorkerWentSilent) -> None:
         worker.state = WorkerState.SILENT
         turn.workers[worker.id] = worker
         ahead.revoke_all(turn, worker)
-        schedule.workers_changed(turn.state)  # a task that waited for it rather than for another does so no more
+        schedule.workers_changed(turn)  # a task that waited for it rather than for another does so no more
 
 
 def lease_expired(turn: Turn, event: LeaseExpired) -> None:
@@ -123,7 +123,7 @@ def set_draining(turn: Turn, worker_id: WorkerId, *, draining: bool) -> None:
     worker.is_draining = draining
     if worker.state in (WorkerState.READY, WorkerState.DRAINING):
         worker.state = _present_state(worker)
-        schedule.workers_changed(turn.state)
+        schedule.workers_changed(turn)
         turn.gained[worker.id] = worker
     if draining:
         ahead.revoke_all(turn, worker)
@@ -145,7 +145,7 @@ def removed(turn: Turn, event: WorkerRemoved) -> None:
     turn.state.paces.pop(worker.id, None)
     del turn.state.workers[worker.id]
     _forget_facts(turn.state, worker.facts_digest)
-    schedule.workers_changed(turn.state)
+    schedule.workers_changed(turn)
 
 
 def restored(turn: Turn, event: PlaneRestored) -> None:
@@ -156,7 +156,7 @@ def restored(turn: Turn, event: PlaneRestored) -> None:
     holds.hold_all(turn)
     for worker in state.workers.values():
         worker.is_heard = False  # to this control plane none has reported, whatever it is that was told before
-    schedule.workers_changed(state)
+    schedule.workers_changed(turn)
     state.next_epoch, state.next_seq = max(state.next_epoch, event.first), max(state.next_seq, event.first)
     evidence = "the control plane was restored from a backup that was made while this attempt was live"
     for attempt in list(state.attempts.values()):
@@ -175,12 +175,12 @@ def _contact(turn: Turn, worker: Worker, event: WorkerReported) -> None:
         _set_facts(turn, worker, event.facts, event.facts_digest)
     if not worker.is_heard:
         worker.is_heard = True
-        schedule.workers_changed(turn.state)
+        schedule.workers_changed(turn)
         turn.gained[worker.id] = worker
     if is_new_boot or worker.state in (WorkerState.JOINING, WorkerState.SILENT):
         worker.state = _present_state(worker)
         turn.workers[worker.id] = worker
-        schedule.workers_changed(turn.state)
+        schedule.workers_changed(turn)
         turn.gained[worker.id] = worker
     if is_new_boot:
         turn.workers[worker.id] = worker
@@ -258,7 +258,7 @@ def _stops(turn: Turn, worker: Worker) -> None:
     if worker.state is WorkerState.READY:
         worker.state = WorkerState.DRAINING
         turn.workers[worker.id] = worker
-        schedule.workers_changed(turn.state)
+        schedule.workers_changed(turn)
         ahead.revoke_all(turn, worker)
 
 
@@ -271,7 +271,7 @@ def _left(turn: Turn, worker: Worker) -> None:
             attempts.end_node(turn, attempt, worker.leases[epoch], Outcome(EndedBy.WORKER_STOPPED, evidence=evidence))
     worker.state = WorkerState.SILENT
     turn.workers[worker.id] = worker
-    schedule.workers_changed(turn.state)
+    schedule.workers_changed(turn)
 
 
 def _lose(turn: Turn, worker: Worker, attempt: Attempt, evidence: str) -> None:
@@ -297,7 +297,7 @@ def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -
     if known.frameworks != worker.facts.frameworks and any(one.is_pending for one in known.frameworks):
         turn.has_checked = True
     if known.without_readings() != worker.facts.without_readings():
-        schedule.workers_changed(turn.state)
+        schedule.workers_changed(turn)
     turn.gained[worker.id] = worker
 
 

@@ -7,6 +7,7 @@ taken when nothing else fits.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from gpulayer.ids import WorkerId
 from gpulayer.placement.capacity import Allocation, Free
@@ -14,7 +15,7 @@ from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION
 from gpulayer.spec.request import Request
 
-__all__ = ["Candidate", "Rank", "choose", "rank"]
+__all__ = ["Candidate", "Rank", "choose", "rank", "ranked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +70,14 @@ def choose(
     request: Request, candidates: Iterable[Candidate], nodes: int, *, avoid: frozenset[WorkerId] = frozenset()
 ) -> list[Candidate]:
     """The ``nodes`` best candidates on distinct workers, or none at all: a gang starts whole or not."""
-    ordered = sorted(candidates, key=lambda candidate: rank(request, candidate, avoid=avoid))
-    return ordered[:nodes] if len(ordered) >= nodes else []
+    ordered = ranked(request, candidates, avoid=avoid)
+    return [candidate for _, candidate in ordered[:nodes]] if len(ordered) >= nodes else []
+
+
+def ranked(
+    request: Request, candidates: Iterable[Candidate], *, avoid: frozenset[WorkerId] = frozenset()
+) -> list[tuple[Rank, Candidate]]:
+    """All of them with their ranks, the best first."""
+    with_ranks = [(rank(request, candidate, avoid=avoid), candidate) for candidate in candidates]
+    with_ranks.sort(key=itemgetter(0))
+    return with_ranks

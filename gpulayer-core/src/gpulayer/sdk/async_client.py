@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         OutputRecord,
         ProblemRecord,
         SourceFields,
+        WhyReply,
     )
     from gpulayer.wire.plane import PlaneRecord
     from gpulayer.wire.plugins import PluginRecord
@@ -250,6 +251,10 @@ class AsyncJob:
         async for piece in follow_logs_async(self._transport, self._id, cursor=cursor):
             if isinstance(piece, bytes):
                 yield piece
+
+    async def why(self) -> "WhyReply":
+        """What was weighed when it was placed; while it is queued, what it waits for; of a rejected one, why."""
+        return await self._transport.send(calls.get_why(self._id))
 
     async def events(self) -> "list[EventRecord]":
         """What happened to the job, in order."""

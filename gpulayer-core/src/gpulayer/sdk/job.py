@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from datetime import datetime
 
-    from gpulayer.wire.jobs import ElementRecord, EventRecord, JobRecord, OutputRecord, ProblemRecord
+    from gpulayer.wire.jobs import ElementRecord, EventRecord, JobRecord, OutputRecord, ProblemRecord, WhyReply
 
 __all__ = ["RUNS_FOLDER", "Job", "log_cursor", "raise_unless_succeeded", "still_runs"]
 
@@ -106,6 +106,10 @@ class Job:
             if not page["events"] or page["next"] == after:
                 return found
             after = page["next"]
+
+    def why(self) -> "WhyReply":
+        """What was weighed when it was placed; while it is queued, what it waits for; of a rejected one, why."""
+        return self._transport.send(calls.get_why(self._id))
 
     def elements(self, *, failed: bool = False) -> "Iterator[ElementRecord]":
         """Of an array, by number. failed: only those that are done and have not succeeded."""

@@ -17,6 +17,8 @@ __all__ = [
     "BatchReply",
     "BatchSubmission",
     "CancelBody",
+    "ConsideredRecord",
+    "DecisionRecord",
     "ElementPage",
     "ElementRecord",
     "EventPage",
@@ -28,6 +30,7 @@ __all__ = [
     "JobSubmission",
     "OutputRecord",
     "OutputsReply",
+    "PlaceRecord",
     "ProblemRecord",
     "ReasonRecord",
     "RequestFields",
@@ -36,6 +39,7 @@ __all__ = [
     "VerdictReasonRecord",
     "VerdictRecord",
     "WaitRecord",
+    "WhyReply",
 ]
 
 MAX_BATCH = 20_000
@@ -343,6 +347,58 @@ class WaitRecord(TypedDict):
     ahead: int
     first_ahead: str | None
     starts_by: str | None
+
+
+class PlaceRecord(TypedDict):
+    """A worker that could have had it, the best first; the fields decide in this order. ``failed_there``: the task did
+    before. ``preference``: which of the accelerators named it has, from 0. ``mark``: of scorers. ``devices_left``,
+    ``cpus_left``: free after that."""
+
+    worker: str
+    failed_there: bool
+    preference: int
+    mark: float
+    devices_left: int
+    cpus_left: int
+
+
+class ConsideredRecord(TypedDict):
+    """How many workers fitted and were free, and how many were not: full, not able to, kept from it by a scorer or for
+    a full disk, or not there. ``best``: up to 8 of those that fitted."""
+
+    fitting: int
+    busy: int
+    ineligible: int
+    refused: int
+    away: int
+    best: list[PlaceRecord]
+
+
+class DecisionRecord(TypedDict):
+    """Of one attempt, as it was stored when that was placed. ``why``: what decided. ``considered`` is not there where
+    nothing was weighed (a job that was lent ahead), or nobody kept it yet."""
+
+    attempt: int
+    epoch: int
+    workers: list[str]
+    why: str
+    considered: NotRequired[ConsideredRecord]
+
+
+class WhyReply(TypedDict):
+    """``verdicts``: of a queued job those of now, of a rejected one those of then; 20 at most, the rest is counted in
+    ``others`` by its first reason. ``waits``: None where it is not queued. ``decisions``: of its latest attempts."""
+
+    job: str
+    state: str
+    reason: ReasonRecord | None
+    request: str
+    priority: int
+    owner: str
+    waits: WaitRecord | None
+    verdicts: list[VerdictRecord]
+    others: dict[str, int]
+    decisions: list[DecisionRecord]
 
 
 class ExplainBody(TypedDict):

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, plugins, tokens, workers
+from gpulayer.server.routes import blobs, credentials, jobs, logs, plane, plugins, tokens, why, workers
 from gpulayer.server.web import Route
 
 __all__ = ["ROUTES"]
@@ -11,6 +11,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *plane.ROUTES,
     *tokens.ROUTES,
     *jobs.ROUTES,
+    *why.ROUTES,
     *logs.ROUTES,
     *workers.ROUTES,
     *plugins.ROUTES,

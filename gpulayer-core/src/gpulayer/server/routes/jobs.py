@@ -55,7 +55,7 @@ from gpulayer.server.web import READ, READ_OR_JOB, SUBMIT, Call, Query, Route, h
 from gpulayer.spec.array import MAX_ELEMENTS
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
-from gpulayer.spec.verdict import Verdict
+from gpulayer.spec.verdict import ReasonCode, Verdict
 from gpulayer.staging.trees import walk_tree
 from gpulayer.wire.convert import request_from_wire
 from gpulayer.wire.jobs import (
@@ -372,7 +372,7 @@ async def _reasons(
     """Why the waiting ones of these wait; equal requests are explained once. waits: what to put in there of each, which
     costs a look at the whole queue."""
     wall_ms = plane.clock.wall_ms()
-    unexplained = [job for job in jobs if not job.image.reason_code]
+    unexplained = [job for job in jobs if job.image.reason_code in ("", ReasonCode.FRAMEWORK_UNCHECKED)]
     waiting = {job.image.id for job in unexplained if job.image.state is JobState.QUEUED}
     staging = {job.image.id for job in unexplained if job.image.state is JobState.STAGING and _may_need_plugins(job)}
     kept_off = {job.image.id for job in jobs if job.image.reason_code == HELD}

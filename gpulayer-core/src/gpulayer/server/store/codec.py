@@ -14,6 +14,7 @@ from gpulayer.engine.records import AttemptImage, NodeImage
 from gpulayer.errors import Blame
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.spec.after import parse_after
+from gpulayer.spec.considered import Considered, Place
 from gpulayer.spec.job import DEFAULT_LEASE_TTL_MS, Array, Gang, JobEntry, JobSpec, RetryOn, Shape, Single
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy, Outcome
@@ -71,6 +72,7 @@ def attempt_to_text(image: AttemptImage) -> str:
             "e": image.ended_wall_ms,
             "o": _outcome_out(image.outcome),
             "w": image.placement,
+            **_considered_out(image.considered),
             **({} if image.lease_ttl_ms == DEFAULT_LEASE_TTL_MS else {"l": image.lease_ttl_ms}),
             "nodes": [
                 [
@@ -123,7 +125,28 @@ def attempt_from_text(epoch: int, job_id: str, text: str) -> AttemptImage:
         outcome=_outcome_in(fields["o"]),
         placement=fields["w"],
         lease_ttl_ms=fields.get("l", DEFAULT_LEASE_TTL_MS),
+        considered=_considered_in(fields.get("c")),
     )
+
+
+def _considered_out(considered: Considered | None) -> dict[str, object]:
+    """Older programs do not look for it."""
+    if considered is None:
+        return {}
+    best = [
+        [one.worker, int(one.is_avoided), one.preference, one.mark_lost, one.devices_left, one.cpus_left]
+        for one in considered.best
+    ]
+    counts = (considered.away, considered.ineligible, considered.busy, considered.refused, considered.fitting)
+    return {"c": [*counts, best]}
+
+
+def _considered_in(fields: list[Any] | None) -> Considered | None:  # Any: counts, and a list
+    if fields is None:
+        return None
+    away, ineligible, busy, refused, fitting, best = fields
+    places = (Place(worker, bool(is_avoided), *rest) for worker, is_avoided, *rest in best)
+    return Considered(away, ineligible, busy, refused, fitting, tuple(places))
 
 
 def facts_to_text(facts: WorkerFacts) -> str:
