@@ -20,7 +20,7 @@ from gpulayer.cli.console import print_error, print_line, safe, say
 from gpulayer.cli.exits import Exit, exit_for_error
 from gpulayer.cli.later import later_command, later_flag
 from gpulayer.cli.quick import QuickGroup, QuickTyper
-from gpulayer.errors import GpulayerError, JobRefused, StorageUnavailable, UsageError
+from gpulayer.errors import BadRequest, GpulayerError, JobRefused, StorageUnavailable, UsageError
 from gpulayer.faults import VARIABLE as FAULTS_VARIABLE
 
 if TYPE_CHECKING:
@@ -152,6 +152,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     except GpulayerError as error:
         if os.environ.get("GPULAYER_DEBUG") == "1":
             traceback.print_exc()
+        if isinstance(error, UsageError | BadRequest):
+            from gpulayer.cli.flags import by_flag  # noqa: PLC0415 - only after an error
+
+            error.message = by_flag(error.message)
         print_error(error)
         candidates = error.details.get("candidates")  # which another program may have sent
         for candidate in candidates if isinstance(candidates, list | tuple) else ():

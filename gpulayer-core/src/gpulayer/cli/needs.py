@@ -107,7 +107,7 @@ def request_options(
     if disk:
         options["disk"] = disk
     if label:
-        options["labels"] = pairs(label, "--label")
+        options["labels"] = pairs(label, "--label", is_once=True)
     if worker:
         options["worker"] = worker
     if zone:

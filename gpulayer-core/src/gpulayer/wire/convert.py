@@ -37,12 +37,13 @@ from gpulayer.spec.job import (
 )
 from gpulayer.spec.limits import DEFAULT_LOG_BYTES, Limits
 from gpulayer.spec.outcome import EndedBy, Outcome
-from gpulayer.spec.request import DEVICE_KINDS, Accelerator, FrameworkNeed, Request
+from gpulayer.spec.request import DEVICE_KINDS, Accelerator, Request
 from gpulayer.spec.secrets import check_grant, check_secrets
 from gpulayer.spec.tree import SourceRef
 from gpulayer.spec.verdict import Verdict
 from gpulayer.wire import SCHEMA_VERSION
 from gpulayer.wire.choice import choice
+from gpulayer.wire.frameworks import check_range, framework_needs
 from gpulayer.wire.jobs import JobSubmission, RequestFields, SourceFields, VerdictRecord
 from gpulayer.wire.workers import AssignCommand, LimitsFields, OutcomeFields
 
@@ -51,7 +52,6 @@ __all__ = [
     "assignment_from_wire",
     "assignment_to_wire",
     "check_schema",
-    "framework_need",
     "limits_to_wire",
     "needed_request",
     "outcome_from_wire",
@@ -130,7 +130,9 @@ def request_from_wire(fields: RequestFields) -> Request:
     devices = fields.get("devices", int(asks_for_one))
     if devices and Accelerator.CPU in accelerators and not named:
         what = f"{devices} device{'' if devices == 1 else 's'}"
-        raise BadRequest(f"accelerator cpu has no devices, but {what} wanted", hint="ask for cores with --cpus N")
+        raise BadRequest(
+            f"request.devices: accelerator cpu has no devices, but {what} wanted", hint="ask for cores with --cpus N"
+        )
     if needs_device and not devices:
         raise BadRequest(
             "the request names properties of a device but asks for no device",
@@ -138,7 +140,7 @@ def request_from_wire(fields: RequestFields) -> Request:
         )
     capability = fields.get("compute_capability", "")
     if capability:
-        _check_specifier(capability, "request.compute_capability")
+        check_range(capability, "request.compute_capability")
     for key in ("worker", "zone", "region", "network_group"):
         _check_text(str(fields.get(key, "")), f"request.{key}")
     for model in fields.get("device_models", ()):
@@ -157,7 +159,7 @@ def request_from_wire(fields: RequestFields) -> Request:
         device_models=tuple(fields.get("device_models", ())),
         device_memory_bytes=fields.get("device_memory_bytes", 0),
         compute_capability=capability,
-        frameworks=tuple(framework_need(text) for text in fields.get("frameworks", ())),
+        frameworks=framework_needs(fields.get("frameworks", ())),
         cpus=fields.get("cpus", 1),
         memory_bytes=fields.get("memory_bytes", 0),
         disk_bytes=fields.get("disk_bytes", 0),
@@ -169,19 +171,6 @@ def request_from_wire(fields: RequestFields) -> Request:
         resources=tuple(sorted(fields.get("resources", {}).items())),
         capabilities=tuple(sorted({*fields.get("capabilities", ())} - EVERYBODYS)),
     )
-
-
-def framework_need(text: str) -> FrameworkNeed:
-    """``torch>=2.4`` to its name and specifier. Raises BadRequest that shows a right example."""
-    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - 40 ms, seldom needed
-
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement:
-        requirement = None
-    if requirement is None or requirement.extras or requirement.marker or requirement.url:
-        raise BadRequest(f"request.frameworks: {text!r} is not a framework", hint="write it like torch>=2.4 or jax")
-    return FrameworkNeed(requirement.name.lower(), str(requirement.specifier))
 
 
 def spec_to_wire(spec: JobSpec) -> JobSubmission:
@@ -566,15 +555,6 @@ def _command(command: Sequence[str]) -> tuple[str, ...]:
     for argument in command:
         _check_text(argument, "command")
     return tuple(command)
-
-
-def _check_specifier(text: str, where: str) -> None:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - 40 ms, seldom needed
-
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        raise BadRequest(f"{where}: {text!r} is not a version range", hint='write it like ">=8.0"') from None
 
 
 def _check_glob(pattern: str) -> None:
