@@ -10,7 +10,7 @@ STAMP := $(VENV)/.setup-stamp
 REPORT := .cache/test-report.xml
 
 # A test file runs whole in one process, so that fixtures of a module are shared.
-PYTEST_FLAGS ?= -n 4 --dist loadfile --no-loadscope-reorder --session-timeout=2400
+PYTEST_FLAGS ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --session-timeout=2400
 # Of the soak: how much of the full numbers, from which seed on, which promises (all), kills at random moments.
 SCALE ?= 1
 SEED ?= 1

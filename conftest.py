@@ -5,12 +5,15 @@ themselves. The fixtures of the plugin test kit are there for all, as they are f
 
 And a disk of one's own, to be filled: a mount where that is allowed, else one inside a user namespace, reached through
 the process that holds it; a test of a full disk is skipped nowhere.
+
+No test hangs: what its deadline does not end (an exception that only a task of an event loop gets) ends the process.
 """
 
 import ctypes
+import faulthandler
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+_AFTER_DEADLINE_S = 60
+_stderr: pytest.StashKey[int] = pytest.StashKey()
+
 _MNT_DETACH = 2  # lazily: what a failed test left open must not fail this too
 
 
@@ -31,6 +37,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, default=1, help="of the tests that kill at random moments (default: 1)")
     group.addoption("--kills", type=int, help="how many of them under -m soak (default: 1000, scaled)")
     group.addoption("--scale", type=float, default=1.0, help="share of the full numbers under -m soak (default: 1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr] = os.dup(2)  # nothing is captured yet
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Of a process that is ended so all stacks are printed, and its test counts as failed."""
+    marker = item.get_closest_marker("timeout")
+    deadline_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(deadline_s + _AFTER_DEADLINE_S, exit=True, file=item.config.stash[_stderr])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

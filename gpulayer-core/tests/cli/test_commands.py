@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+import typer
 
 from gpulayer.cli.app import COMMANDS
 from gpulayer.cli.console import columns
@@ -28,6 +30,23 @@ def test_a_command_of_a_later_version_is_refused_by_name(cli, command):
     said = cli(*command.split(), "--anything")
     assert said.code == 2
     assert said.err.splitlines()[0] == f"error: gpulayer {command} comes with a later version"
+
+
+@pytest.mark.parametrize("command", sorted(LATER_COMMANDS))
+def test_what_is_there_already_is_not_kept_for_later(command):
+    noun, _, verb = command.partition(" ")
+    if not verb:
+        assert noun not in COMMANDS
+        return
+    group = typer.main.get_command(import_module(COMMANDS[noun][0]).app)
+    assert verb not in group.commands
+
+
+@pytest.mark.parametrize(("command", "flag"), [(c, f) for c, flags in LATER_FLAGS.items() for f in sorted(flags)])
+def test_a_flag_that_is_there_already_is_not_kept_for_later(command, flag):
+    known = typer.main.get_command(import_module(COMMANDS[command][0]).app)
+    command_itself = getattr(known, "commands", {}).get(command, known)
+    assert flag not in {name for parameter in command_itself.params for name in parameter.opts}
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, "job list", "job logs", "job result", "worker list"])

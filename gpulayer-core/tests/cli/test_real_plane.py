@@ -216,3 +216,31 @@ def test_an_interrupt_cancels_the_whole_array(program, run):
     assert out in (b"", b"[2] begun\n")
     (job,) = json.loads(run("job", "list", "--json")[1])["jobs"]
     assert job["array"]["states"] == {"succeeded": 1, "cancelled": 49}
+
+
+def test_why_is_told_of_a_job_that_waits_runs_or_has_ended(run):
+    """``job why`` says where the job is, and of each attempt how it was decided."""
+    whole = ("--cpus", str(len(os.sched_getaffinity(0))))
+    code, first, err = run("submit", "--detach", *whole, "--", "sleep", "300")
+    assert code == 0, err
+    first = first.decode().strip()
+    until(lambda: json.loads(run("job", "show", first, "--json")[1])["state"] == "running")
+    waiting = run("submit", "--detach", *whole, "--", "true")[1].decode().strip()
+    code, out, err = run("job", "why", first)
+    assert (code, err) == (0, "")
+    said = out.decode().splitlines()
+    assert said[0] == f"job {first} running"
+    assert "attempt 1: " in said[2]
+    assert said[3].split() == ["worker", "devices", "left", "cpus", "left", "mark"]
+    code, out, err = run("job", "why", waiting)
+    assert (code, err) == (0, "")
+    assert f"job {waiting} queued" in out.decode()
+    assert "busy" in out.decode()
+    assert "attempt" not in out.decode()
+    assert run("job", "cancel", first)[0] == 0
+    assert run("job", "wait", waiting)[0] == 0
+    for job, state in ((first, "cancelled"), (waiting, "succeeded")):
+        code, out, err = run("job", "why", job)
+        assert (code, err) == (0, "")
+        assert out.decode().startswith(f"job {job} {state}")
+        assert "attempt 1: " in out.decode()

@@ -224,12 +224,12 @@ def test_a_read_that_fails_once_when_writes_succeed_again_ends_nothing(committer
 
 
 def test_a_full_disk_refuses_and_loses_nothing(tmp_path) -> None:
-    """SQLite itself says that the disk is full: its file may not grow past a number of pages."""
+    """SQLite itself says that the disk is full: the writer's file may not grow past a number of pages."""
     store = Store(str(tmp_path / "store.db"))
     committer = Committer(store)
 
     def set_limit(pages: int) -> None:
-        with store.reading() as connection:
+        with store._writing.connect() as connection:  # the limit is one of the connection
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
     async def main() -> None:
@@ -238,6 +238,7 @@ def test_a_full_disk_refuses_and_loses_nothing(tmp_path) -> None:
             set_limit(1)  # SQLite takes the present size instead
             accepted, refusal = 50, None
             while refusal is None:
+                assert accepted < 5_000, "the limit does not hold"
                 try:
                     await submit(driver, *range(accepted, accepted + 50))
                     accepted += 50

@@ -32,7 +32,6 @@ LATER_COMMANDS: Final = frozenset(
         "job clone",
         "job exec",
         "job top",
-        "job why",
     }
 )
 

@@ -154,4 +154,4 @@ def _change(fits_with: "dict[str, str]") -> str:
 
 
 def _indented(rows: list[list[str]]) -> list[str]:
-    return ["  " + line for line in columns(rows, gap=4)]
+    return ["  " + line for line in columns(rows, gap=4)] if rows else []
