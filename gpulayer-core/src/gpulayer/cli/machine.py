@@ -157,7 +157,7 @@ def framework_lines(frameworks: Sequence[Framework], devices: Sequence[Device], 
             continue
         words = "computes" if one.usable else short_reason(one.reason or "does not compute")
         if one.usable and one.failed_on:
-            failed = (f"{called(uuid, devices)}: {why}" for uuid, why in one.failed_on)
+            failed = (f"{called(uuid, devices)}: {why or 'not checked yet'}" for uuid, why in one.failed_on)
             words += ", but not on " + short_reason("; ".join(failed))
         version = f"{one.version} ({one.build})" if one.build else one.version
         alike.setdefault((one.name, version, words), []).append(str(one.accelerator))

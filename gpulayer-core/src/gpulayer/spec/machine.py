@@ -81,7 +81,7 @@ class Framework:
     devices that are compiled in, as ``sm_90``. Empty: not known.
     is_pending: not checked yet, so that work which wants it waits; ``usable`` is False meanwhile, and ``reason`` says
     what the check waits for, empty: for its end. failed_on: (uuid of a device, why) where it does not compute though it
-    does on others of that accelerator.
+    does on others of that accelerator; why is empty where it did not, and a check is to say whether it does now.
     """
 
     name: str
@@ -93,6 +93,11 @@ class Framework:
     architectures: tuple[str, ...] = ()
     is_pending: bool = False
     failed_on: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a check is still to say where it computes."""
+        return self.is_pending or any(not why for _, why in self.failed_on)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class FrameworkFields(TypedDict):
     """``usable``: it computed on ``accelerator`` when checked; else ``reason`` says why not. ``build``: what it was
     built for; ``architectures``: of devices, compiled in; left out where they are not known. ``pending``: not checked
     yet, left out where it is; ``reason`` says what the check waits for, empty: for its end. ``failed_on``: by uuid, why
-    it does not compute on devices of a kind on which it is usable; left out where it does on all."""
+    it does not compute on devices of a kind on which it is usable, empty where it is to be tried again there; left out
+    where it does on all."""
 
     name: Text
     version: Text

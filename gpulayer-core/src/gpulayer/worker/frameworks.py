@@ -479,8 +479,7 @@ class FrameworkChecks:
         stuck = self._of[number].stuck
         if stuck and is_there(stuck):
             why = f"its check hangs and can't be ended (process {stuck})"
-            told = unusable(check.name, check.accelerators, why)
-            return Answer(told, frozenset(check.accelerators), is_whole=False)
+            return Answer(_pending(check, why), frozenset(check.accelerators), is_whole=False)
         folder = self._work_dir / "checks" / str(number)
         ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=deadline_s)
         self._of[number].stuck = ran.stuck
@@ -495,11 +494,10 @@ class FrameworkChecks:
             if ran.failure:
                 answer = as_far_as_known(check.name, check.accelerators, answer, ran.failure)
         if ran.is_late or ran.is_passing:
+            # A first import from a cold or far disk may take longer than that, and so may a driver that starts a card.
             unknown = frozenset(one.accelerator for one in answer.frameworks if not one.usable)
-            answer = replace(answer, again=answer.again | unknown)
-        if ran.is_passing:
             told = tuple(replace(one, is_pending=not one.usable) for one in answer.frameworks)
-            answer = replace(answer, frameworks=told)
+            answer = replace(answer, frameworks=told, again=answer.again | unknown)
         return answer
 
     def _remember(self) -> None:
@@ -524,7 +522,7 @@ def _end(one: _Progress, *, is_due: bool = False) -> None:
 def _doubted(framework: Framework) -> Framework:
     """As long as it has not been tried again: what did not compute may compute now."""
     if framework.usable:
-        return framework
+        return replace(framework, failed_on=tuple((uuid, "") for uuid, _ in framework.failed_on))
     return unusable(framework.name, [framework.accelerator], "", is_pending=True)[0]
 
 
