@@ -12,6 +12,7 @@ from gpulayer.cli.machine import (
     link_lines,
     missing_lines,
     near_lines,
+    python_text,
     seen_from,
 )
 from gpulayer.client.following import FINAL_STATES
@@ -233,7 +234,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("missing", "\n".join(missing_lines(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
-        ("jobs' python", record.get("python", "")),
+        ("jobs' python", python_text(record.get("python", ""), record.get("python_version", ""))),
         ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"]), devices, missing))),
         ("attempts", str(len(record["leases"]) or "")),
     ]

@@ -118,7 +118,7 @@ class WorkerFacts:
     resources: (name, how many in all) of what is counted by name, sorted. capabilities: see ``Request``; sorted.
     cpu_model: empty where it is not known. missing: (kind of device, why) where something says that there should be one
     of that kind and none can be used, because a driver does not answer for example, or where not all are offered;
-    sorted. python: that of the jobs, which was asked for ``frameworks``; empty: not known.
+    sorted. python, python_version: those of the jobs, which was asked for ``frameworks``; empty: not known.
     """
 
     platform: str
@@ -137,6 +137,7 @@ class WorkerFacts:
     cpu_model: str = ""
     missing: tuple[tuple[str, str], ...] = ()
     python: str = ""
+    python_version: str = ""
 
     def without_readings(self) -> "WorkerFacts":
         """All that anything is placed by."""

@@ -115,6 +115,7 @@ class WorkerFactsFields(TypedDict):
     cpu_model: NotRequired[Text]
     missing: NotRequired[Annotated[dict[Word, Text], MaxLen(16)]]
     python: NotRequired[Text]
+    python_version: NotRequired[Word]
 
 
 class EnrolBody(TypedDict):
@@ -364,6 +365,7 @@ class WorkerRecord(TypedDict):
     cpu_model: NotRequired[str]
     missing: NotRequired[dict[str, str]]
     python: NotRequired[str]
+    python_version: NotRequired[str]
 
 
 class WorkerPage(TypedDict):
