@@ -314,6 +314,8 @@ def test_a_worker_shows_all_that_it_reports_of_its_devices(parts):
     facts = replace(FACTS, devices=tuple(devices), missing=(("rocm", "no /dev/kfd"),), frameworks=(torch,))
     fields = dict(worker_fields(of_worker(parts, facts) | {"cpu_model": "EPYC", "python": "/opt/venv/bin/python3"}))
     assert (fields["processor"], fields["jobs' python"]) == ("EPYC", "/opt/venv/bin/python3")
+    told = of_worker(parts, facts) | {"python": "/bin/python3", "python_version": "3.12.4"}
+    assert dict(worker_fields(told))["jobs' python"] == "/bin/python3 (3.12.4)"
     assert fields["drivers"] == "cuda 550.90 (up to 12.4)"
     assert [line.split()[-1] for line in fields["devices"].splitlines()[1:]] == [one.uuid for one in DEVICES]
     assert "8.9" in fields["devices"]

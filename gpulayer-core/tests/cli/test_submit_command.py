@@ -337,6 +337,17 @@ def test_why_an_attempt_ended_is_told_once_while_its_job_is_queued_again(parts):
     assert why in waiting_line({**queued, "reason": {"code": "device_unhealthy", "message": f"box: {why}"}})
 
 
+def test_what_ended_an_attempt_is_shown_once_and_of_each_attempt_that_ended_otherwise(cli, job_plane, parts):
+    seen = "its process was killed\nthe kernel says: out of memory"
+    reason = {"code": "out_of_memory", "message": f"killed by signal 9 (SIGKILL)\n{seen}"}
+    lost = parts.attempt(ended_by="worker_lost", evidence="silent for 33 s")
+    attempts = [lost, parts.attempt(number=2, ended_by="out_of_memory", evidence=seen)]
+    job_plane.record = parts.job(state="failed", reason=reason, attempts=attempts)
+    shown = cli("job", "show", "7f3a", plane=job_plane).out.decode()
+    assert shown.count("its process was killed") == shown.count("the kernel says") == 1, shown
+    assert shown.count("silent for 33 s") == 1
+
+
 def test_an_attempt_that_runs_again_is_announced(cli, job_plane, parts):
     lost = parts.attempt(ended_by="worker_lost", evidence="silent for 33 s")
     job_plane.record = parts.job(attempts=[lost, parts.attempt(number=2)])

@@ -66,6 +66,21 @@ def test_once_the_check_has_failed_who_waited_for_it_is_rejected_as_who_comes_th
     assert plane.state.jobs["early"].state is JobState.QUEUED, "it waits for whatever worker comes"
 
 
+@pytest.mark.parametrize(("why", "state"), [("no kernel image", JobState.REJECTED), ("", JobState.QUEUED)])
+def test_a_device_that_a_framework_failed_on_before_is_waited_for_until_it_was_tried_again(plane, why, state):
+    both = Request(accelerators=(Accelerator.CUDA,), devices=2, frameworks=TORCH.frameworks)
+    some = replace(COMPUTES, accelerator=Accelerator.CUDA, failed_on=(("GPU-w1-1", ""),))
+    plane.join(gpus=2)
+    tell(plane, frameworks=(some,))
+    plane.submit("both", request=both)
+    plane.submit("one", request=replace(both, devices=1))
+    assert plane.job("both").state is JobState.QUEUED
+    assert plane.job("one").state is JobState.STAGING
+    tell(plane, frameworks=(replace(some, failed_on=(("GPU-w1-1", why),) if why else ()),))
+    assert plane.job("both").state is state
+    assert plane.job("one").state is JobState.STAGING
+
+
 def test_a_restart_of_the_control_plane_does_not_forget_who_waits_for_a_check(plane):
     plane.join()
     tell(plane, frameworks=(PENDING,))

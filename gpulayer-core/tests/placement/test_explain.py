@@ -7,7 +7,7 @@ import pytest
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import Free, allocate, usable_capacity
 from gpulayer.placement.change import smallest_change
-from gpulayer.placement.eligibility import is_eligible, why_ineligible, why_not_now
+from gpulayer.placement.eligibility import awaits_checks, is_eligible, why_ineligible, why_not_now
 from gpulayer.placement.explain import WorkerView, choice, explain
 from gpulayer.spec.machine import Device, DeviceState, Framework, Locality, WorkerFacts
 from gpulayer.spec.opinion import Mark, Refusal
@@ -260,6 +260,21 @@ def test_a_framework_that_fails_on_some_devices_gets_only_those_on_which_it_comp
         "1 of 2 devices can be used; torch 2.6.0 on device 1 (Tesla K80): no kernel image is available"
     ]
     assert [change.flag for change in refused.fits_with] == ["--devices 1"]
+
+
+def test_a_device_on_which_a_framework_is_to_be_tried_again_is_waited_for_and_not_used():
+    facts = machine(gpu(0), gpu(1), frameworks=(replace(torch(), failed_on=(("GPU-1", ""),)),))
+    asked = Request(accelerators=CUDA, devices=2, frameworks=(FrameworkNeed("torch"),))
+    verdict = verdict_of(asked, facts)
+    assert (verdict.kind, awaits_checks(asked, facts)) == (VerdictKind.BUSY, True)
+    assert [(reason.code, reason.message) for reason in verdict.reasons] == [
+        (ReasonCode.FRAMEWORK_UNCHECKED, "torch 2.6.0 is not checked yet on device 1")
+    ]
+    assert allocate(asked, WorkerId("w1"), facts, usable_capacity(facts)) is None
+    one = replace(asked, devices=1)
+    assert not awaits_checks(one, facts)
+    assert verdict_of(one, facts, leased=("GPU-0",)).kind is VerdictKind.BUSY
+    assert verdict_of(replace(asked, devices=3), facts).kind is VerdictKind.INELIGIBLE
 
 
 def test_a_device_on_which_a_framework_fails_is_no_help_when_it_is_the_only_healthy_one():

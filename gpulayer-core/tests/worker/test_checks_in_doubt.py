@@ -8,13 +8,17 @@ from dataclasses import replace
 
 import pytest
 
+from gpulayer.placement.eligibility import why_ineligible, why_not_now
 from gpulayer.plugins.builtin.system import SystemEnvironment
+from gpulayer.spec.request import FrameworkNeed, Request
+from gpulayer.spec.verdict import ReasonCode
 from gpulayer.worker.frameworks import FrameworkChecks
 from tests.framework_checks import (
     ANSWER,
     BOTH,
     COMPUTES,
     CPU,
+    CUDA,
     NOT_YET,
     SECOND,
     WITH_GPU,
@@ -96,6 +100,24 @@ def test_a_check_that_somebody_kills_is_run_again_and_says_nothing(starts, site,
     assert "its check failed" in checks.found[0].reason
     assert not checks.is_fresh
     (tmp_path / "room").touch()
+    watched(checks, until=lambda: checks.found == BOTH)
+
+
+def test_a_check_that_hangs_says_nothing_but_that_and_is_run_again(starts, tmp_path):
+    """A first import from a far disk may be slow, and the next one quick."""
+    source = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'warm')!r}): time.sleep(0.01)\n{COMPUTES}"
+    checks = starts(Found(source))
+    checks._deadline_s = 0.3
+    asyncio.run(checks.run(WITH_GPU))
+    words = "its check did not end within 0.3 s"
+    assert checks.found == tuple(replace(NOT_YET, accelerator=kind, reason=words) for kind in (CUDA, CPU))
+    told = replace(WITH_GPU, frameworks=checks.found)
+    request = Request((CUDA,), devices=1, frameworks=(FrameworkNeed("torch"),))
+    assert why_ineligible(request, told) == ()
+    (reason,) = why_not_now(request, told)
+    assert (reason.code, reason.message) == (ReasonCode.FRAMEWORK_UNCHECKED, f"torch is not checked yet: {words}")
+    checks._deadline_s = 30.0
+    (tmp_path / "warm").touch()
     watched(checks, until=lambda: checks.found == BOTH)
 
 

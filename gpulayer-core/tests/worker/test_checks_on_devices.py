@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.placement.eligibility import why_ineligible
+from gpulayer.placement.eligibility import can_compute_now, why_ineligible, why_not_now
 from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.spec.machine import DeviceState
 from gpulayer.spec.request import FrameworkNeed, Request
@@ -175,9 +175,37 @@ def test_what_was_known_of_single_devices_is_kept_for_the_next_life_and_tried_ag
     first, seen = alone("GPU-2")
     asyncio.run(first.run(TWO))
     second, _ = alone("GPU-2")
-    assert second.found == first.found
+    assert on_cuda(second) == replace(on_cuda(first), failed_on=(("GPU-2", ""),)), "it may compute there by now"
     asyncio.run(second.run(TWO))
+    assert on_cuda(second) == on_cuda(first)
     assert seen() == ["GPU-1 GPU-2"] * 2
+
+
+def test_what_an_earlier_life_found_of_single_devices_refuses_nobody_and_is_found_to_be_over(alone):
+    first, _ = alone("GPU-2")
+    asyncio.run(first.run(TWO))
+    both = Request((CUDA,), devices=2, frameworks=(FrameworkNeed("torch"),))
+    assert why_ineligible(both, replace(TWO, frameworks=first.found))
+    second, seen = alone()
+    asyncio.run(second.begin(TWO))
+    told = replace(TWO, frameworks=second.found)
+    assert why_ineligible(both, told) == ()
+    assert [reason.message for reason in why_not_now(both, told)] == ["torch 1 is not checked yet on device 1"]
+    assert can_compute_now(replace(both, devices=1), told), "on the other one it did compute"
+    asyncio.run(second.run(TWO, taken={"GPU-2"}))
+    assert on_cuda(second).failed_on == (("GPU-2", ""),), "while a job has it, it can't be tried"
+    watched(second, until=lambda: not on_cuda(second).failed_on, facts=TWO)
+    assert seen()[-2:] == ["GPU-1", "GPU-1 GPU-2"]
+
+
+def test_where_a_device_has_come_the_broken_ones_among_the_old_are_in_doubt_too(alone):
+    checks, _ = alone("GPU-2")
+    asyncio.run(checks.run(TWO))
+    three = replace(TWO, devices=(*TWO.devices, replace(SECOND, uuid="GPU-3", index=2)))
+    checks.renew(TWO, three)
+    assert on_cuda(checks).failed_on == (("GPU-2", ""),)
+    asyncio.run(checks.run(three))
+    assert on_cuda(checks).failed_on == FAILED
 
 
 @pytest.mark.parametrize("narrow", [{"compute_mode": "exclusive_process"}, {"memory_bytes": 4 * 2**30}])
@@ -256,7 +284,7 @@ def test_while_every_device_of_a_kind_is_broken_nothing_is_said_of_that_kind(alo
     told = on_cuda(checks)
     assert told.usable if is_known else (told.is_pending, told.reason) == (True, "no such device works now")
     assert seen()[-1] == "", "nor is it touched"
-    request = Request(CUDA, frameworks=(FrameworkNeed("torch"),))
+    request = Request((CUDA,), devices=1, frameworks=(FrameworkNeed("torch"),))
     assert why_ineligible(request, replace(BROKEN, frameworks=checks.found)) == ()
     checks.renew(BROKEN, WITH_GPU)
     watched(checks, until=lambda: on_cuda(checks).usable)

@@ -30,6 +30,14 @@ def test_the_python_of_jobs_is_the_one_on_their_path(tmp_path):
     assert jobs_python({"PATH": str(tmp_path)}, otherwise="/mine") == str(tmp_path / "python3")
 
 
+def test_the_python_of_jobs_says_its_version_and_is_asked_once(host_of, tmp_path, site):
+    host = host_of(environments=[SystemEnvironment()], framework_checks=[Found(COMPUTES)])
+    checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python))
+    asyncio.run(checks.begin(FACTS))
+    assert (checks.python, checks.python_version) == (str(site.python), "{}.{}.{}".format(*sys.version_info[:3]))
+    assert site.count() == 1
+
+
 @pytest.fixture
 def site(tmp_path):
     return Site(tmp_path)

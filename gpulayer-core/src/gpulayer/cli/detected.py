@@ -11,6 +11,7 @@ from gpulayer.cli.machine import (
     link_lines,
     missing_lines,
     near_lines,
+    python_text,
 )
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.units import format_bytes
@@ -31,7 +32,7 @@ def detected_lines(found: "Detected") -> list[str]:
         ("", _devices(facts)),
         ("nearest", _indented(near_lines(facts.devices))),
         ("links", _indented(link_lines(facts.devices))),
-        (f"frameworks of {found.python}", _indented(_frameworks(found))),
+        (f"frameworks of {python_text(found.python, facts.python_version)}", _indented(_frameworks(found))),
         ("plugins that failed", _indented([*found.faults])),
     ]
     lines: list[str] = []

@@ -31,6 +31,7 @@ __all__ = [
     "memory_text",
     "missing_lines",
     "near_lines",
+    "python_text",
     "said_of",
     "said_to_be",
     "seen_from",
@@ -157,7 +158,7 @@ def framework_lines(frameworks: Sequence[Framework], devices: Sequence[Device], 
             continue
         words = "computes" if one.usable else short_reason(one.reason or "does not compute")
         if one.usable and one.failed_on:
-            failed = (f"{called(uuid, devices)}: {why}" for uuid, why in one.failed_on)
+            failed = (f"{called(uuid, devices)}: {why or 'not checked yet'}" for uuid, why in one.failed_on)
             words += ", but not on " + short_reason("; ".join(failed))
         version = f"{one.version} ({one.build})" if one.build else one.version
         alike.setdefault((one.name, version, words), []).append(str(one.accelerator))
@@ -174,6 +175,11 @@ def _of_machine(frameworks: Sequence[Framework], kinds: set[str]) -> list[Framew
     known = kinds | {Accelerator.CPU} | ({Accelerator.MLX} if Accelerator.MPS in kinds else set())
     here = {one.name for one in frameworks if one.accelerator in known}
     return [one for one in frameworks if one.accelerator in known or one.name not in here]
+
+
+def python_text(path: str, version: str) -> str:
+    """``/usr/bin/python3 (3.12.4)``."""
+    return f"{path} ({version})" if path and version else path
 
 
 def called(uuid: str, devices: Sequence[Device]) -> str:

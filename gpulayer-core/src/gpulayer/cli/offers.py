@@ -140,7 +140,7 @@ def _unusable(worker: "WorkerRecord") -> Iterator[str]:
     for one in worker["frameworks"]:
         for uuid, reason in one.get("failed_on", {}).items():
             if uuid in there:
-                on.setdefault((one["name"], reason), []).append(called(uuid, devices))
+                on.setdefault((one["name"], reason or "not checked yet"), []).append(called(uuid, devices))
         is_known = not (one["usable"] or one.get("pending"))
         if is_known and one["accelerator"] in kinds and one["reason"]:
             on.setdefault((one["name"], one["reason"]), []).append(one["accelerator"])

@@ -12,6 +12,7 @@ from gpulayer.cli.machine import (
     link_lines,
     missing_lines,
     near_lines,
+    python_text,
     seen_from,
 )
 from gpulayer.client.following import FINAL_STATES
@@ -140,7 +141,8 @@ def notes_on(record: "JobRecord") -> list[str]:
 
 def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
     """Labels and texts in the order shown. An empty text means that the record says nothing of it."""
-    why, *more = (record["reason"] or {"message": ""})["message"].split("\n")
+    said = (record["reason"] or {"message": ""})["message"]
+    why, *more = said.split("\n")
     source = record["source"]
     return [
         ("job", record["id"]),
@@ -163,7 +165,7 @@ def job_fields(record: "JobRecord") -> list[tuple[str, str]]:
         ("signal", "" if record["signal"] is None else signal_text(record["signal"])),
         ("ended by", (record["ended_by"] or "").replace("_", " ")),
         ("placement", str(record["placement"] or "")),
-        ("attempts", "" if "array" in record else "\n".join(_attempt(attempt) for attempt in record["attempts"])),
+        ("attempts", "" if "array" in record else "\n".join(_attempt(one, said=said) for one in record["attempts"])),
         ("outputs", "\n".join(_output(output) for output in record["outputs"])),
         ("left out", clashes_text(record.get("clashes", 0))),
         *_last_lines(record),
@@ -232,7 +234,7 @@ def worker_fields(record: "WorkerRecord") -> list[tuple[str, str]]:
         ("missing", "\n".join(missing_lines(missing.items(), seen))),
         ("nearest", "\n".join(near_lines(devices))),
         ("links", "\n".join(link_lines(devices))),
-        ("jobs' python", record.get("python", "")),
+        ("jobs' python", python_text(record.get("python", ""), record.get("python_version", ""))),
         ("frameworks", "\n".join(framework_lines(frameworks_from(record["frameworks"]), devices, missing))),
         ("attempts", str(len(record["leases"]) or "")),
     ]
@@ -321,7 +323,8 @@ def _source(record: "JobRecord") -> str:
     return f"{source['files']:,} files, {format_bytes(source['size_bytes'])}{state}"
 
 
-def _attempt(attempt: "AttemptRecord") -> str:
+def _attempt(attempt: "AttemptRecord", *, said: str) -> str:
+    """said: of the job as a whole; what its attempt says of that, too, is not said twice."""
     where = ", ".join(
         node["worker"] + (f" [{', '.join(node['devices'])}]" if node["devices"] else "") for node in attempt["nodes"]
     )
@@ -329,7 +332,8 @@ def _attempt(attempt: "AttemptRecord") -> str:
     end = (attempt["ended_by"] or "").replace("_", " ")
     if attempt["blame"]:
         end += f" (blame: {attempt['blame']})"
-    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, attempt["evidence"].replace("\n", "; ")]
+    evidence = "" if attempt["evidence"] in said else attempt["evidence"].replace("\n", "; ")
+    parts = [f"{attempt['number']}: {attempt['state']}", where, took, end, evidence]
     return "  ".join(part for part in parts if part)
 
 

@@ -347,5 +347,6 @@ FORMS: Final[Mapping[str, Mapping[str, Form]]] = {
         "cpu_model": str,
         "missing": {"*": str},
         "python": str,
+        "python_version": str,
     },
 }

@@ -294,7 +294,7 @@ def _set_facts(turn: Turn, worker: Worker, facts: WorkerFacts, digest: Digest) -
         turn.forgotten_facts[known_digest] = FactsForgotten(known_digest)
     attempts.refresh_free(turn.state, worker)
     turn.workers[worker.id] = worker
-    if known.frameworks != worker.facts.frameworks and any(one.is_pending for one in known.frameworks):
+    if known.frameworks != worker.facts.frameworks and any(one.is_in_doubt for one in known.frameworks):
         turn.has_checked = True
     if known.without_readings() != worker.facts.without_readings():
         schedule.workers_changed(turn)

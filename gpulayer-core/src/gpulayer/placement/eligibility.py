@@ -90,6 +90,7 @@ def why_not_now(request: Request, facts: WorkerFacts) -> tuple[Reason, ...]:
         reasons = _pending_reasons(request, group[0].kind, facts)
         if len(fitting) < request.devices:
             reasons = (_unhealthy(request, group, fitting), *reasons)
+        reasons += _untried_reasons(request, fitting, facts)
         if not best or len(reasons) < len(best):
             best = reasons
     return best
@@ -104,7 +105,7 @@ def can_compute_now(request: Request, facts: WorkerFacts) -> bool:
 
 def awaits_checks(request: Request, facts: WorkerFacts) -> bool:
     """Of an eligible machine: whether it may turn out yet that it can never run the request."""
-    if not any(framework.is_pending for framework in facts.frameworks):
+    if not any(framework.is_in_doubt for framework in facts.frameworks):
         return False
     return any(reason.code is ReasonCode.FRAMEWORK_UNCHECKED for reason in why_not_now(request, facts))
 
@@ -142,7 +143,7 @@ def _groups(request: Request, facts: WorkerFacts, *, is_hopeful: bool) -> list[t
             continue
         if not is_hopeful and request.frameworks and _pending_reasons(request, kind, facts):
             continue
-        failed = _failed_on(request, kind, facts)
+        failed = _failed_on(request, kind, facts, is_hopeful=is_hopeful)
         devices = [
             device
             for device in facts.devices
@@ -349,10 +350,35 @@ def _tried_on(kind: Accelerator, names: set[str], frameworks: Iterable[Framework
     return [one for one in frameworks if one.name in names and one.accelerator in _computing_on(kind)]
 
 
-def _failed_on(request: Request, kind: Accelerator, facts: WorkerFacts) -> set[str]:
-    """Devices on which a framework of the request does not compute though it does on others of their kind."""
+def _failed_on(request: Request, kind: Accelerator, facts: WorkerFacts, *, is_hopeful: bool) -> set[str]:
+    """Devices on which a framework of the request does not compute though it does on others of their kind. is_hopeful:
+    without those on which it is still to be tried."""
     tried = _tried_on(kind, {need.name for need in request.frameworks}, facts.frameworks)
-    return {uuid for one in tried for uuid, _ in one.failed_on}
+    return {uuid for one in tried for uuid, why in one.failed_on if why or not is_hopeful}
+
+
+def _untried_reasons(request: Request, fitting: Sequence[Device], facts: WorkerFacts) -> tuple[Reason, ...]:
+    """Of devices of one kind that work, and of which too few are known to compute: those that are to be tried."""
+    there = {device.uuid: device for device in fitting}
+    names = {need.name for need in request.frameworks}
+    on: dict[tuple[str, str], set[str]] = {}
+    for kind in dict.fromkeys(device.kind for device in fitting):
+        for one in _tried_on(kind, names, facts.frameworks):
+            untried = {uuid for uuid, why in one.failed_on if not why and uuid in there}
+            if untried:
+                on.setdefault((one.name, one.version), set()).update(untried)
+    if len(there.keys() - set().union(*on.values())) >= request.devices:
+        return ()
+    return tuple(
+        Reason(
+            ReasonCode.FRAMEWORK_UNCHECKED,
+            f"{f'{name} {version}'.rstrip()} is not checked yet on device"
+            f"{'' if len(uuids) == 1 else 's'} {spans({there[uuid].index for uuid in uuids})}",
+            str(next(need for need in request.frameworks if need.name == name)),
+            version,
+        )
+        for (name, version), uuids in on.items()
+    )
 
 
 def _reasons_together(request: Request, facts: WorkerFacts) -> list[Reason]:
@@ -366,7 +392,7 @@ def _reasons_together(request: Request, facts: WorkerFacts) -> list[Reason]:
         reasons = [reason for need in request.frameworks if (reason := _framework_reason(need, kind, facts.frameworks))]
         if reasons:
             return reasons
-        failed = _failed_on(request, kind, facts)
+        failed = _failed_on(request, kind, facts, is_hopeful=True)
         count = sum(device.uuid not in failed for device in meant)
         code = ReasonCode.TOO_FEW_DEVICES if count else ReasonCode.FRAMEWORK_UNUSABLE
         message = f"{count} of {len(meant)} devices can be used{failures_of(request, meant, facts)}"
@@ -376,11 +402,12 @@ def _reasons_together(request: Request, facts: WorkerFacts) -> list[Reason]:
 
 def failures_of(request: Request, devices: Sequence[Device], facts: WorkerFacts) -> str:
     """``; torch 2.6.0 on device 1 (Tesla K80): no kernel image is available``: of frameworks of the request that
-    compute on some devices only."""
+    compute on some devices only, or are still to be tried on others."""
     there = {device.uuid: device for device in devices}
     names = {need.name for need in request.frameworks}
     said = dict.fromkeys(
-        f"; {one.name} {one.version}".rstrip() + f" on device {there[uuid].index} ({there[uuid].model}): {reason}"
+        f"; {one.name} {one.version}".rstrip()
+        + f" on device {there[uuid].index} ({there[uuid].model}): {reason or 'not checked yet'}"
         for kind in dict.fromkeys(device.kind for device in devices)
         for one in _tried_on(kind, names, facts.frameworks)
         for uuid, reason in one.failed_on

@@ -226,6 +226,8 @@ def worker_record(
         record["missing"] = dict(worker.facts.missing)
     if worker.facts.python:
         record["python"] = worker.facts.python
+    if worker.facts.python_version:
+        record["python_version"] = worker.facts.python_version
     if refused_wall_ms is not None:
         record["refused"] = (
             f"an agent with its identity was refused at {iso_utc(refused_wall_ms)}: one that was started later has its"

@@ -81,7 +81,7 @@ class Framework:
     devices that are compiled in, as ``sm_90``. Empty: not known.
     is_pending: not checked yet, so that work which wants it waits; ``usable`` is False meanwhile, and ``reason`` says
     what the check waits for, empty: for its end. failed_on: (uuid of a device, why) where it does not compute though it
-    does on others of that accelerator.
+    does on others of that accelerator; why is empty where it did not, and a check is to say whether it does now.
     """
 
     name: str
@@ -93,6 +93,11 @@ class Framework:
     architectures: tuple[str, ...] = ()
     is_pending: bool = False
     failed_on: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a check is still to say where it computes."""
+        return self.is_pending or any(not why for _, why in self.failed_on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ class WorkerFacts:
     resources: (name, how many in all) of what is counted by name, sorted. capabilities: see ``Request``; sorted.
     cpu_model: empty where it is not known. missing: (kind of device, why) where something says that there should be one
     of that kind and none can be used, because a driver does not answer for example, or where not all are offered;
-    sorted. python: that of the jobs, which was asked for ``frameworks``; empty: not known.
+    sorted. python, python_version: those of the jobs, which was asked for ``frameworks``; empty: not known.
     """
 
     platform: str
@@ -132,6 +137,7 @@ class WorkerFacts:
     cpu_model: str = ""
     missing: tuple[tuple[str, str], ...] = ()
     python: str = ""
+    python_version: str = ""
 
     def without_readings(self) -> "WorkerFacts":
         """All that anything is placed by."""

@@ -55,6 +55,8 @@ def facts_to_wire(facts: WorkerFacts) -> WorkerFactsFields:
         fields["missing"] = dict(facts.missing)
     if facts.python:
         fields["python"] = facts.python
+    if facts.python_version:
+        fields["python_version"] = facts.python_version
     return fields
 
 
@@ -158,6 +160,7 @@ def facts_from_wire(fields: WorkerFactsFields) -> WorkerFacts:
         cpu_model=fields.get("cpu_model", ""),
         missing=tuple(sorted(fields.get("missing", {}).items())),
         python=fields.get("python", ""),
+        python_version=fields.get("python_version", ""),
     )
 
 

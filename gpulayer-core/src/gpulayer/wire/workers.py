@@ -74,7 +74,8 @@ class FrameworkFields(TypedDict):
     """``usable``: it computed on ``accelerator`` when checked; else ``reason`` says why not. ``build``: what it was
     built for; ``architectures``: of devices, compiled in; left out where they are not known. ``pending``: not checked
     yet, left out where it is; ``reason`` says what the check waits for, empty: for its end. ``failed_on``: by uuid, why
-    it does not compute on devices of a kind on which it is usable; left out where it does on all."""
+    it does not compute on devices of a kind on which it is usable, empty where it is to be tried again there; left out
+    where it does on all."""
 
     name: Text
     version: Text
@@ -114,6 +115,7 @@ class WorkerFactsFields(TypedDict):
     cpu_model: NotRequired[Text]
     missing: NotRequired[Annotated[dict[Word, Text], MaxLen(16)]]
     python: NotRequired[Text]
+    python_version: NotRequired[Word]
 
 
 class EnrolBody(TypedDict):
@@ -363,6 +365,7 @@ class WorkerRecord(TypedDict):
     cpu_model: NotRequired[str]
     missing: NotRequired[dict[str, str]]
     python: NotRequired[str]
+    python_version: NotRequired[str]
 
 
 class WorkerPage(TypedDict):

@@ -123,7 +123,9 @@ class Agent:
         self._keeper = Keeper(folders, reserve, settings.work_dir, worker_name=lambda: plane.worker_name)
         self._plugins = PluginRecords(host)
         self._checks = checks
-        self._known = KnownFacts(facts, probing, checks.found, python=checks.python)
+        self._known = KnownFacts(
+            facts, probing, checks.found, python=checks.python, python_version=checks.python_version
+        )
         self._looked = self._known.facts
         self._environments = Environments(
             host, patience, builds, settings.work_dir, environment=settings.environment, start=self._start
@@ -487,7 +489,8 @@ class Agent:
 
     async def _watch_frameworks(self) -> None:
         def tell() -> None:
-            if self._known.set_frameworks(self._checks.found, python=self._checks.python):
+            python, version = self._checks.python, self._checks.python_version
+            if self._known.set_frameworks(self._checks.found, python=python, python_version=version):
                 self._feed(FactsChanged())
 
         def taken() -> set[str]:

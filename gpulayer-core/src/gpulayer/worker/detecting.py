@@ -130,7 +130,9 @@ async def _detect(
                     telling = group.create_task(_tell(checks, python, now, tell_every_s))
                     await checks.run(facts, within_s=_CHECKS_S)
                     telling.cancel()
-            known = KnownFacts(await probing.catch_up() or facts, probing, checks.found, python=python)
+            version = checks.python_version
+            facts = await probing.catch_up() or facts
+            known = KnownFacts(facts, probing, checks.found, python=python, python_version=version)
         return Detected(known.seen, python, _checked(host), _faults(host), probing.processes)
     finally:
         host.close()

@@ -384,14 +384,22 @@ class KnownFacts:
     """
 
     def __init__(
-        self, facts: WorkerFacts, probing: Probing, frameworks: Sequence[Framework] = (), *, python: str = ""
+        self,
+        facts: WorkerFacts,
+        probing: Probing,
+        frameworks: Sequence[Framework] = (),
+        *,
+        python: str = "",
+        python_version: str = "",
     ) -> None:
         """facts: as probed. python: whose frameworks these are."""
         self._probing = probing
         self._probed = facts.frameworks
         self._checked = tuple(frameworks)
         self._own = ""
-        self.seen = replace(facts, frameworks=self._frameworks(), python=_fitting(python))
+        self.seen = replace(
+            facts, frameworks=self._frameworks(), python=_fitting(python), python_version=_fitting(python_version)
+        )
         self.facts = _told(self.seen)
         self._told_ms = probing.clock.monotonic_ms()
 
@@ -404,10 +412,12 @@ class KnownFacts:
         """What a spawner says of itself when the worker attaches to it; True where that is new."""
         return self._set(replace(self.seen, enforces=tuple(sorted(enforces))))
 
-    def set_frameworks(self, found: Sequence[Framework], *, python: str = "") -> bool:
+    def set_frameworks(self, found: Sequence[Framework], *, python: str = "", python_version: str = "") -> bool:
         """What the checks found, with which Python of the jobs; True where that is new."""
         self._checked = tuple(found)
-        return self._set(replace(self.seen, frameworks=self._frameworks(), python=_fitting(python)))
+        python, python_version = _fitting(python), _fitting(python_version)
+        frameworks = self._frameworks()
+        return self._set(replace(self.seen, frameworks=frameworks, python=python, python_version=python_version))
 
     async def catch_up(self) -> bool:
         """Wait for the probes that the start did not wait for; True where something has changed."""
@@ -447,8 +457,8 @@ class KnownFacts:
     def _set_probed(self, facts: WorkerFacts) -> bool:
         self._probed = facts.frameworks
         addresses = own_first(self._own, facts.addresses)
-        kept = replace(facts, enforces=self.facts.enforces, addresses=addresses, python=self.facts.python)
-        return self._set(replace(kept, frameworks=self._frameworks()))
+        kept = replace(facts, enforces=self.facts.enforces, addresses=addresses, frameworks=self._frameworks())
+        return self._set(replace(kept, python=self.facts.python, python_version=self.facts.python_version))
 
     def _frameworks(self) -> tuple[Framework, ...]:
         """What was computed is believed before what was only found."""
@@ -468,9 +478,9 @@ class KnownFacts:
         return True
 
 
-def _fitting(path: str) -> str:
+def _fitting(text: str) -> str:
     """As a report can carry it; a path that is no text, or too long, is left out."""
-    return path if path.isprintable() and len(path) <= _MAX_PATH else ""
+    return text if text.isprintable() and len(text) <= _MAX_PATH else ""
 
 
 def _told(facts: WorkerFacts) -> WorkerFacts:

@@ -80,6 +80,7 @@ _LOOK_EVERY_S: Final = 600.0
 _AGAIN_S: Final = (10.0, 60.0, 600.0)  # by tries in a row that not all checks answered
 _TOLD_BYTES: Final = 2_000
 _SAID_LIMIT: Final = 200
+_VERSION_LIMIT: Final = 32
 _NO_TIME: Final = "the other checks took all the time that there was"
 
 
@@ -122,7 +123,7 @@ class _Progress:
 
 class FrameworkChecks:
     """Of one worker. ``found``: by the last run of each check, or by an earlier life of this worker. ``python``: that
-    of the jobs, which was asked last; empty: none was yet."""
+    of the jobs, which was asked last; ``python_version``: what it said. Empty: none was yet."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class FrameworkChecks:
         self._work_dir = work_dir
         self._environment = MappingProxyType(dict(environment))
         self._given = python
-        self.python = ""
+        self.python = self.python_version = ""
         self._deadline_s = deadline_s
         self._again_s = again_s
         self._look_every_s = look_every_s
@@ -384,8 +385,10 @@ class FrameworkChecks:
             _log.warning("frameworks are not checked: %s", fault.message)
             return None
         variables = {**variables, **seen_devices(facts, self._environment, taken=taken)}
-        self.python = self._given or jobs_python(variables, otherwise=sys.executable)
-        return variables, self.python
+        python = self._given or jobs_python(variables, otherwise=sys.executable)
+        if python != self.python:
+            self.python, self.python_version = python, ""
+        return variables, python
 
     async def _unless_in_the_way(
         self, number: int, seen: frozenset[str], work: Coroutine[Any, Any, Answer]
@@ -448,6 +451,7 @@ class FrameworkChecks:
         )
         try:
             survey = read_survey(ran.out)
+            self.python_version = cut(survey.version, _VERSION_LIMIT)
         except ValueError as error:
             said = ran.failure.removeprefix("its check ") or f"is not understood: {error}"
             why = f"{python} can't be asked what is installed: a program that only looks {cut(said, _SAID_LIMIT)}"
@@ -479,8 +483,7 @@ class FrameworkChecks:
         stuck = self._of[number].stuck
         if stuck and is_there(stuck):
             why = f"its check hangs and can't be ended (process {stuck})"
-            told = unusable(check.name, check.accelerators, why)
-            return Answer(told, frozenset(check.accelerators), is_whole=False)
+            return Answer(_pending(check, why), frozenset(check.accelerators), is_whole=False)
         folder = self._work_dir / "checks" / str(number)
         ran = await run_script(check.source, folder, python=python, variables=variables, deadline_s=deadline_s)
         self._of[number].stuck = ran.stuck
@@ -495,11 +498,10 @@ class FrameworkChecks:
             if ran.failure:
                 answer = as_far_as_known(check.name, check.accelerators, answer, ran.failure)
         if ran.is_late or ran.is_passing:
+            # A first import from a cold or far disk may take longer than that, and so may a driver that starts a card.
             unknown = frozenset(one.accelerator for one in answer.frameworks if not one.usable)
-            answer = replace(answer, again=answer.again | unknown)
-        if ran.is_passing:
             told = tuple(replace(one, is_pending=not one.usable) for one in answer.frameworks)
-            answer = replace(answer, frameworks=told)
+            answer = replace(answer, frameworks=told, again=answer.again | unknown)
         return answer
 
     def _remember(self) -> None:
@@ -524,7 +526,7 @@ def _end(one: _Progress, *, is_due: bool = False) -> None:
 def _doubted(framework: Framework) -> Framework:
     """As long as it has not been tried again: what did not compute may compute now."""
     if framework.usable:
-        return framework
+        return replace(framework, failed_on=tuple((uuid, "") for uuid, _ in framework.failed_on))
     return unusable(framework.name, [framework.accelerator], "", is_pending=True)[0]
 
 

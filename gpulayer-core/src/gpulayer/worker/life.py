@@ -105,7 +105,7 @@ async def _introduce(settings: WorkerSettings, reserve: Reserve) -> str:
         async with aclosing(_probing(settings, host)) as probing:
             checks = _checks(settings, host)
             facts = await _look(probing, checks)
-            known = KnownFacts(facts, probing, checks.found, python=checks.python)
+            known = KnownFacts(facts, probing, checks.found, python=checks.python, python_version=checks.python_version)
             return await _introduced(settings, identities, known.facts)
     finally:
         host.close()
@@ -241,7 +241,7 @@ async def _live_with(
 ) -> None:
     clock, checks = SystemClock(), _checks(settings, host)
     probed = await _or_stop(present.stop, _look(probing, checks))
-    facts = KnownFacts(probed, probing, checks.found, python=checks.python).facts
+    facts = KnownFacts(probed, probing, checks.found, python=checks.python, python_version=checks.python_version).facts
     patience, builds = Patience(host, clock), Builds()
 
     def on_session(session: SessionReply) -> None:

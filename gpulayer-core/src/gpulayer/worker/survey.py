@@ -59,17 +59,19 @@ executable = os.path.realpath(sys.executable)
 python = [sys.version, sys.executable, executable, changed(executable), sys.prefix, sys.path]
 known = json.dumps([python, sorted(packages())]).encode("utf-8", "surrogateescape")
 places = {name: place(name) for name in MODULES}
-print(json.dumps({"python": hashlib.sha256(known).hexdigest(), "places": places}))
+version = "%d.%d.%d" % sys.version_info[:3]
+print(json.dumps({"python": hashlib.sha256(known).hexdigest(), "version": version, "places": places}))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
     """python: a digest of interpreter and packages. places: of modules, with the time of their last change; empty:
-    not found."""
+    not found. version: of the interpreter."""
 
     python: str
     places: Mapping[str, str]
+    version: str
 
     def has(self, modules: Collection[str]) -> bool:
         """Whether all of them are installed."""
@@ -91,7 +93,8 @@ def read_survey(out: bytes) -> Survey:
     answer = last_answer(out, having="places")
     try:
         places = {instance_of(str, name): place or "" for name, place in instance_of(dict, answer["places"]).items()}
-        return Survey(instance_of(str, answer["python"]), MappingProxyType(places))
+        python, version = (instance_of(str, answer[key]) for key in ("python", "version"))
+        return Survey(python, MappingProxyType(places), version)
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ValueError("no survey") from None
 
