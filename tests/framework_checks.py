@@ -30,6 +30,7 @@ __all__ = [
     "checks_of",
     "found",
     "is_alive",
+    "life_of",
     "watched",
 ]
 
@@ -116,6 +117,18 @@ BOTH = (
     Framework("torch", "2.4.0", CUDA, usable=True, build="cuda 12.4", architectures=("sm_90",)),
     Framework("torch", "2.4.0", CPU, usable=True, build="cuda 12.4"),
 )
+
+
+def life_of(host_of, folder, site):
+    """``life(*registered, …)``: what a worker finds at its start, and how many programs it ran for that."""
+
+    def life(*registered, facts=WITH_GPU):
+        host = host_of(environments=[SystemEnvironment()], framework_checks=registered or [Found(COMPUTES)])
+        checks = FrameworkChecks(host, folder, environment={}, python=str(site.python))
+        asyncio.run(checks.run(facts))
+        return checks.found, site.count()
+
+    return life
 
 
 def watched(checks, *, until, facts=WITH_GPU):

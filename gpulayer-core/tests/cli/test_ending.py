@@ -15,11 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+import gpulayer
 from gpulayer.cli import down, plugins
-from gpulayer.client.embedded import is_stale
+from gpulayer.client import embedded
+from gpulayer.client.embedded import EmbeddedPlane, ensure_plane, find_plane, is_stale, is_starting
+from gpulayer.errors import Unreachable
 from gpulayer.plugins import Where
 from gpulayer.server.local_worker import LocalWorker
 from gpulayer.testing.distribution import install_plugin
+from gpulayer.variables import background_variables
 
 LASTING = {
     "thread": "threading.Thread(target=threading.Event().wait).start()",
@@ -291,6 +295,48 @@ def test_down_sees_to_it_that_nobody_starts_one_that_was_killed_again(run, away)
     assert code == 0, err
     assert json.loads((state / "endpoint.json").read_bytes())["embedded"] is True
     assert run("down")[0] == 0
+
+
+@pytest.fixture
+def died_before_down(run, away, monkeypatch):
+    """A control plane of ``gpulayer up`` has died; what is started in its place has no lock yet when down is said."""
+    state = away.parent / "state"
+    code, _, err = run("up", "--detach", "--no-worker", "--host", "127.0.0.1", "--port", "0")
+    assert code == 0, err
+    os.kill(json.loads((state / "endpoint.json").read_bytes())["pid"], signal.SIGKILL)
+    ends = time.monotonic() + 20
+    while not is_stale(state):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    begin, said = embedded.start_detached, []
+
+    def late(argv, **options):
+        if not said:
+            said.append(run("down"))
+        return begin(argv, **options)
+
+    monkeypatch.setattr(embedded, "start_detached", late)
+    plane = EmbeddedPlane(state, gpulayer.__version__, background_variables(os.environ), idle_exit_s=60)
+    yield plane, said
+    assert run("down")[0] == 0
+
+
+def test_what_a_follower_starts_does_not_come_up_after_down(died_before_down):
+    plane, said = died_before_down
+    with pytest.raises(Unreachable, match="has ended"):
+        ensure_plane(plane, only_died=True)
+    assert said[0][0] == 0
+    assert "is not started again as it was" in said[0][2]
+    assert find_plane(plane.state_dir) is None
+    assert not is_starting(plane.state_dir)
+    assert not is_stale(plane.state_dir)
+
+
+def test_a_command_that_needs_one_after_down_gets_a_background_one(died_before_down):
+    plane, said = died_before_down
+    found = ensure_plane(plane)
+    assert found.endpoint.embedded
+    assert "is not started again as it was" in said[0][2]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

@@ -390,11 +390,39 @@ exec sleep 600""")
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
+    assert not is_alive(int((tmp_path / "pid").read_text())), "what it has begun goes on"
     assert process.returncode == 128 + signal.SIGTERM
     assert list((tmp_path / "temp").iterdir()) == []
-    while is_alive(int((tmp_path / "pid").read_text())):
-        assert time.monotonic() < ends, "what it has begun goes on"
-        time.sleep(0.01)
+
+
+INTERRUPTED = """
+import os, signal, subprocess, sys
+import psutil
+from gpulayer.cli.ending import told_to_end
+from gpulayer.plugins.settings import PluginSettings
+from gpulayer.worker.detecting import detect
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, command, *more, **options):
+        super().__init__(command, *more, **options)
+        if sys.argv[1] in command:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Interrupted
+try:
+    with told_to_end():
+        detect(environment=dict(os.environ), plugins=PluginSettings.of(os.environ), python=sys.argv[1])
+except SystemExit as ended:
+    print(ended.code, [child.cmdline() for child in psutil.Process().children()])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_look_that_is_told_to_end_in_the_middle_of_a_start_takes_that_away_too(program_of):
+    hangs = program_of("exec sleep 600")
+    argv = [sys.executable, "-c", INTERRUPTED, hangs]
+    said = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=100)
+    assert said.stdout == f"{128 + signal.SIGTERM} []\n", said.stderr
 
 
 def test_no_link_is_no_link_in_the_legend():

@@ -21,8 +21,8 @@ class Sync:
             Location.of(url, token, fingerprint=fingerprint, proxy=proxy), sleep=sleep, random01=lambda: 0.5, **options
         )
 
-    def send(self, call):
-        return self._shell.send(call)
+    def send(self, call, **options):
+        return self._shell.send(call, **options)
 
     def read(self, call):
         with self._shell.stream(call) as stream:
@@ -46,8 +46,8 @@ class Async:
         location = Location.of(url, token, fingerprint=fingerprint, proxy=proxy)
         self._shell = AsyncTransport(location, sleep=rest, random01=lambda: 0.5, **options)
 
-    def send(self, call):
-        return self._loop.run(self._shell.send(call))
+    def send(self, call, **options):
+        return self._loop.run(self._shell.send(call, **options))
 
     def read(self, call):
         async def read():

@@ -107,7 +107,7 @@ def test_a_standing_control_plane_that_died_is_started_again_as_it_was():
     died = EndpointFound("http://127.0.0.1:9", "127.0.0.1", 9, "t", 1, "0.1.0", embedded=False, restart=restart)
     assert plane_argv(EmbeddedPlane(Path("/s"), "0.1.0", {}, python="py", idle_exit_s=0.5), died=died) == (
         *("py", "-P", "-m", "gpulayer.cli.background", "plane", "--state", "/s", "--mode", "standing"),
-        *("--host", "127.0.0.1", "--port", "9", "--no-worker"),
+        *("--host", "127.0.0.1", "--port", "9", "--no-worker", "--in-place-of-one-that-died"),
     )
 
 
@@ -125,7 +125,7 @@ def test_how_it_was_is_known_also_where_the_start_after_the_crash_was_killed(set
     monkeypatch.setattr(sys.modules["gpulayer.client.embedded"], "start_detached", start)
     with pytest.raises(UsageError, match="not here"):
         ensure_plane(settings)
-    assert list(started[0][4:]) == restart
+    assert list(started[0][4:-1]) == restart
     with locked(Layout(settings.state_dir)):
         assert not is_stale(settings.state_dir), "one is starting"
 

@@ -14,7 +14,7 @@ from gpulayer.client import calls, connect, reach
 from gpulayer.client import transport as transports
 from gpulayer.client.connect import Settings, open_transport
 from gpulayer.client.endpoints import ENDPOINTS
-from gpulayer.client.limits import LIMITS
+from gpulayer.client.limits import LIMITS, Pace
 from gpulayer.client.location import Configured, Local, Location
 from gpulayer.client.reach import Awaited
 from gpulayer.client.transport import StreamBroken, Transport
@@ -302,6 +302,56 @@ def test_the_next_control_plane_is_waited_for_whatever_waits_between_tries_are_d
     ) as transport, pytest.raises(Unreachable):  # fmt: skip
         transport.send(calls.get_plane())
     assert 58 < now[0] < 70
+
+
+@pytest.mark.parametrize("ending", ["closed", "starting", "busy"])
+def test_a_call_with_a_limit_of_its_own_is_over_with_it_whatever_is_said_meanwhile(plane, parts, shell, ending):
+    now = [0.0]
+    says = {
+        "closed": parts.Answer(drop=True),
+        "starting": parts.error(503, "unavailable", "it is starting", details={"starting": True}),
+        "busy": parts.error(503, "overloaded", "too much to do"),
+    }
+    plane.on("GET", "/v1/jobs/{ref}", says[ending])
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    asks = shell(plane.url, sleep=sleep, monotonic=lambda: now[0], relocate=lambda: Awaited.STARTS)
+    with pytest.raises(GpulayerError):
+        asks.send(calls.get_job("j"), retry_for_s=60.0, within_s=20.0)
+    assert 18 < now[0] < 20
+    with pytest.raises(GpulayerError):
+        asks.send(calls.get_job("j"), retry_for_s=30.0)
+    assert now[0] > 48, "and only that call"
+
+
+def test_no_answer_is_waited_for_longer_than_a_call_may_take(plane, parts, shell):
+    """Its connection stands, so that by itself it would be waited for over a minute, and be there."""
+    over, slept = threading.Event(), []
+    plane.on("GET", "/v1/jobs/{ref}", lambda asked: (over.wait(20), parts.job(state="succeeded"))[1])
+    asks = shell(plane.url, sleep=slept.append)
+    try:
+        with pytest.raises(Unreachable, match="no answer in time"):
+            asks.send(calls.get_job("j", wait_s=60.0), retry_for_s=60.0, within_s=0.3)
+    finally:
+        over.set()
+    assert slept == []
+
+
+def test_a_limit_is_of_the_next_answer_as_a_whole_and_not_of_those_after_it_on_the_same_connection():
+    pace = Pace(LIMITS)
+    pace.within(5.0)
+    pace.head(60.0)
+    pace.came(10, waited_s=4.0)
+    pace.body()
+    assert pace.left_s() == pytest.approx(1.0)
+    pace.came(10, waited_s=1.0)
+    with pytest.raises(TimeoutError):
+        pace.left_s()
+    pace.within(None)
+    pace.head(60.0)
+    assert pace.left_s() == LIMITS.answer_s + 60.0
 
 
 def test_nothing_listening_is_unreachable_and_names_the_address(shell):

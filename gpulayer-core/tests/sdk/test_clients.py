@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -12,6 +13,7 @@ from gpulayer.client.connect import Settings
 from gpulayer.client.location import Configured
 from gpulayer.errors import JobEnded, JobRefused, NoWorkerFits, TimedOut, Unreachable, UsageError
 from gpulayer.sdk import AsyncJob
+from gpulayer.sdk import job as jobs
 
 
 def public(kind):
@@ -145,6 +147,33 @@ def test_a_job_that_goes_on_past_the_timeout_raises_and_goes_on(client, plane, p
     job = client(None, "job", "7f")
     with pytest.raises(TimedOut, match="is still running"):
         client(job, "wait", timeout=0.0)
+
+
+def test_a_wait_ends_with_its_time_where_its_control_plane_is_lost_just_before(client, plane, parts, monkeypatch):
+    """It takes connections still, and nothing comes: whoever is more patient than that gets an answer in the end."""
+    monkeypatch.setattr(jobs, "_LAST_S", 0.2)
+    gone, asked_of = threading.Event(), []
+
+    def lost(asked):
+        asked_of.append(asked.query)
+        if len(asked_of) > 1:
+            gone.wait(20)
+        return parts.job(state="running" if len(asked_of) == 1 else "succeeded")
+
+    plane.on("GET", "/v1/jobs/{ref}", lost)
+    job = client(None, "job", "7f")
+    try:
+        with pytest.raises(Unreachable):
+            client(job, "wait", timeout=0.3)
+    finally:
+        gone.set()
+
+
+def test_the_last_answer_of_a_wait_has_a_moment_and_nothing_is_tried_for_longer():
+    assert jobs.Asking.within(None) == jobs.Asking(60.0, 60.0, None)
+    assert jobs.Asking.within(90.0) == jobs.Asking(60.0, 60.0, 95.0)
+    assert jobs.Asking.within(20.0) == jobs.Asking(20.0, 20.0, 25.0)
+    assert jobs.Asking.within(0.0) == jobs.Asking(0.0, None, 5.0)
 
 
 @pytest.mark.parametrize(("state", "error"), [("failed", JobEnded), ("lost", JobEnded), ("rejected", NoWorkerFits)])

@@ -144,10 +144,27 @@ def test_after_kill_9_in_the_middle_of_a_start_it_is_known_how_the_one_before_wa
     assert [each.read_bytes() for each in found] == [left]
     assert serving(faults=f"plane.{point}").wait()[0] == -signal.SIGKILL, "nor does a second one lose it"
     served = serving().ready()
+    assert served.http.get("/v1/plane").status_code == 200  # its file is there a moment before the former one goes
     assert not (state / "endpoint.json.former").exists()
     served.process.send_signal(signal.SIGTERM)
     assert served.wait()[0] == 0
     assert not is_stale(state)
+
+
+def test_a_start_in_the_place_of_one_that_died_does_not_serve_once_nothing_is_left_of_that(
+    serving, tmp_path, left
+) -> None:
+    """Whoever says down takes it away, and a start may have been on its way to the lock just then."""
+    state = tmp_path / "state"
+    (state / "endpoint.json").unlink()
+    code, said = serving(in_place=True).wait()
+    assert code == 1
+    assert "somebody has said down" in said
+    assert not list(state.glob("endpoint*"))
+    (state / "endpoint.json.former").write_bytes(left)
+    served = serving(in_place=True).ready()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.wait()[0] == 0
 
 
 def test_a_start_that_is_called_off_before_it_serves_leaves_what_it_found(serving, tmp_path, left) -> None:

@@ -26,6 +26,7 @@ from tests.framework_checks import (
     Site,
     checks_of,
     found,
+    life_of,
     watched,
 )
 
@@ -111,15 +112,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def life(host_of, tmp_path, site):
-    """What a worker finds at its start, and how many programs it ran for that."""
-
-    def life(*registered, facts=WITH_GPU):
-        host = host_of(environments=[SystemEnvironment()], framework_checks=registered or [Found(COMPUTES)])
-        checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python))
-        asyncio.run(checks.run(facts))
-        return checks.found, site.count()
-
-    return life
+    return life_of(host_of, tmp_path, site)
 
 
 def test_what_computed_is_not_run_again_at_a_start_where_nothing_has_changed(life):

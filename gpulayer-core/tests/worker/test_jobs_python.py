@@ -14,7 +14,7 @@ from gpulayer.plugins.builtin.system import SystemEnvironment
 from gpulayer.plugins.contracts.framework import CheckScript
 from gpulayer.spec.request import FrameworkNeed, Request
 from gpulayer.worker.frameworks import FrameworkChecks, jobs_python
-from tests.framework_checks import BOTH, COMPUTES, FACTS, GOOD, WITH_GPU, Check, Found, Site, found, is_alive
+from tests.framework_checks import BOTH, COMPUTES, FACTS, GOOD, WITH_GPU, Check, Found, Site, found, is_alive, life_of
 
 
 def test_a_python_that_is_not_there_is_the_reason(host_of, tmp_path):
@@ -45,15 +45,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def life(host_of, tmp_path, site):
-    """What a worker finds at its start, and how many programs it ran for that."""
-
-    def life(*registered, facts=WITH_GPU):
-        host = host_of(environments=[SystemEnvironment()], framework_checks=registered or [Found(COMPUTES)])
-        checks = FrameworkChecks(host, tmp_path, environment={}, python=str(site.python))
-        asyncio.run(checks.run(facts))
-        return checks.found, site.count()
-
-    return life
+    return life_of(host_of, tmp_path, site)
 
 
 def test_which_frameworks_are_missing_is_found_out_by_one_program_for_all(life, site):

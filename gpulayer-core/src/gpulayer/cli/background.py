@@ -33,6 +33,7 @@ __all__ = [
     "worker_settings",
 ]
 
+_IN_PLACE: Final = "--in-place-of-one-that-died"  # of who started it unasked (``client.embedded``)
 _PYDANTIC_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GpulayerError as error:
         from gpulayer.cli.console import print_error, say  # noqa: PLC0415 - only after an error
 
-        if isinstance(error, Conflict) and error.details.get("is_served"):
+        if isinstance(error, Conflict) and (error.details.get("is_served") or error.details.get("has_ended")):
             # Of several commands that start one at once all but one end here, and that is as it should be.
             say(f"this start is not needed: {error.message}")
         else:
@@ -156,6 +157,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     parser.add_argument("--keep-events-ms", type=int)
     parser.add_argument("--tls", default="auto")
     parser.add_argument("--public-url", action="append", default=[])
+    parser.add_argument(_IN_PLACE, dest="in_place", action="store_true")
     given = parser.parse_args(argv)
     hide_process()
     _leave_out_pydantic_plugins()
@@ -163,6 +165,7 @@ def serve_plane(argv: Sequence[str]) -> int:
     from gpulayer.server import ServeSettings, serve  # noqa: PLC0415 - loads the whole server
     from gpulayer.server.settings import DEFAULT_KEEP_EVENTS_MS, DEFAULT_KEEP_LOGS_MS  # noqa: PLC0415
 
+    again = [word for word in argv if word != _IN_PLACE]
     own_worker = worker_command(state=given.state, python=sys.executable, host_name=_host_name())
     return serve(
         ServeSettings(
@@ -179,7 +182,8 @@ def serve_plane(argv: Sequence[str]) -> int:
             tls=tls_setting(given.tls),
             public_urls=tuple(given.public_url),
             plugins=PluginSettings.of(os.environ),
-            restart=lambda port: (*argv, *(() if given.port else ("--port", str(port)))),  # the last one counts
+            in_place=given.in_place,
+            restart=lambda port: (*again, *(() if given.port else ("--port", str(port)))),  # the last one counts
         )
     )
 

@@ -44,9 +44,15 @@ def end_with(run: Callable[[], int]) -> NoReturn:
 def told_to_end() -> Iterator[None]:
     """SIGTERM and SIGHUP end what is inside as Ctrl-C does, so that it takes away what it has begun; the exit code is
     that of the signal."""
+    told: list[int] = []
 
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    def leave(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt):  # that of an event loop cancels its task, wherever it is: no child is lost in its start
+            interrupt(signal.SIGINT, frame)
+        else:
+            raise KeyboardInterrupt
 
     before = {}
     try:
@@ -54,6 +60,10 @@ def told_to_end() -> Iterator[None]:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 before[number] = signal.signal(number, leave)
         yield
+    except KeyboardInterrupt:
+        if told:
+            raise SystemExit(128 + told[0]) from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -27,6 +27,7 @@ def resources(
     target: TargetOption = "",
     json: JsonFlag = False,
 ) -> None:
+    """Without a command of its own: as ``list``."""
     if context.invoked_subcommand is None:
         _show(target, as_json=json)
 

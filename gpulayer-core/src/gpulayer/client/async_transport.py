@@ -82,8 +82,11 @@ class AsyncTransport:
         """Of the address that is used now."""
         return self._reach.url
 
-    async def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
-        """Repeated within ``retry_for_s`` as the call allows it. Raises the control plane's error, or Unreachable."""
+    async def send(
+        self, call: Call[_Reply], *, retry_for_s: float | None = None, within_s: float | None = None
+    ) -> _Reply:
+        """Repeated within ``retry_for_s`` as the call allows it. Raises the control plane's error, or Unreachable.
+        within_s: see ``Transport.send``."""
 
         async def once(way: Way) -> _Reply:
             response = await self._exchange(call, way)
@@ -92,7 +95,7 @@ class AsyncTransport:
                 raise_for_answer(call, response.status_code, body, response.headers)
             return cast("_Reply", parse_json(call, body))
 
-        return await self._retrying(call, once, retry_for_s)
+        return await self._retrying(call, once, retry_for_s, within_s)
 
     @asynccontextmanager
     async def stream(self, call: Call[bytes], *, retry_for_s: float | None = None) -> AsyncIterator[AsyncByteStream]:
@@ -131,14 +134,21 @@ class AsyncTransport:
         await self.close()
 
     async def _retrying(
-        self, call: Call[Any], once: Callable[[Way], Awaitable[_Reply]], retry_for_s: float | None
+        self,
+        call: Call[Any],
+        once: Callable[[Way], Awaitable[_Reply]],
+        retry_for_s: float | None,
+        within_s: float | None = None,
     ) -> _Reply:  # Any: retries do not look at the reply
         patience_s = self._retry_for_s if retry_for_s is None else retry_for_s
-        tries = Tries(self._reach, repeatable(call), started=self._monotonic(), retry_for_s=patience_s)
+        tries = Tries(
+            self._reach, repeatable(call), started=self._monotonic(), retry_for_s=patience_s, within_s=within_s
+        )
         while True:
-            way, began = self._reach.way, self._monotonic()
+            began = self._monotonic()
+            way = tries.way(now=began)
             try:
-                return await once(way)
+                return await _limited(once, way)
             except Failed as failed:
                 then = tries.after(failed, way, began=began, now=self._monotonic(), random01=self._random01())
             if then.is_lost:
@@ -250,6 +260,14 @@ async def _moving(response: httpx.Response, pace: Pace) -> AsyncIterator[bytes]:
             return
         pace.came(len(piece), waited_s=clock() - began)
         yield piece
+
+
+async def _limited(once: Callable[[Way], Awaitable[_Reply]], way: Way) -> _Reply:
+    try:
+        async with asyncio.timeout(way.within_s):
+            return await once(way)
+    except TimeoutError as error:
+        raise _late(way.route, error) from None
 
 
 def _late(route: Route, error: TimeoutError) -> Failed:

@@ -129,7 +129,7 @@ def _relocation(settings: Settings) -> Callable[[], Location | Awaited | None]:
         if endpoint is None and is_stale(state_dir):
             # It died without a goodbye; its jobs are in the store. After `gpulayer down` there is no file: leave it.
             try:
-                endpoint = ensure_plane(settings.plane(state_dir)).endpoint
+                endpoint = ensure_plane(settings.plane(state_dir), only_died=True).endpoint
             except GpulayerError:
                 return None
         if endpoint is not None:

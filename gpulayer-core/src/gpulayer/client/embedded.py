@@ -50,6 +50,7 @@ _AGAIN: Final = (
     "it was started as {}/" + ENDPOINT_FILE + " says; gpulayer up, with the options that you want, starts it anew"
 )
 _CONFLICT: Final = 2  # the exit code of a control plane that is not the first in its folder, and of wrong use
+_IN_PLACE: Final = "--in-place-of-one-that-died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,19 @@ def is_stale(state_dir: Path) -> bool:
     return holder is None or (bool(holder.doing) and find_plane(state_dir) is None)
 
 
-def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None) -> Running:
+class _CalledOffError(Exception):
+    """Somebody said ``gpulayer down`` while it was being started in the place of one that had died."""
+
+
+def ensure_plane(
+    settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda _: None, only_died: bool = False
+) -> Running:
     """Find or start it. Blocks until it serves; that its worker registers is the control plane's to wait for.
 
-    ``say`` hears what takes time. Raises Unreachable with what ``plane.log`` says of this start where it does not come
-    up, and UsageError where another version with live jobs can't be used, for what its plugins would be told, and for a
-    folder that was restored and not started since.
+    only_died: start one only in the place of one that has died, and only if nobody says ``gpulayer down`` before the
+    new one serves. ``say`` hears what takes time. Raises Unreachable with what ``plane.log`` says of this start where
+    it does not come up, and UsageError where another version with live jobs can't be used, for what its plugins would
+    be told, and for a folder that was restored and not started since.
     """
     found = find_plane(settings.state_dir)
     if found is not None:
@@ -125,25 +133,36 @@ def ensure_plane(settings: EmbeddedPlane, *, say: Callable[[str], None] = lambda
     else:
         died = None
         say("starting the background control plane")
-    argv = plane_argv(settings, died=died)
+    argv = plane_argv(settings, died=died, only_died=only_died)
     log = settings.state_dir / PLANE_LOG
     begins = log_size(log)
     process = start_detached(argv, log=log, environment=settings.environment)
-    endpoint = _await_endpoint(settings, process, log_begins=begins, died=died)
+    try:
+        endpoint = _await_endpoint(settings, process, log_begins=begins, died=died, may_be_called_off=_IN_PLACE in argv)
+    except _CalledOffError:
+        if only_died:
+            raise Unreachable(
+                "the control plane of this machine has ended",
+                hint="`gpulayer up`, or the next command that needs one, starts it again",
+                details={"has_ended": True},
+            ) from None
+        return ensure_plane(settings, say=say)  # as any command that comes after it
     return Running(endpoint, is_new=True)
 
 
-def plane_argv(settings: EmbeddedPlane, *, died: EndpointFound | None = None) -> tuple[str, ...]:
+def plane_argv(
+    settings: EmbeddedPlane, *, died: EndpointFound | None = None, only_died: bool = False
+) -> tuple[str, ...]:
     """The command line of a background control plane, or of a standing one that has ``died``: workers that joined it
-    know its port, and its logs are to be kept for as long as was said. Pure."""
+    know its port, and its logs are to be kept for as long as was said. only_died: as in ``ensure_plane``. Pure."""
     # -P: the folder a command is typed in must never decide what the control plane imports.
     argv = [settings.python, "-P", "-m", "gpulayer.cli.background", "plane", "--state", str(settings.state_dir)]
     if died is not None:
-        return (*argv[:4], *died.restart)
+        return (*argv[:4], *died.restart, _IN_PLACE)
     argv += ["--mode", "embedded", "--host", "127.0.0.1", "--port", "0"]
     if settings.idle_exit_s is not None:
         argv += ["--idle-exit-s", f"{settings.idle_exit_s:g}"]
-    return tuple(argv)
+    return (*argv, _IN_PLACE) if only_died else tuple(argv)
 
 
 def _hint(folder: Path) -> str:
@@ -281,7 +300,12 @@ def _is_command(restart: Sequence[str]) -> bool:
 
 
 def _await_endpoint(
-    settings: EmbeddedPlane, process: "subprocess.Popen[bytes]", *, log_begins: int, died: EndpointFound | None
+    settings: EmbeddedPlane,
+    process: "subprocess.Popen[bytes]",
+    *,
+    log_begins: int,
+    died: EndpointFound | None,
+    may_be_called_off: bool,
 ) -> EndpointFound:
     ends = time.monotonic() + settings.deadline_s
     has_ended = False
@@ -294,6 +318,8 @@ def _await_endpoint(
         if not has_ended and process.poll() is not None:
             # Either another command's process got the lock and is about to serve, or it can't start at all.
             has_ended = True
+            if may_be_called_off and process.returncode == _CONFLICT and not _is_left(settings.state_dir):
+                raise _CalledOffError
             others_s = settings.deadline_s / 6 if process.returncode == _CONFLICT else 0.0
             ends = min(ends, time.monotonic() + others_s)
         time.sleep(_POLL_S)
@@ -305,6 +331,13 @@ def _await_endpoint(
         f"the background control plane did not start{why_not_started(log, log_begins=log_begins)}",
         hint=f"the whole log is {log}" + ("" if died is None else f"; {_AGAIN.format(settings.state_dir)}"),
         details={"log": str(log)},
+    )
+
+
+def _is_left(state_dir: Path) -> bool:
+    """Whether there is anything of a control plane that serves, or has died, or is about to take the place of that."""
+    return folder_holder(state_dir) is not None or any(
+        os.path.lexists(state_dir / name) for name in (ENDPOINT_FILE, FORMER_FILE)
     )
 
 

@@ -34,7 +34,12 @@ class Pace:
         self._limits = limits
         self._most_bytes: int | None = None
         self._allowed_s, self._waited_s, self._came, self._rate, self._is_each = 0.0, 0.0, 0, 0, False
+        self._rest_s: float | None = None
         self.body()
+
+    def within(self, left_s: float | None) -> None:
+        """The whole of the next answer, its head and its body, may take so long at most. None: as its parts may."""
+        self._rest_s = left_s
 
     def head(self, hold_s: float) -> None:
         """An answer's head is next. hold_s: how long it may be held back on purpose."""
@@ -55,9 +60,11 @@ class Pace:
         """How long to wait for the next piece. Raises TimeoutError where nothing is left."""
         if self._most_bytes is not None and self._came > self._most_bytes:
             raise TimeoutError("a head without an end")
-        if self._is_each:
-            return self._allowed_s
-        left_s = self._allowed_s + (self._came / self._rate if self._rate else 0.0) - self._waited_s
+        left_s = self._allowed_s
+        if not self._is_each:
+            left_s += (self._came / self._rate if self._rate else 0.0) - self._waited_s
+        if self._rest_s is not None:
+            left_s = min(left_s, self._rest_s)
         if left_s <= 0:
             raise TimeoutError("too slow")
         return left_s
@@ -66,6 +73,8 @@ class Pace:
         """A piece came, after that long."""
         self._came += count
         self._waited_s += waited_s
+        if self._rest_s is not None:
+            self._rest_s -= waited_s
 
     def _begin(self, allowed_s: float) -> None:
         self._allowed_s, self._waited_s, self._came = allowed_s, 0.0, 0

@@ -5,7 +5,7 @@ taken as one value, so that no token goes to an address that another location na
 """
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, assert_never
 
@@ -22,6 +22,7 @@ _STARTS_S: Final = 600.0  # of a control plane that says that it is only just st
 _NEXT_S: Final = 60.0  # of the one after it, which is about to start
 _BUSY_S: Final = 120.0  # of one that says that it has too much to do just now
 _HELD_S: Final = 1.0  # what is closed sooner has had nobody who was at work on it
+_LEAST_S: Final = 0.1  # of a try: what answers at once still does
 _CONNECT_OF_SEVERAL_S: Final = 4.0  # the next address may be the one that answers
 _TURNS: Final = frozenset({502, 503, 504})  # of a standby, or of a proxy before one that is down
 _BAD_GATEWAY: Final = 502
@@ -47,11 +48,17 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What one try uses. connect_s: how long the connection may take, its TLS included."""
+    """What one try uses. connect_s: how long the connection may take, its TLS included. within_s: how long the whole
+    try may, where the call is limited."""
 
     route: Route
     token: str = field(repr=False)
     connect_s: float = _CONNECT_S
+    within_s: float | None = None
+
+    def left_s(self, spent_s: float) -> float | None:
+        """For the rest of the try."""
+        return None if self.within_s is None else max(_LEAST_S, self.within_s - spent_s)
 
 
 class Awaited(Enum):
@@ -118,13 +125,16 @@ class Tries:
     """The tries of one call. Pure but for turning ``reach``; times are seconds of the caller's monotonic clock.
 
     Patience is counted while nobody is there. How long a request was held, or its body sent, before its connection was
-    lost does not count.
+    lost does not count. within_s: of all tries together; nothing that is said or found makes that longer.
     """
 
-    def __init__(self, reach: Reach, manner: Repeatable, *, started: float, retry_for_s: float) -> None:
+    def __init__(
+        self, reach: Reach, manner: Repeatable, *, started: float, retry_for_s: float, within_s: float | None = None
+    ) -> None:
         self._reach = reach
         self._manner = manner
         self._started = started
+        self._until = None if within_s is None else started + within_s
         self._held_s = 0.0  # of the tries that were lost after somebody had them
         self._ends = started + retry_for_s
         self._retry_for_s = retry_for_s
@@ -140,17 +150,26 @@ class Tries:
         """For how long the call has been without anybody who may answer it."""
         return now - self._held_s - self._started
 
+    def way(self, *, now: float) -> Way:
+        """What the next try uses, which begins now."""
+        way = self._reach.way
+        if self._until is None:
+            return way
+        within_s = max(_LEAST_S, self._until - now)
+        return replace(way, connect_s=min(way.connect_s, within_s), within_s=within_s)
+
     def after(self, failed: Failed, way: Way, *, began: float, now: float, random01: float) -> Then:
         """Raises the try's error where none may follow. began: that try."""
         failure = failed.failure
         if _was_lost(failed) and now - began >= _HELD_S:
             self._held_s += now - began
+        until_ms = None if self._until is None else int((self._until - now) * 1000)
         now -= self._held_s
         if failed.error.details.get("starting") is True and now < self._starts_until:
             self._ends = max(self._ends, now + self._retry_for_s)  # it says itself that it will be there
         if isinstance(failed.error, Overloaded):
             self._ends = max(self._ends, self._busy_until)  # it is there, and says when to come again
-        if failure.status == _UNAUTHENTICATED and not self._has_asked:
+        if failure.status == _UNAUTHENTICATED and not self._has_asked and (until_ms is None or until_ms > 0):
             self._has_asked = True  # the token may have been replaced where it came from
             return Then(0.0, is_lost=True, refused=failed.error)
         is_turned = failure.kind is not FailureKind.ANSWERED or failure.status in _TURNS
@@ -167,7 +186,7 @@ class Tries:
             left_ms=None if is_first or is_awaited else max(0, int((self._ends - now) * 1000)),
             backoff=BACKOFF,
         )
-        if delay_ms is None:
+        if delay_ms is None or (until_ms is not None and delay_ms >= until_ms):
             raise failed.error from None
         if not is_turned:
             self._round += 1

@@ -117,8 +117,12 @@ class Transport:
         """Of the address that is used now."""
         return self._reach.url
 
-    def send(self, call: Call[_Reply], *, retry_for_s: float | None = None) -> _Reply:
-        """Send and return the reply. Blocks. Raises the answer's error, Unreachable or ProtocolError."""
+    def send(self, call: Call[_Reply], *, retry_for_s: float | None = None, within_s: float | None = None) -> _Reply:
+        """Send and return the reply. Blocks. Raises the answer's error, Unreachable or ProtocolError.
+
+        within_s: of all tries together, whatever is said or found meanwhile. What looks for another address, which may
+        start this machine's own control plane, is not cut short.
+        """
 
         def once(way: Way, fresh: bool) -> _Reply:
             connection, response = self._exchange(call, way, fresh=fresh)
@@ -127,7 +131,7 @@ class Transport:
                 self._refuse(call, response, body)
             return cast("_Reply", parse_json(call, body))
 
-        return self._retrying(call, once, retry_for_s)
+        return self._retrying(call, once, retry_for_s, within_s)
 
     @contextmanager
     def stream(self, call: Call[bytes], *, retry_for_s: float | None = None) -> Iterator[ByteStream]:
@@ -166,14 +170,21 @@ class Transport:
     ) -> None:
         self.close()
 
-    def _retrying(self, call: Call[Any], once: Callable[[Way, bool], _Reply], retry_for_s: float | None) -> _Reply:
+    def _retrying(
+        self,
+        call: Call[Any],
+        once: Callable[[Way, bool], _Reply],
+        retry_for_s: float | None,
+        within_s: float | None = None,
+    ) -> _Reply:
         # Any: retries do not look at the reply.
         manner = repeatable(call)
         patience_s = self._retry_for_s if retry_for_s is None else retry_for_s
-        tries = Tries(self._reach, manner, started=self._monotonic(), retry_for_s=patience_s)
+        tries = Tries(self._reach, manner, started=self._monotonic(), retry_for_s=patience_s, within_s=within_s)
         is_first = True
         while True:
-            way, began = self._reach.way, self._monotonic()
+            began = self._monotonic()
+            way = tries.way(now=began)
             try:
                 # The other side may have closed a pooled connection: no risk taken where a repeat is unsafe.
                 return once(way, not is_first or manner is Repeatable.ONCE)
@@ -190,11 +201,13 @@ class Transport:
             self._sleep(then.wait_s)
 
     def _exchange(self, call: Call[Any], way: Way, *, fresh: bool) -> tuple[Connection, http.client.HTTPResponse]:
-        connection = None if fresh else self._take(way.route)
+        connection, began = None if fresh else self._take(way.route), self._monotonic()
         if connection is None:
             connection = open_connection(way, lambda: self._context(way), self._limits)
+        answer_s, left_s = self._limits.answer_s, way.left_s(self._monotonic() - began)
+        connection.pace.within(left_s)
         try:
-            connection.sock.settimeout(self._limits.answer_s)
+            connection.sock.settimeout(answer_s if left_s is None else min(answer_s, left_s))
             self._send(connection, call, way)
             here("client.after_send")
             connection.pace.head(call.hold_s or 0.0)
@@ -221,7 +234,7 @@ class Transport:
         """Returns when an answer begins, or once it has been said that none does."""
         if call.hold_s is None:
             return  # may be held back until there is a log
-        after_s = call.hold_s + _SLOW_AFTER_S
+        after_s = min(call.hold_s + _SLOW_AFTER_S, connection.pace.left_s())
         if not connection.is_readable(after_s):
             connection.pace.came(0, waited_s=after_s)
             self.slow(str(connection.route.address), connection.pace.left_s())

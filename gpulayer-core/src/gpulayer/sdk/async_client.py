@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Self, Unpack
 from gpulayer.client import calls
 from gpulayer.client.async_transport import AsyncTransport
 from gpulayer.client.connect import Settings, open_async_transport, open_transport
-from gpulayer.client.following import FINAL_STATES, LOST_FOR_S, follow_logs_async, read_logs_async
+from gpulayer.client.following import FINAL_STATES, follow_logs_async, read_logs_async
 from gpulayer.client.transport import Transport
 from gpulayer.sdk.client import local_job_env, plan_batch, ship_plan
-from gpulayer.sdk.job import Job, log_cursor, raise_unless_succeeded, still_runs
+from gpulayer.sdk.job import Asking, Job, log_cursor, raise_unless_succeeded, still_runs
 from gpulayer.sdk.options import BatchItem, JobOptions, JobPlan, RequestOptions, plan_job, plan_request
 from gpulayer.sdk.settings import resolve_settings
 
@@ -220,9 +220,10 @@ class AsyncJob:
         """As ``Job.wait``, awaited."""
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = calls.HOLD_LIMIT_S if ends is None else ends - time.monotonic()
-            call = calls.get_job(self._id, wait_s=min(max(left, 0.0), calls.HOLD_LIMIT_S))
-            record = await self._transport.send(call, retry_for_s=LOST_FOR_S if left >= LOST_FOR_S else None)
+            left_s = None if ends is None else max(0.0, ends - time.monotonic())
+            ask = Asking.within(left_s)
+            call = calls.get_job(self._id, wait_s=ask.hold_s)
+            record = await self._transport.send(call, retry_for_s=ask.retry_for_s, within_s=ask.within_s)
             if record["state"] in FINAL_STATES:
                 return record
             if ends is not None and time.monotonic() >= ends:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
     from gpulayer.wire.jobs import ElementRecord, EventRecord, JobRecord, OutputRecord, ProblemRecord, WhyReply
 
-__all__ = ["RUNS_FOLDER", "Job", "log_cursor", "raise_unless_succeeded", "still_runs"]
+__all__ = ["RUNS_FOLDER", "Asking", "Job", "log_cursor", "raise_unless_succeeded", "still_runs"]
 
 RUNS_FOLDER: Final = "gpulayer_runs"
+_LAST_S: Final = 5.0  # for the answer that is on its way when the time of a wait is over
 
 
 class Job:
@@ -53,13 +55,14 @@ class Job:
 
     def wait(self, *, timeout: float | None = None) -> "JobRecord":
         """Block until the job has ended, whatever its end. Raises TimedOut after ``timeout`` s; the job goes on. Raises
-        Unreachable when nothing answers for a minute, or, with less time left than that, as any call does.
+        Unreachable when nothing answers for a minute, or until ``timeout`` s are over and 5 s more for the last answer.
         """
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = calls.HOLD_LIMIT_S if ends is None else ends - time.monotonic()
-            call = calls.get_job(self._id, wait_s=min(max(left, 0.0), calls.HOLD_LIMIT_S))
-            record = self._transport.send(call, retry_for_s=LOST_FOR_S if left >= LOST_FOR_S else None)
+            left_s = None if ends is None else max(0.0, ends - time.monotonic())
+            ask = Asking.within(left_s)
+            call = calls.get_job(self._id, wait_s=ask.hold_s)
+            record = self._transport.send(call, retry_for_s=ask.retry_for_s, within_s=ask.within_s)
             if record["state"] in FINAL_STATES:
                 return record
             if ends is not None and time.monotonic() >= ends:
@@ -155,6 +158,24 @@ class Job:
 
     def __hash__(self) -> int:
         return hash(self._id)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a wait asks once more. hold_s: for how long the answer may be held. retry_for_s: None: as any call.
+    within_s: after which it has failed."""
+
+    hold_s: float
+    retry_for_s: float | None
+    within_s: float | None
+
+    @classmethod
+    def within(cls, left_s: float | None) -> "Asking":
+        """left_s: until the wait is over; None: it has no end of its own."""
+        if left_s is None:
+            return cls(calls.HOLD_LIMIT_S, LOST_FOR_S, None)
+        retry_for_s = min(left_s, LOST_FOR_S) if left_s > _LAST_S else None
+        return cls(min(left_s, calls.HOLD_LIMIT_S), retry_for_s, left_s + _LAST_S)
 
 
 def log_cursor(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from gpulayer import __version__
 from gpulayer.clock import SystemClock
-from gpulayer.errors import DiskFull, StorageUnavailable, UsageError
+from gpulayer.errors import Conflict, DiskFull, StorageUnavailable, UsageError
 from gpulayer.faults import here
 from gpulayer.server.filelimit import raise_file_limit
 from gpulayer.server.folder import (
@@ -66,9 +66,9 @@ def serve(settings: ServeSettings) -> int:
     """Block until the plane has ended; 0 after a clean end, 70 after a fault of its own, so that whoever started it
     starts it again. Uses SIGTERM and SIGINT; logs to stderr.
 
-    Raises Conflict where another process serves this state folder, UsageError for a folder, host, port or certificate
-    that can't be used, StorageUnavailable where the store can't be read, and DiskFull where what a start needs finds no
-    room.
+    Raises Conflict where another process serves this state folder, or nothing is left of the one whose place it is to
+    take; UsageError for a folder, host, port or certificate that can't be used, StorageUnavailable where the store
+    can't be read, and DiskFull where what a start needs finds no room.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     layout = Layout(settings.state_dir)
@@ -78,6 +78,7 @@ def serve(settings: ServeSettings) -> int:
         locked(layout) as lock,
         open_listeners(settings.host, settings.port, tls=settings.tls, own_port=kept_port(layout)) as listeners,
     ):
+        _check_wanted(settings, layout)
         _look_at_disk(layout)
         sweep_copies(layout)
         keep_port(layout, listeners.own_port)
@@ -116,6 +117,18 @@ def _own_disk(layout: Layout) -> Iterator[None]:
         if not path.is_relative_to(layout.root) or error.errno not in OF_PEOPLE:
             raise
         raise unusable(path, error) from error
+
+
+def _check_wanted(settings: ServeSettings, layout: Layout) -> None:
+    """With the lock: whoever says down takes it before they take away what is left of one that died, so that a start
+    which was on its way finds nothing, and one that has the lock is seen."""
+    if settings.in_place and not any(map(os.path.lexists, (layout.endpoint, layout.former))):
+        raise Conflict(
+            f"nothing is left in {layout.root} of a control plane that died: somebody has said down, or another one has"
+            " served since",
+            hint="gpulayer up starts one",
+            details={"has_ended": True},
+        )
 
 
 @dataclass(slots=True)

@@ -159,7 +159,8 @@ class ServeSettings:
     it gets. idle_exit_s: an embedded plane ends after so long without live jobs and requests. keep_logs_ms: after a
     job's end; 0 for ever. lease_ttl_ms: how long a worker may be silent before its work is given to another; None: as
     the policy says. plugins: of the control plane; its worker reads its own from ``worker_environment``. restart: from
-    the port that it got, the arguments that start it again as it was.
+    the port that it got, the arguments that start it again as it was. in_place: only in the place of a plane that has
+    died, and that nobody has ended since: Conflict otherwise.
     """
 
     state_dir: Path
@@ -177,3 +178,4 @@ class ServeSettings:
     keep_events_ms: int = DEFAULT_KEEP_EVENTS_MS
     plugins: PluginSettings = field(default_factory=PluginSettings)
     restart: Callable[[int], Sequence[str]] = lambda _: ()
+    in_place: bool = False

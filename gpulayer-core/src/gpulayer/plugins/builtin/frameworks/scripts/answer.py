@@ -207,6 +207,7 @@ def listening(said):
 
 
 def stderr_size():
+    """Where the next line on the standard error will stand; 0 where that is not known."""
     try:
         return os.fstat(2).st_size
     except OSError:
