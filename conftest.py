@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Of a process that is ended so all stacks are printed, and its test counts as failed."""
     marker = item.get_closest_marker("timeout")
-    deadline_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    deadline_s = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
     faulthandler.dump_traceback_later(deadline_s + _AFTER_DEADLINE_S, exit=True, file=item.config.stash[_stderr])
     try:
         return (yield)
