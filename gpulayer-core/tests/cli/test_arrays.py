@@ -31,6 +31,12 @@ def test_more_elements_than_may_be_are_refused(cli, job_plane):
     assert "--array 10001: an array has 10,000 elements at most" in said.err
 
 
+@pytest.mark.parametrize("text", ["9999999999", "9" * 5_000, "1" + "0" * 30 + "%4"])
+def test_a_number_of_any_length_is_too_many(text):
+    with pytest.raises(UsageError, match="10,000 elements at most"):
+        parse_array(text)
+
+
 def test_the_array_is_sent(cli, job_plane):
     assert cli("submit", "--detach", "--array", "24%4", "--", "true", plane=job_plane).code == 0
     body = job_plane.of("POST", "/v1/jobs")[-1].json

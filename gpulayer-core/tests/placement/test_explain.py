@@ -311,6 +311,15 @@ def test_what_a_stranger_computes_on_is_waited_for_and_named_and_never_lent():
     assert "(job 7f3a uses the rest); device 0 is busy" in verdict.reasons[0].message
 
 
+def test_an_array_that_holds_much_of_a_worker_is_named_once():
+    full = Free(0, 64 * GB, frozenset())
+    jobs = (JobId("7f3a"), JobId("7f3a"), JobId("8b4c"), JobId("8b4c"), JobId("9c5d"))
+    for taken, said in ((jobs[:2], "job 7f3a uses the rest"), (jobs, "jobs 7f3a, 8b4c and 1 more use the rest")):
+        view = WorkerView(WorkerId("w1"), "box", WorkerState.READY, LAPTOP, full, (), jobs=taken)
+        (verdict,) = explain(Request(), [view])
+        assert verdict.reasons[0].message == f"0 of 8 cpus free ({said})"
+
+
 def test_what_programs_that_draw_have_of_a_device_is_not_there_for_jobs():
     desktop = machine(gpu(0, memory_taken_bytes=GB))
     asked = Request(accelerators=CUDA, devices=1, device_memory_bytes=24 * GB)

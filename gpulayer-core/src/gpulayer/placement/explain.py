@@ -228,7 +228,8 @@ def _holders(request: Request, worker: WorkerView) -> tuple[JobId, ...]:
     return tuple(dict.fromkeys(job for uuid, job in worker.holders if uuid in meant))
 
 
-def _used_by(jobs: tuple[JobId, ...]) -> str:
+def _used_by(holders: tuple[JobId, ...]) -> str:
+    jobs = tuple(dict.fromkeys(holders))  # an array may hold it many times
     if not jobs:
         return ""
     if len(jobs) == 1:

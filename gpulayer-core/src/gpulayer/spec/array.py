@@ -20,11 +20,13 @@ def parse_array(text: str, *, what: str = "--array") -> tuple[int, int]:
         raise UsageError(f"{what} {text[:40]!a}: not a number of elements", hint=_EXAMPLE)
     if count > MAX_ELEMENTS:
         raise UsageError(
-            f"{what} {count_text}: an array has {MAX_ELEMENTS:,} elements at most",
+            f"{what} {count_text[:40]}: an array has {MAX_ELEMENTS:,} elements at most",
             hint="let each element do several of them, or submit several arrays",
         )
     return count, min(limit, count)
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
+    if not (text.isascii() and text.isdigit()):
+        return None
+    return int(text.lstrip("0")[:9] or "0")  # more digits are too many elements anyhow
