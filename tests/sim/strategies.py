@@ -14,6 +14,14 @@ LONGEST_MS = 3 * MINUTE_MS
 _lasting = st.one_of(st.integers(1, 90_000), st.integers(25_000, 40_000))
 
 
+_MOST_BEFORE = 7
+
+
+def _earlier(other: int | None, number: int) -> int | None:
+    """Of all numbers, so that the first job is drawn like any other, and any other can become the first."""
+    return other if other is not None and other < number else None
+
+
 def hosts(number: int) -> st.SearchStrategy[HostPlan]:
     return st.builds(
         HostPlan,
@@ -40,7 +48,7 @@ def jobs(number: int) -> st.SearchStrategy[JobPlan]:
         exit_code=st.sampled_from([0, 1]),
         after_term_ms=st.sampled_from([1, 60_000]),
         cancel_after_ms=st.one_of(st.none(), st.integers(1, 60_000)),
-        after=st.one_of(st.none(), st.integers(0, number - 1)) if number else st.none(),
+        after=st.one_of(st.none(), st.integers(0, _MOST_BEFORE)).map(lambda other: _earlier(other, number)),
         after_any=st.booleans(),
     )
 
