@@ -3,12 +3,13 @@
 import sys
 
 from benchmarks.family import Measures, measure_family, own_version
-from benchmarks.placement import subsets
+from benchmarks.placement import clusters, subsets
 
 MEASURES: Measures = {
     "eight": (subsets.of_eight, 9),
     "sixteen": (subsets.of_sixteen, 5),
     "share": (subsets.share, 9),
+    "clusters": (clusters.shared, 5),
 }
 
 
