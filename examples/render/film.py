@@ -32,7 +32,7 @@ def main() -> int:
         outputs=["frames/*.png"],
         name="film",
     )
-    print(f"job {job.id}: {options.frames} frames")
+    print(f"job {job.id}: {options.frames} frames", flush=True)  # it may take a while
     record = job.wait()
     job.download(options.dest)
     if record["state"] != "succeeded":
