@@ -22,6 +22,7 @@ from unittest import mock
 import typer
 
 from gpulayer.cli import explain as command
+from gpulayer.engine.standing import Standing
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import allocate, usable_capacity
 from gpulayer.placement.ends import Held
@@ -103,7 +104,7 @@ class _Client:
     def explain(self, **options: Any) -> Any:  # Any: as the client's own
         request = request_from_wire(plan_request(options))  # type: ignore[arg-type] # the same keywords
         self.asked(request)
-        return explain_reply(request, explain(request, fleet()))
+        return explain_reply(request, explain(request, fleet()), standing=Standing("you", 0.0))
 
     def asked(self, request: Request) -> None:
         """For whoever wants to know."""

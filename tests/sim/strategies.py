@@ -37,6 +37,7 @@ def jobs(number: int) -> st.SearchStrategy[JobPlan]:
     return st.builds(
         JobPlan,
         number=st.just(number),
+        owner=st.sampled_from(["ann", "ben"]),
         at_ms=st.integers(0, LONGEST_MS),
         needs_device=st.booleans(),
         retries=st.sampled_from([2, 0, 1]),

@@ -13,6 +13,7 @@ from gpulayer.cli.app import COMMANDS
 from gpulayer.cli.console import columns
 from gpulayer.cli.later import LATER_COMMANDS, LATER_FLAGS
 from gpulayer.cli.quick import _UNKNOWN, cast
+from gpulayer.cli.records import waiting_text
 from gpulayer.server.folder import locked
 from gpulayer.server.settings import Layout
 
@@ -355,3 +356,11 @@ def test_plain_values_are_cast_here_and_all_others_by_typer(annotation, value, i
 
 def test_columns_count_wide_characters_twice():
     assert columns([["日本", "x"], ["ab", "y"]]) == ["日本  x", "ab    y"]
+
+
+def test_who_goes_first_because_he_has_less_is_named():
+    waits = {"ahead": 2, "first_ahead": "7f3a", "starts_by": None}
+    assert waiting_text(waits) == "2 jobs are ahead (first: 7f3a)"
+    shares = {"owner": "ann", "share": 0.375, "owner_ahead": "ben", "share_ahead": 0.125}
+    said = waiting_text({**waits, "by_share": shares})
+    assert said == "2 jobs are ahead (first: 7f3a of ben, who uses 12% of the fleet, ann 38%)"

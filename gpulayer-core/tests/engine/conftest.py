@@ -94,9 +94,9 @@ class Script:
             self.report(name, recovered=())
         return WorkerId(name)
 
-    def submit(self, name: str = "j1", **options) -> JobId:
+    def submit(self, name: str = "j1", *, owner: str = "me", **options) -> JobId:
         spec = JobSpec(command=("true",), **options)
-        self.step(JobSubmitted(self.at, JobEntry.of(JobId(name), "me", spec)))
+        self.step(JobSubmitted(self.at, JobEntry.of(JobId(name), owner, spec)))
         return JobId(name)
 
     def report(self, worker: str, *items: NodeReport, boot: int = 1, recovered=None, holding=None, **more) -> Step:

@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from gpulayer.server.tokens import Role
+
 CUDA = {"accelerators": ["cuda"], "devices": 1}
 BLANK = {"memory_bytes": None, "memory_free_bytes": None, "compute_capability": "", "reason": "", "links": {}}
 A100 = {"kind": "cuda", "model": "A100", "state": "usable", **BLANK}
@@ -51,6 +53,21 @@ def test_a_queued_job_tells_its_place_and_a_time_only_where_nobody_is_ahead(plan
     assert waits["2"] == {"ahead": 2, "first_ahead": urgent["id"], "starts_by": None}
     assert "waits" not in plane.job(running["id"])
     assert plane.http.post("/v1/explain", json={"request": CUDA}).json()["waits"]["ahead"] == 3
+
+
+def test_a_queued_job_says_that_another_owner_who_has_less_is_first(plane) -> None:
+    running = busy_box(plane, timeout_ms=600_000)
+    own = plane.submit("a", request=CUDA)
+    header = {"Authorization": f"Bearer {plane.client_token('ben', Role.SUBMITTER)}"}
+    other = plane.http.post("/v1/jobs", json={"schema": 1, "command": ["b"], "request": CUDA}, headers=header).json()
+    waits = plane.job(own["id"])["waits"]
+    owner = plane.http.get(f"/v1/jobs/{running['id']}/why").json()["owner"]
+    shares = {"owner": owner, "share": 1.0, "owner_ahead": "ben", "share_ahead": 0.0}
+    assert waits == {"ahead": 1, "first_ahead": other["id"], "starts_by": None, "by_share": shares}
+    assert "by_share" not in plane.job(other["id"])["waits"]
+    explained = plane.http.post("/v1/explain", json={"request": CUDA}, headers=header).json()
+    assert explained["waits"]["ahead"] == 1
+    assert plane.http.post("/v1/explain", json={"request": CUDA}).json()["waits"]["ahead"] == 2
 
 
 def test_a_job_that_does_not_wait_is_told_until_when_the_worker_is_busy(plane) -> None:

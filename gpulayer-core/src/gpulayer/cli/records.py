@@ -291,8 +291,17 @@ def waiting_text(waits: "WaitRecord") -> str:
     """``2 jobs are ahead, 7f3a… first``, or until when it waits at the latest, in the reader's own time zone."""
     if waits["ahead"]:
         are = "1 job is" if waits["ahead"] == 1 else f"{waits['ahead']:,} jobs are"
-        return f"{are} ahead ({'' if waits['ahead'] == 1 else 'first: '}{waits['first_ahead']})"
+        return f"{are} ahead ({'' if waits['ahead'] == 1 else 'first: '}{waits['first_ahead']}{_shares_text(waits)})"
     return f"starts at {when(waits['starts_by'])} at the latest" if waits["starts_by"] else ""
+
+
+def _shares_text(waits: "WaitRecord") -> str:
+    """Why somebody else is first who may have come later."""
+    shares = waits.get("by_share")
+    if shares is None:
+        return ""
+    theirs, own = (f"{shares[name]:.0%}" for name in ("share_ahead", "share"))
+    return f" of {shares['owner_ahead']}, who uses {theirs} of the fleet, {shares['owner']} {own}"
 
 
 def when(time: str | None) -> str:

@@ -23,7 +23,7 @@ from typing import Final
 from gpulayer.engine import elements, opinions, queue, schedule
 from gpulayer.engine.effects import Revoke
 from gpulayer.engine.events import NodePhase
-from gpulayer.engine.state import Attempt, Job, Node, Pace, QueueEntry, RequestClass, State, Task, Worker
+from gpulayer.engine.state import Attempt, Job, Node, Pace, QueuePlace, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Digest, Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, Free, allocate, usable_capacity
@@ -134,7 +134,7 @@ def forget(state: State, worker_id: WorkerId, epoch: Epoch) -> None:
 
 
 def lend(turn: Turn) -> None:
-    """Lend waiting tasks ahead, best priority and oldest first. A task that must wait for a free slot keeps the
+    """Lend waiting tasks ahead, in the order of ``queue``. A task that must wait for a free slot keeps the
     workers on which it could run from what comes after it: else that would take every slot before the task got one.
     Where it waits for a device or a resource that is in use, a slot is no help to it, and it keeps nobody off.
     """
@@ -150,17 +150,20 @@ def lend(turn: Turn) -> None:
     if not room and not (makes_way and state.ahead):
         return
     digests = _digests(state, room)
-    heads: list[tuple[QueueEntry, RequestClass]] = []
-    for known in list(state.classes.values()):
-        entry = queue.peek(state, known)
-        if entry is not None:
-            heads.append((entry, known))
-    heads.sort(key=lambda head: head[0])
-    heap = [(entry, number, known) for number, (entry, known) in enumerate(heads)]
+    heap: list[tuple[QueuePlace, int, RequestClass]] = []
+    for known in state.classes.values():
+        place = queue.peek(state, known)
+        if place is not None:
+            heap.append((place, len(heap), known))
+    heapq.heapify(heap)
     while heap and (room or makes_way) and (is_all or opened):
-        entry, number, known = heapq.heappop(heap)
-        job = state.jobs[entry[2]]
-        task = job.tasks[entry[3]]
+        place, number, known = heapq.heappop(heap)
+        now = queue.peek(state, known)
+        if now is not None and now != place:  # its owner has got more meanwhile
+            heapq.heappush(heap, (now, number, known))
+            continue
+        job = state.jobs[place[3]]
+        task = job.tasks[place[4]]
         is_opened = any(known is one for one in opened)
         has_place = bool(room) and opinions.is_open(state, known, digests)
         chosen = _choose(state, known, job, task, room) if has_place and (is_all or is_opened) else None
@@ -175,7 +178,7 @@ def lend(turn: Turn) -> None:
             if is_opened:
                 opened = [one for one in opened if one is not known]
             continue
-        queue.pop(known)
+        queue.take(state, job, task)
         _lend(turn, chosen, known, job, task)
         elements.advance(state, job)
         if task.full and known.is_blocked:  # it kept away from a full disk; what comes after it may go there at once

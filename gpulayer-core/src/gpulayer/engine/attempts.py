@@ -5,7 +5,7 @@ An attempt ends when its last node has ended; the first failure decides how. A r
 
 from dataclasses import replace
 
-from gpulayer.engine import ahead, elements, holds, queue, schedule
+from gpulayer.engine import ahead, elements, holds, queue, schedule, shares
 from gpulayer.engine.effects import Notify, Stop
 from gpulayer.engine.ends import below, end_text, final_state, stop_text
 from gpulayer.engine.events import NodePhase, NodeReport
@@ -46,6 +46,7 @@ def end_node(turn: Turn, attempt: Attempt, index: int, outcome: Outcome, outputs
     if node.phase is NodePhase.ENDED:
         return
     node.phase, node.outcome, node.outputs = NodePhase.ENDED, outcome, outputs
+    shares.give_back(turn.state, turn.state.jobs[attempt.job_id].entry.owner, node)
     worker = turn.state.workers.get(node.allocation.worker)
     if worker is not None and worker.leases.pop(attempt.epoch, None) is not None:
         ahead.forget(turn.state, worker.id, attempt.epoch)

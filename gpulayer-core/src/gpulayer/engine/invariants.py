@@ -6,6 +6,7 @@ part of the price, where the whole is looked at now and then.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Final
 
@@ -13,10 +14,10 @@ from gpulayer.engine.ahead import AHEAD_LIMIT
 from gpulayer.engine.effects import AskScorer, Assign, Effect
 from gpulayer.engine.elements import node_state
 from gpulayer.engine.events import NodePhase
-from gpulayer.engine.queue import stands
+from gpulayer.engine.queue import entries, stands
 from gpulayer.engine.records import AttemptImage, JobImage, Record, WorkerImage
 from gpulayer.engine.schedule import is_eligible_for, takes_work
-from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, Worker
+from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, Used, Worker
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
 from gpulayer.placement.capacity import allocate, usable_capacity
 from gpulayer.placement.eligibility import matching_devices, model_rank
@@ -49,6 +50,7 @@ def check(state: State, effects: Iterable[Effect] = (), *, shrunk: Collection[Wo
         _check_worker(state, worker, is_shrunk=worker.id in shrunk)
     _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
     _check_queue(state)
+    _check_shares(state)
     _check_holds(state)
     _check_followers(state)
     _check_opinions(state)
@@ -95,6 +97,8 @@ def _check_effects(state: State, effects: Iterable[Effect]) -> None:
     effects = list(effects)
     for lent in {effect.worker: effect for effect in effects if isinstance(effect, Assign)}.values():
         _check_joined(state, lent)  # the last one there: before it there was more to choose from
+    for lent in [effect for effect in effects if isinstance(effect, Assign)][-1:]:
+        _check_fair(state, lent)  # the last one: what came after an earlier one has changed what owners have
     for effect in effects:
         if isinstance(effect, Assign):
             _check_lent(state, effect)
@@ -242,9 +246,59 @@ def _check_queue(state: State) -> None:
     queued: list[tuple[str, int]] = []
     for key, known in state.classes.items():
         _require((known.request, known.nodes) == key, "a request class is filed under another key")
-        queued.extend((entry[2], entry[3]) for entry in known.queue if (entry[2], entry[3]) in waiting)
+        for owner, entry in entries(known):
+            if (entry[2], entry[3]) in waiting:
+                queued.append((entry[2], entry[3]))
+                _require(state.jobs[entry[2]].entry.owner == owner, f"job {entry[2]} waits as another owner's")
     _require(set(queued) == waiting, f"tasks wait outside the queue: {sorted(waiting - set(queued))[:3]}")
     _require(len(queued) == len(set(queued)), "a task waits twice")
+
+
+def _check_shares(state: State) -> None:
+    used: dict[str, Used] = {}
+    for attempt in state.attempts.values():
+        sum_of = used.setdefault(state.jobs[attempt.job_id].entry.owner, Used())
+        for node in attempt.nodes:
+            if node.outcome is None:
+                sum_of.nodes += 1
+                sum_of.cpus += node.allocation.cpus
+                sum_of.memory_bytes += node.allocation.memory_bytes
+                sum_of.devices += len(node.allocation.devices)
+    used = {owner: sum_of for owner, sum_of in used.items() if sum_of.nodes}
+    _require(used == state.used, f"owners are thought to have {state.used}, and have {used}")
+
+
+def _check_fair(state: State, lent: Assign) -> None:
+    """No equal request of equal priority waits whose owner had less of the fleet before. Which workers are left for
+    another request is not seen from here, nor what keeps a task off; what waited for others may have come just now."""
+    attempt, job = state.attempts[lent.epoch], state.jobs[lent.job_id]
+    if attempt.is_ahead:
+        return
+    owner = job.entry.owner
+    before = replace(state.used.get(owner, Used()))
+    for node in attempt.nodes:
+        before.cpus -= node.allocation.cpus
+        before.memory_bytes -= node.allocation.memory_bytes
+        before.devices -= len(node.allocation.devices)
+    for other in state.jobs.values():
+        of_other = other.entry
+        if of_other.owner == owner or of_other.priority != job.entry.priority or other.class_key != job.class_key:
+            continue
+        if of_other.after or not any(stands(state, other, task) and not task.full for task in other.tasks.values()):
+            continue
+        is_fair = _share(state, before) <= _share(state, state.used.get(of_other.owner, Used()))
+        _require(is_fair, f"job {lent.job_id} of {owner}, who has more, began before job {of_other.id}")
+
+
+def _share(state: State, used: Used) -> int:
+    """The greatest of what is used of cores, memory and devices: of a thousand millions."""
+    facts = [worker.facts for worker in state.workers.values()]
+    shares = (
+        (used.cpus, sum(each.cpus for each in facts)),
+        (used.memory_bytes, sum(each.memory_bytes for each in facts)),
+        (used.devices, sum(len(each.devices) for each in facts)),
+    )
+    return max(taken * 10**9 // of_all if of_all else 0 for taken, of_all in shares)
 
 
 def _check_holds(state: State) -> None:
@@ -280,7 +334,8 @@ def _check_waits(state: State, job_id: JobId, job: Job) -> None:
     known = state.classes.get(job.class_key)
     for task in job.tasks.values():
         if stands(state, job, task):
-            places = 0 if known is None else sum((entry[2], entry[3]) == (job_id, task.index) for entry in known.queue)
+            queued = () if known is None else entries(known)
+            places = sum((entry[2], entry[3]) == (job_id, task.index) for _, entry in queued)
             _require(places == 1, f"task {task.index} of job {job_id} stands in the queue {places} times")
 
 

@@ -1,4 +1,5 @@
-"""Who waits: one heap a request class, ordered by priority, then age.
+"""Who waits: one heap for each owner of each request class, ordered by priority, then age; between owners of equal
+priority the one with the least share of the fleet stands first (``shares``), then age again.
 
 A job that waits for others (``after``) is in none, nor is a task that is held, nor the head of an array that has as
 many elements under way as it may (``elements``). Entries are removed lazily: an entry
@@ -7,11 +8,12 @@ failing does not cost a place in the queue.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from gpulayer.engine.state import Job, QueueEntry, RequestClass, State, Task
+from gpulayer.engine import shares
+from gpulayer.engine.state import Job, QueueEntry, QueuePlace, RequestClass, State, Task
 
-__all__ = ["class_of", "fill", "forget", "peek", "pop", "push", "stands", "withdraw"]
+__all__ = ["class_of", "entries", "fill", "forget", "peek", "place_of", "push", "stands", "take", "withdraw"]
 
 
 def class_of(state: State, job: Job) -> RequestClass:
@@ -30,12 +32,20 @@ def push(state: State, job: Job, task: Task) -> bool:
     """
     known = class_of(state, job)
     before = peek(state, known)
-    entry = (-job.entry.priority, job.seq, job.entry.id, task.index)
-    heapq.heappush(known.queue, entry)
-    is_head = peek(state, known) == entry
-    if is_head and before is not None and state.jobs[before[2]].tasks[before[3]].full:
+    owned = known.queues.get(job.entry.owner)
+    if owned is None:
+        owned = known.queues[job.entry.owner] = []
+    heapq.heappush(owned, _entry(job, task))
+    is_head = peek(state, known) == place_of(state, job, task)
+    if is_head and before is not None and state.jobs[before[3]].tasks[before[4]].full:
         known.is_blocked = False
     return is_head
+
+
+def place_of(state: State, job: Job, task: Task) -> QueuePlace:
+    """Where it stands as things are now, or would."""
+    share = shares.of_owner(state, job.entry.owner)
+    return -job.entry.priority, share, job.seq, job.entry.id, task.index
 
 
 def fill(state: State, jobs: Iterable[Job]) -> None:
@@ -47,22 +57,36 @@ def fill(state: State, jobs: Iterable[Job]) -> None:
             known = class_of(state, job)
         for task in job.tasks.values():
             if stands(state, job, task):
-                known.queue.append((-job.entry.priority, job.seq, job.entry.id, task.index))
+                known.queues.setdefault(job.entry.owner, []).append(_entry(job, task))
     for each in state.classes.values():
-        heapq.heapify(each.queue)
+        for owned in each.queues.values():
+            heapq.heapify(owned)
 
 
-def peek(state: State, request_class: RequestClass) -> QueueEntry | None:
-    """The first waiting entry, or None; drops what no longer waits."""
-    entries = request_class.queue
-    while entries:
-        job = state.jobs.get(entries[0][2])
-        if job is not None:
-            task = job.tasks.get(entries[0][3])
-            if task is not None and task.epoch is None and not task.is_done:
-                return entries[0]
-        heapq.heappop(entries)
-    return None
+def peek(state: State, request_class: RequestClass) -> QueuePlace | None:
+    """Where the first that waits stands, or None; drops what no longer waits."""
+    first: QueuePlace | None = None
+    gone: list[str] = []
+    for owner, owned in request_class.queues.items():
+        head = _head(state, owned)
+        if head is None:
+            gone.append(owner)
+            continue
+        if first is not None and head[0] > first[0]:
+            continue
+        place = (head[0], shares.of_owner(state, owner), *head[1:])
+        if first is None or place < first:
+            first = place
+    for owner in gone:
+        del request_class.queues[owner]
+    return first
+
+
+def entries(request_class: RequestClass) -> Iterator[tuple[str, QueueEntry]]:
+    """All of them with their owners, also what no longer waits."""
+    for owner, owned in request_class.queues.items():
+        for entry in owned:
+            yield owner, entry
 
 
 def stands(state: State, job: Job, task: Task) -> bool:
@@ -77,14 +101,17 @@ def stands(state: State, job: Job, task: Task) -> bool:
 def withdraw(state: State, job: Job, task: Task) -> None:
     """Take a waiting task out; ``push`` puts it back in its place."""
     known = state.classes.get(job.class_key)
-    if known is not None:
-        known.queue[:] = [entry for entry in known.queue if (entry[2], entry[3]) != (job.entry.id, task.index)]
-        heapq.heapify(known.queue)
+    owned = known.queues.get(job.entry.owner) if known is not None else None
+    if owned is not None:
+        owned[:] = [entry for entry in owned if (entry[2], entry[3]) != (job.entry.id, task.index)]
+        heapq.heapify(owned)
 
 
-def pop(request_class: RequestClass) -> QueueEntry:
-    """Take the head, waiting or not: ``peek`` first, which says whether there is one."""
-    return heapq.heappop(request_class.queue)
+def take(state: State, job: Job, task: Task) -> None:
+    """Take out the one that stands first of its class, which has been lent: what ``peek`` has said."""
+    owned = state.classes[job.class_key].queues[job.entry.owner]
+    if heapq.heappop(owned) != _entry(job, task):
+        raise AssertionError(f"task {task.index} of job {job.entry.id} does not stand first")
 
 
 def forget(state: State, job: Job) -> None:
@@ -96,3 +123,18 @@ def forget(state: State, job: Job) -> None:
     request_class = state.classes.get(job.class_key)
     if request_class is not None and peek(state, request_class) is None:
         del state.classes[job.class_key]
+
+
+def _entry(job: Job, task: Task) -> QueueEntry:
+    return -job.entry.priority, job.seq, job.entry.id, task.index
+
+
+def _head(state: State, owned: list[QueueEntry]) -> QueueEntry | None:
+    while owned:
+        job = state.jobs.get(owned[0][2])
+        if job is not None:
+            task = job.tasks.get(owned[0][3])
+            if task is not None and task.epoch is None and not task.is_done:
+                return owned[0]
+        heapq.heappop(owned)
+    return None

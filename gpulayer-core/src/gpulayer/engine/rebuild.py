@@ -8,7 +8,7 @@ gets new work before it has reported, for it may have gone while nobody listened
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
-from gpulayer.engine import after, elements, holds, queue, schedule
+from gpulayer.engine import after, elements, holds, queue, schedule, shares
 from gpulayer.engine import attempts as attempts_
 from gpulayer.engine.records import AttemptImage, CounterImage, FactsImage, JobImage, TaskImage, WorkerImage
 from gpulayer.engine.state import Attempt, Job, Node, Policy, State, Task, Worker
@@ -75,6 +75,7 @@ def rebuild(
         if image.outcome is None and image.job_id in state.jobs:
             _add_attempt(state, image)
     elements.fill(state)
+    shares.fill(state)
     for worker in state.workers.values():
         attempts_.refresh_free(state, worker)
     after.fill(state)

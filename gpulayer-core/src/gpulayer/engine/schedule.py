@@ -1,15 +1,16 @@
-"""Who gets what: waiting tasks to free capacity, best priority and oldest first over all classes.
+"""Who gets what: waiting tasks to free capacity, over all classes in the order of ``queue``.
 
 A class whose head fits nowhere is blocked until a worker that could take it gains capacity, so a long queue costs
 nothing while nothing is free. Gangs start all or none; nothing is reserved for them here. What a scorer
 refuses is no candidate, and what scorers mark comes before packing (``opinions``).
 """
 
+import heapq
 from typing import Final
 
-from gpulayer.engine import elements, opinions, queue
+from gpulayer.engine import elements, opinions, queue, shares
 from gpulayer.engine.effects import Assign, Notify
-from gpulayer.engine.state import Attempt, Job, Node, QueueEntry, RequestClass, State, Task, Worker
+from gpulayer.engine.state import Attempt, Job, Node, QueuePlace, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, allocate, why_devices
@@ -44,26 +45,38 @@ HOPES: Final = str(ReasonCode.FRAMEWORK_UNCHECKED)
 def run(turn: Turn) -> None:
     """Place what can be placed. Does nothing, quickly, where every class with waiting tasks is blocked."""
     state = turn.state
-    while True:
-        best: RequestClass | None = None
-        best_entry: QueueEntry | None = None
-        for key in [key for key, known in state.classes.items() if not known.is_blocked]:
-            known = state.classes[key]
-            entry = queue.peek(state, known)
-            if entry is None:
-                del state.classes[key]
-            elif best_entry is None or entry < best_entry:
-                best, best_entry = known, entry
-        if best is None or best_entry is None:
-            return
-        job = state.jobs[best_entry[2]]
-        task = job.tasks[best_entry[3]]
-        if _place(turn, best, job, task):
-            queue.pop(best)
-            elements.advance(state, job)
-            trust(turn, best)  # it does fit somewhere
+    heads: list[tuple[QueuePlace, int, RequestClass]] = []
+    for key in [key for key, known in state.classes.items() if not known.is_blocked]:
+        known = state.classes[key]
+        place = queue.peek(state, known)
+        if place is None:
+            del state.classes[key]
         else:
-            best.is_blocked = True
+            heads.append((place, len(heads), known))
+    heapq.heapify(heads)
+    while heads:
+        place, number, known = heads[0]
+        now = queue.peek(state, known)
+        if now is None:
+            heapq.heappop(heads)
+            state.classes.pop((known.request, known.nodes), None)
+        elif now != place:  # one before it is gone, or its owner has got more meanwhile: places only get worse here
+            heapq.heapreplace(heads, (now, number, known))
+        elif not _place_first(turn, known, place):
+            heapq.heappop(heads)
+            known.is_blocked = True
+
+
+def _place_first(turn: Turn, known: RequestClass, place: QueuePlace) -> bool:
+    """The task that stands first in its class. Returns whether it could be placed."""
+    job = turn.state.jobs[place[3]]
+    task = job.tasks[place[4]]
+    if not _place(turn, known, job, task):
+        return False
+    queue.take(turn.state, job, task)
+    elements.advance(turn.state, job)
+    trust(turn, known)  # it does fit somewhere
+    return True
 
 
 def takes_work(worker: Worker) -> bool:
@@ -83,6 +96,7 @@ def capacity_gained(state: State, worker: Worker) -> None:
 def workers_changed(turn: Turn) -> None:
     """The set of workers or their facts changed: every class is worth another look. Whoever was accepted in the hope of
     checks stays accepted once enough workers are sure, whatever becomes of those."""
+    turn.state.fleet = None
     for known in turn.state.classes.values():
         known.is_blocked = False
         if known.unsure and not is_unsure(turn.state, known):
@@ -209,6 +223,7 @@ def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -
     )
     state.attempts[epoch] = attempt
     for index, node in enumerate(nodes):
+        shares.count(state, job.entry.owner, node)
         worker = state.workers[node.allocation.worker]
         worker.leases[epoch] = index
         if not node.is_ahead:

@@ -1,33 +1,59 @@
 """The place of a waiting task in the queue, for people. Costs a look at all that waits: nothing of placement asks."""
 
-from gpulayer.engine.state import Job, QueueEntry, State
+from dataclasses import dataclass
+
+from gpulayer.engine import queue, shares
+from gpulayer.engine.state import Job, QueueEntry, QueuePlace, State
 from gpulayer.ids import JobId
 
-__all__ = ["ahead_of", "would_be_ahead"]
+__all__ = ["Standing", "stands_now", "would_stand"]
 
 
-def ahead_of(state: State, job: Job) -> tuple[int, JobId | None]:
-    """How many other jobs stand before its first waiting task, and the one that stands first of all. Jobs that wait for
-    others or are held stand nowhere."""
-    waiting = [index for index, task in job.tasks.items() if task.epoch is None and not task.is_done]
-    entry = (-job.entry.priority, job.seq, job.entry.id, min(waiting, default=0))
-    return _before(state, entry)
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """ahead: how many other jobs stand before it as shares are now; those that wait for others or are held stand
+    nowhere. first: the one that stands first of all, whose it is, and how much of the fleet that owner has, 0 to 1;
+    None: nobody does. is_by_share: that is another owner, of equal priority."""
+
+    owner: str
+    share: float
+    ahead: int = 0
+    first: JobId | None = None
+    first_owner: str = ""
+    first_share: float = 0.0
+    is_by_share: bool = False
 
 
-def would_be_ahead(state: State, *, priority: int) -> tuple[int, JobId | None]:
-    """The same for a job that was submitted now."""
-    return _before(state, (-priority, state.next_seq, JobId(""), 0))
+def stands_now(state: State, job: Job) -> Standing:
+    """Where its first waiting task stands."""
+    waiting = [task for task in job.tasks.values() if task.epoch is None and not task.is_done]
+    task = min(waiting, key=lambda task: task.index, default=job.tasks[min(job.tasks)])
+    return _standing(state, job.entry.owner, queue.place_of(state, job, task))
 
 
-def _before(state: State, entry: QueueEntry) -> tuple[int, JobId | None]:
-    first: QueueEntry | None = None
+def would_stand(state: State, *, owner: str, priority: int) -> Standing:
+    """Where a job would stand that was submitted now."""
+    return _standing(state, owner, (-priority, shares.of_owner(state, owner), state.next_seq, JobId(""), 0))
+
+
+def _standing(state: State, owner: str, place: QueuePlace) -> Standing:
+    first: tuple[QueuePlace, str] | None = None
     jobs: set[JobId] = set()
     for known in state.classes.values():
-        for other in known.queue:
-            if other < entry and other[2] != entry[2] and _waits(state, other):
-                jobs.add(other[2])
-                first = other if first is None or other < first else first
-    return len(jobs), first[2] if first else None
+        for whose, entry in queue.entries(known):
+            if entry[2] == place[3] or not _waits(state, entry):
+                continue
+            other = (entry[0], shares.of_owner(state, whose), *entry[1:])
+            if other < place:
+                jobs.add(entry[2])
+                first = (other, whose) if first is None or other < first[0] else first
+    if first is None:
+        return Standing(owner, place[1] / shares.WHOLE)
+    there, whose = first
+    is_by_share = there[0] == place[0] and whose != owner
+    return Standing(
+        owner, place[1] / shares.WHOLE, len(jobs), there[3], whose, there[1] / shares.WHOLE, is_by_share=is_by_share
+    )
 
 
 def _waits(state: State, entry: QueueEntry) -> bool:

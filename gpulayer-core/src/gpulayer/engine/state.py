@@ -27,13 +27,19 @@ __all__ = [
     "Pace",
     "Policy",
     "QueueEntry",
+    "QueuePlace",
     "RequestClass",
     "State",
     "Task",
+    "Used",
     "Worker",
 ]
 
-QueueEntry = tuple[int, int, JobId, int]  # (-priority, seq, job, task index): heap order is queue order
+QueueEntry = tuple[int, int, JobId, int]
+"""(-priority, seq, job, task index): heap order is the order of one owner's tasks."""
+
+QueuePlace = tuple[int, int, int, JobId, int]
+"""(-priority, share of the owner now, seq, job, task index): the order of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +239,7 @@ class Opinions:
 
 @dataclass(slots=True)
 class RequestClass:
-    """Equal requests wait in one queue and share what is known of them.
+    """Equal requests wait together and share what is known of them. ``queues``: by owner, see ``queue``.
 
     ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
     unsure: jobs that were accepted only because checks of frameworks were to end; their rows say so.
@@ -242,12 +248,22 @@ class RequestClass:
 
     request: Request
     nodes: int
-    queue: list[QueueEntry] = field(default_factory=list)
+    queues: dict[str, list[QueueEntry]] = field(default_factory=dict)
     eligible: dict[Digest, bool] = field(default_factory=dict)  # by facts digest
     is_blocked: bool = False
     unsure: dict[JobId, None] = field(default_factory=dict)
     opinions: Opinions | None = None
     looks_ms: int = 0
+
+
+@dataclass(slots=True)
+class Used:
+    """What so many nodes take together, or workers have."""
+
+    nodes: int = 0
+    cpus: int = 0
+    memory_bytes: int = 0
+    devices: int = 0
 
 
 @dataclass(slots=True)
@@ -272,7 +288,7 @@ class State:
     opinions: by request; they outlive its class, so that the next job need not wait. opinions_limit: with more requests
     than this in it, it is time to forget some. sweep_ms: engine time at which to forget what is over. undecided:
     ``--no-wait`` jobs that wait for opinions, by class, and when they are decided at the latest; 0: not known yet,
-    after a restart.
+    after a restart. used: by owner, what his live attempts take; fleet: what all workers have, None: to be added up.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -294,3 +310,5 @@ class State:
     opinions_limit: int = 0
     sweep_ms: int = 0
     undecided: dict[tuple[Request, int], dict[JobId, int]] = field(default_factory=dict)
+    used: dict[str, Used] = field(default_factory=dict)
+    fleet: Used | None = field(default=None, compare=False)

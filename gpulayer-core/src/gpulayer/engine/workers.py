@@ -52,6 +52,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
             facts_digest=event.facts_digest,
             free=usable_capacity(event.facts),
         )
+        state.fleet = None
     worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
     _set_facts(turn, worker, event.facts, event.facts_digest)
     turn.workers[worker.id] = worker

@@ -12,6 +12,7 @@ from gpulayer.engine import State, opinions
 from gpulayer.engine.after import WAITS
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
+from gpulayer.engine.standing import Standing
 from gpulayer.engine.state import Attempt, Job, Node, Worker
 from gpulayer.errors import GpulayerError
 from gpulayer.ids import Digest, Epoch, JobId
@@ -259,27 +260,32 @@ def explain_now(
     return explain(request, worker_views(state, request, asked, wall_ms=wall_ms))
 
 
-def explain_reply(
-    request: Request, verdicts: Sequence[Verdict], *, ahead: tuple[int, JobId | None] = (0, None)
-) -> ExplainReply:
+def explain_reply(request: Request, verdicts: Sequence[Verdict], standing: Standing) -> ExplainReply:
     """``choice`` is the worker that would get it now, as these very verdicts say."""
     chosen = choice(verdicts)
     return {
         "request": request.summary(),
         "choice": chosen,
         "verdicts": [verdict_to_wire(verdict) for verdict in verdicts],
-        "waits": None if chosen else wait_record(verdicts, ahead=ahead),
+        "waits": None if chosen else wait_record(verdicts, standing),
     }
 
 
-def wait_record(verdicts: Sequence[Verdict], *, ahead: tuple[int, JobId | None], nodes: int = 1) -> WaitRecord:
+def wait_record(verdicts: Sequence[Verdict], standing: Standing, *, nodes: int = 1) -> WaitRecord:
     """A time is told only where nobody stands ahead: how long those take nobody knows."""
-    count, first = ahead
-    return {
-        "ahead": count,
-        "first_ahead": first,
-        "starts_by": None if count else iso_utc(starts_by(verdicts, nodes=nodes)),
+    record: WaitRecord = {
+        "ahead": standing.ahead,
+        "first_ahead": standing.first,
+        "starts_by": None if standing.ahead else iso_utc(starts_by(verdicts, nodes=nodes)),
     }
+    if standing.is_by_share:
+        record["by_share"] = {
+            "owner": standing.owner,
+            "share": round(standing.share, 4),
+            "owner_ahead": standing.first_owner,
+            "share_ahead": round(standing.first_share, 4),
+        }
+    return record
 
 
 def waiting_reason(verdicts: Sequence[Verdict], *, awaits: Sequence[str] = ()) -> ReasonRecord:

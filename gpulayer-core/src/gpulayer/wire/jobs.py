@@ -34,6 +34,7 @@ __all__ = [
     "ProblemRecord",
     "ReasonRecord",
     "RequestFields",
+    "SharesRecord",
     "SourceFields",
     "SubmitterRecord",
     "VerdictReasonRecord",
@@ -342,11 +343,21 @@ class VerdictRecord(TypedDict):
 class WaitRecord(TypedDict):
     """``ahead``: how many jobs stand before it in the queue, and ``first_ahead`` is the first of all. ``starts_by``:
     where none does, when at the latest enough workers are free by time limits, if no job of higher priority comes; None
-    where that is not known."""
+    where that is not known. ``by_share``: the first is another owner's, who has less of the fleet."""
 
     ahead: int
     first_ahead: str | None
     starts_by: str | None
+    by_share: "NotRequired[SharesRecord]"
+
+
+class SharesRecord(TypedDict):
+    """What two owners have of the fleet, 0 to 1: the greatest of their shares of cores, memory and devices."""
+
+    owner: str
+    share: float
+    owner_ahead: str
+    share_ahead: float
 
 
 class PlaceRecord(TypedDict):

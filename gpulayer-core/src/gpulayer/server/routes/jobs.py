@@ -12,7 +12,7 @@ from gpulayer.engine.asking import is_undecided
 from gpulayer.engine.events import CancelRequested, NodePhase
 from gpulayer.engine.holds import HELD
 from gpulayer.engine.opinions import awaited
-from gpulayer.engine.standing import ahead_of, would_be_ahead
+from gpulayer.engine.standing import stands_now, would_stand
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import ID_LENGTH, Digest, Epoch, JobId
@@ -216,11 +216,12 @@ async def explain(call: Call) -> Response:
     request = request_from_wire(body["request"])
     await await_local_worker(call.plane)
     asked = await _opinions_on(call.plane, request)
+    owner = call.client.owner
     wall_ms = call.plane.clock.wall_ms()
 
     def reply(state: State) -> ExplainReply:
         verdicts = explain_now(state, request, asked, wall_ms=wall_ms)
-        return explain_reply(request, verdicts, ahead=would_be_ahead(state, priority=0))
+        return explain_reply(request, verdicts, standing=would_stand(state, owner=owner, priority=0))
 
     return json_response(await call.plane.driver.read(reply))
 
@@ -397,7 +398,7 @@ async def _reasons(
             found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
             if waits is not None:
                 nodes = job.class_key[1]
-                waits[job_id] = wait_record(known[request], ahead=ahead_of(state, job), nodes=nodes)
+                waits[job_id] = wait_record(known[request], stands_now(state, job), nodes=nodes)
         now = plane.driver.now()
         for job_id, index in state.held if kept_off else ():
             if job_id in kept_off:

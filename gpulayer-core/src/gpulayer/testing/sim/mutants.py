@@ -15,10 +15,11 @@ from gpulayer.testing.sim.mutants_agent import AGENT, UNSEEN_AGENT
 from gpulayer.testing.sim.mutants_away import AWAY
 from gpulayer.testing.sim.mutants_engine import ENGINE, UNSEEN_ENGINE
 from gpulayer.testing.sim.mutants_placing import PLACING
+from gpulayer.testing.sim.mutants_share import SHARE
 
 __all__ = ["MUTANTS", "UNSEEN", "Mutant", "StaleMutant", "planted"]
 
-MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **AWAY, **PLACING, **AFTER}
+MUTANTS: Final[dict[str, Mutant]] = {**ENGINE, **AGENT, **AWAY, **PLACING, **AFTER, **SHARE}
 # Nobody has noticed these in 120 worlds and more, or hardly ever: there the simulated world is blind, or another rule
 # of the product stands in (``Mutant.unseen``, as far as reading tells). The soak does not count them; one that gets
 # noticed moves up.

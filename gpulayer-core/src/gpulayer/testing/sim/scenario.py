@@ -122,6 +122,7 @@ class JobPlan:
     """
 
     number: int
+    owner: str = "ann"
     at_ms: int = 0
     needs_device: bool = False
     licences: int = 0
@@ -246,6 +247,7 @@ def _job(seed: int, number: int, shape: Shape, *, burst_ms: int | None) -> JobPl
     run_ms = rng.choice([10] * 14 + [20_000] if is_tiny else [10, 500, 20_000, 90_000, 600_000])
     return JobPlan(
         number=number,
+        owner=numbers(seed, "owner", number).choice(["ann", "ann", "ben"]),
         at_ms=rng.randrange(shape.trouble_ms) if burst_ms is None else burst_ms + rng.randrange(300),
         needs_device=rng.random() < (0.05 if is_tiny else 0.3),
         licences=rng.choice([0, 1, 2]),

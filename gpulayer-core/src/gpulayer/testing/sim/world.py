@@ -257,7 +257,7 @@ def _submit(world: _World, plan: JobPlan) -> None:
         after=(After(_job_id(plan.after), plan.after_any),) if plan.after is not None and is_after else (),
     )
     world.plans[job_id] = plan
-    entry = world.guard.entries[job_id] = JobEntry.of(job_id, "me", spec)
+    entry = world.guard.entries[job_id] = JobEntry.of(job_id, plan.owner, spec)
 
     def then() -> None:
         if plan.cancel_after_ms is not None:
