@@ -39,6 +39,7 @@ def jobs(number: int) -> st.SearchStrategy[JobPlan]:
         number=st.just(number),
         owner=st.sampled_from(["ann", "ben"]),
         at_ms=st.integers(0, LONGEST_MS),
+        cpus=st.sampled_from([1, 2]),
         needs_device=st.booleans(),
         retries=st.sampled_from([2, 0, 1]),
         exclusive=st.booleans(),

@@ -65,7 +65,7 @@ def test_it_is_the_earliest_moment_at_which_what_has_not_ended_leaves_enough(job
     def fits_at(moment):
         free = usable_capacity(BOX)
         for each in there:
-            if each.ends_wall_ms is None or each.ends_wall_ms > moment:
+            if each.ends_ms is None or each.ends_ms > moment:
                 free = free.less(each.allocation)
         return allocate(request, W1, BOX, free) is not None
 

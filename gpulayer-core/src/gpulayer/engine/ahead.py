@@ -139,13 +139,17 @@ def lend(turn: Turn) -> None:
     Where it waits for a device or a resource that is in use, a slot is no help to it, and it keeps nobody off.
     """
     state = turn.state
+    for worker_id in state.reserved if state.ahead else ():
+        for epoch in state.ahead.get(worker_id, ()):
+            revoke(turn, state.attempts[epoch])  # it keeps to no time that was promised
     is_all = bool(turn.gained) or turn.has_new_head
     if not state.paces or not (is_all or turn.opened):
         return
     # Where opinions alone have come, all others were tried before: they only keep what they keep.
     opened = [known for known in turn.opened if opinions.is_open(state, known)]
     may_come = state.paces if is_all else _where_any_may_go(state, opened)
-    room = {id_: left for id_ in may_come if (left := _room(state, id_)) > 0}
+    # What is lent ahead keeps to no time that was promised to others.
+    room = {id_: left for id_ in may_come if id_ not in state.reserved and (left := _room(state, id_)) > 0}
     makes_way = turn.has_new_head or bool(opened)
     if not room and not (makes_way and state.ahead):
         return
@@ -178,7 +182,7 @@ def lend(turn: Turn) -> None:
             if is_opened:
                 opened = [one for one in opened if one is not known]
             continue
-        queue.take(state, job, task)
+        queue.withdraw(state, job, task)
         _lend(turn, chosen, known, job, task)
         elements.advance(state, job)
         if task.full and known.is_blocked:  # it kept away from a full disk; what comes after it may go there at once

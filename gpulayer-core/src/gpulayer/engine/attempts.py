@@ -175,7 +175,7 @@ def _is_given_back(attempt: Attempt, outcome: Outcome) -> bool:
 
 def _begin_at(turn: Turn, attempt: Attempt, wall_ms: int) -> None:
     job = turn.state.jobs[attempt.job_id]
-    attempt.started_wall_ms = wall_ms
+    attempt.started_wall_ms, attempt.began_ms = wall_ms, turn.state.now_ms
     job.started_wall_ms = job.started_wall_ms or wall_ms
 
 

@@ -24,6 +24,7 @@ from gpulayer.placement.eligibility import matching_devices, model_rank
 from gpulayer.placement.subsets import EXACT_UP_TO, MOST_JOINED, Topology, topology_of
 from gpulayer.spec.job import Array, JobState
 from gpulayer.spec.opinion import NO_OPINION, Mark, Refusal
+from gpulayer.spec.request import Request
 from gpulayer.spec.worker import WorkerState
 
 __all__ = ["InvariantViolated", "check", "check_touched"]
@@ -51,6 +52,7 @@ def check(state: State, effects: Iterable[Effect] = (), *, shrunk: Collection[Wo
     _require(not state.ahead.keys() - state.workers.keys(), "something is lent ahead to a worker that is not known")
     _check_queue(state)
     _check_shares(state)
+    _check_reservations(state)
     _check_holds(state)
     _check_followers(state)
     _check_opinions(state)
@@ -268,13 +270,44 @@ def _check_shares(state: State) -> None:
     _require(used == state.used, f"owners are thought to have {state.used}, and have {used}")
 
 
+def _check_reservations(state: State) -> None:
+    """What was promised can be kept: by the limits of what runs there, the task fits at that time on each of the
+    workers that are kept for it. A worker that was lent something ahead is not weighed."""
+    reserved: dict[WorkerId, tuple[Request, int]] = {}
+    for key, reservation in state.reservations.items():
+        request, nodes = key
+        _require(len(reservation.workers) == nodes, f"{len(reservation.workers)} workers are kept for {nodes} nodes")
+        for worker_id in reservation.workers:
+            _require(worker_id not in reserved, f"worker {worker_id} is kept for two jobs")
+            reserved[worker_id] = key
+            worker = state.workers[worker_id]
+            attempts = [state.attempts[epoch] for epoch in worker.leases]
+            if reservation.starts_ms < state.now_ms or any(each.considered is None for each in attempts):
+                continue
+            free = usable_capacity(worker.facts)
+            for attempt in attempts:
+                ends_ms = _ends_ms(state, attempt)
+                if ends_ms is None or ends_ms > reservation.starts_ms:
+                    free = free.less(attempt.nodes[worker.leases[attempt.epoch]].allocation)
+            fits = allocate(request, worker_id, worker.facts, free) is not None
+            _require(fits, f"job {reservation.job} can't have {worker.name} at the time that it was promised")
+    _require(reserved == state.reserved, "what is kept is not what is noted")
+
+
+def _ends_ms(state: State, attempt: Attempt) -> int | None:
+    entry = state.jobs[attempt.job_id].entry
+    if entry.timeout_ms is None or attempt.is_unreachable:
+        return None
+    return attempt.lent_ms + entry.timeout_ms + entry.grace_ms  # how long it takes to begin nobody promises
+
+
 def _check_fair(state: State, lent: Assign) -> None:
     """No equal request of equal priority waits whose owner had less of the fleet before. Which workers are left for
     another request is not seen from here, nor what keeps a task off; what waited for others may have come just now."""
     attempt, job = state.attempts[lent.epoch], state.jobs[lent.job_id]
     if attempt.is_ahead:
         return
-    owner = job.entry.owner
+    owner, limit_ms = job.entry.owner, job.entry.longest_ms
     before = replace(state.used.get(owner, Used()))
     for node in attempt.nodes:
         before.cpus -= node.allocation.cpus
@@ -284,6 +317,9 @@ def _check_fair(state: State, lent: Assign) -> None:
         of_other = other.entry
         if of_other.owner == owner or of_other.priority != job.entry.priority or other.class_key != job.class_key:
             continue
+        is_shorter = limit_ms is not None and (of_other.longest_ms is None or limit_ms < of_other.longest_ms)
+        if is_shorter:
+            continue  # it may have gone before others that a reservation kept off
         if of_other.after or not any(stands(state, other, task) and not task.full for task in other.tasks.values()):
             continue
         is_fair = _share(state, before) <= _share(state, state.used.get(of_other.owner, Used()))
@@ -409,7 +445,7 @@ def _check_let_go(state: State, lent: Assign) -> None:
         is_refused = isinstance(said[worker.facts_digest][0], Refusal)
         _require(not is_refused, f"{begins}, which scorer {scorer} refuses")
     task = state.jobs[lent.job_id].tasks[attempt.task_index]
-    if attempt.is_ahead or (known.request.devices and len(known.request.accelerators) > 1):
+    if attempt.is_kept_off or attempt.is_ahead or (known.request.devices and len(known.request.accelerators) > 1):
         return  # marks come after the accelerator that was named first
     own = _mark(state, opinions, worker.facts_digest)
     shunned = task.avoid | task.full | {node.allocation.worker for node in attempt.nodes}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from gpulayer.engine import shares
 from gpulayer.engine.state import Job, QueueEntry, QueuePlace, RequestClass, State, Task
 
-__all__ = ["class_of", "entries", "fill", "forget", "peek", "place_of", "push", "stands", "take", "withdraw"]
+__all__ = ["behind", "class_of", "entries", "fill", "forget", "peek", "place_of", "push", "stands", "withdraw"]
 
 
 def class_of(state: State, job: Job) -> RequestClass:
@@ -36,6 +36,8 @@ def push(state: State, job: Job, task: Task) -> bool:
     if owned is None:
         owned = known.queues[job.entry.owner] = []
     heapq.heappush(owned, _entry(job, task))
+    if known.is_kept_off and job.entry.longest_ms is not None:
+        known.is_blocked = False  # it may be short enough to go before those
     is_head = peek(state, known) == place_of(state, job, task)
     if is_head and before is not None and state.jobs[before[3]].tasks[before[4]].full:
         known.is_blocked = False
@@ -98,20 +100,27 @@ def stands(state: State, job: Job, task: Task) -> bool:
     return not state.held or (job.entry.id, task.index) not in state.held
 
 
+def behind(state: State, request_class: RequestClass, first: QueuePlace, *, most: int) -> list[QueuePlace]:
+    """Where the next stand of the same class, in order; ``most`` of each owner at most."""
+    found: list[QueuePlace] = []
+    for owner, owned in request_class.queues.items():
+        share = shares.of_owner(state, owner)
+        for entry in heapq.nsmallest(most, owned):
+            job = state.jobs.get(entry[2])
+            if job is not None and (task := job.tasks.get(entry[3])) is not None and stands(state, job, task):
+                found.append((entry[0], share, *entry[1:]))
+    return sorted(place for place in found if place > first)
+
+
 def withdraw(state: State, job: Job, task: Task) -> None:
     """Take a waiting task out; ``push`` puts it back in its place."""
     known = state.classes.get(job.class_key)
     owned = known.queues.get(job.entry.owner) if known is not None else None
-    if owned is not None:
+    if owned and owned[0] == _entry(job, task):
+        heapq.heappop(owned)
+    elif owned is not None:
         owned[:] = [entry for entry in owned if (entry[2], entry[3]) != (job.entry.id, task.index)]
         heapq.heapify(owned)
-
-
-def take(state: State, job: Job, task: Task) -> None:
-    """Take out the one that stands first of its class, which has been lent: what ``peek`` has said."""
-    owned = state.classes[job.class_key].queues[job.entry.owner]
-    if heapq.heappop(owned) != _entry(job, task):
-        raise AssertionError(f"task {task.index} of job {job.entry.id} does not stand first")
 
 
 def forget(state: State, job: Job) -> None:

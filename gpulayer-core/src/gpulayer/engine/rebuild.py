@@ -168,6 +168,7 @@ def _add_attempt(state: State, image: AttemptImage) -> None:
         lease_ttl_ms=image.lease_ttl_ms,
         considered=image.considered,
         lent_ms=state.now_ms,
+        began_ms=None if image.started_wall_ms is None else state.now_ms,
     )
     state.jobs[image.job_id].tasks[image.task_index].epoch = image.epoch
     for index, node in enumerate(nodes):

@@ -1,14 +1,15 @@
 """Who gets what: waiting tasks to free capacity, over all classes in the order of ``queue``.
 
 A class whose head fits nowhere is blocked until a worker that could take it gains capacity, so a long queue costs
-nothing while nothing is free. Gangs start all or none; nothing is reserved for them here. What a scorer
+nothing while nothing is free. Gangs start all or none, near each other (``groups``); what is wide is not overtaken for
+ever (``reservations``). What a scorer
 refuses is no candidate, and what scorers mark comes before packing (``opinions``).
 """
 
 import heapq
 from typing import Final
 
-from gpulayer.engine import elements, opinions, queue, shares
+from gpulayer.engine import elements, opinions, queue, reservations, shares
 from gpulayer.engine.effects import Assign, Notify
 from gpulayer.engine.state import Attempt, Job, Node, QueuePlace, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
@@ -16,6 +17,7 @@ from gpulayer.ids import Epoch, WorkerId
 from gpulayer.placement.capacity import Allocation, allocate, why_devices
 from gpulayer.placement.choose import Candidate, Rank, ranked
 from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
+from gpulayer.placement.groups import Nearest, nearest
 from gpulayer.spec.considered import MAX_KEPT, Considered, Place
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
@@ -38,12 +40,22 @@ __all__ = [
 ]
 
 
+_BACKFILLED: Final = 32  # so many that stand behind one that is kept off are looked at
+
 HOPES: Final = str(ReasonCode.FRAMEWORK_UNCHECKED)
 """The reason of a job that waits for checks to say whether any worker could ever run it."""
 
 
 def run(turn: Turn) -> None:
     """Place what can be placed. Does nothing, quickly, where every class with waiting tasks is blocked."""
+    if turn.state.reservations:
+        reservations.tidy(turn.state)
+    while _run(turn):
+        pass  # what was kept off may go on now
+
+
+def _run(turn: Turn) -> bool:
+    """All once, in order. Returns whether some of them may be looked at again."""
     state = turn.state
     heads: list[tuple[QueuePlace, int, RequestClass]] = []
     for key in [key for key, known in state.classes.items() if not known.is_blocked]:
@@ -54,6 +66,7 @@ def run(turn: Turn) -> None:
         else:
             heads.append((place, len(heads), known))
     heapq.heapify(heads)
+    turn.has_freed = False
     while heads:
         place, number, known = heads[0]
         now = queue.peek(state, known)
@@ -62,19 +75,42 @@ def run(turn: Turn) -> None:
             state.classes.pop((known.request, known.nodes), None)
         elif now != place:  # one before it is gone, or its owner has got more meanwhile: places only get worse here
             heapq.heapreplace(heads, (now, number, known))
-        elif not _place_first(turn, known, place):
+        elif _place_at(turn, known, place):
+            turn.has_freed |= reservations.release(state, known)
+        elif not (known.is_kept_off and _backfill(turn, known, place)):
             heapq.heappop(heads)
             known.is_blocked = True
+            job = state.jobs[place[3]]
+            could = (one for one in state.workers.values() if takes_work(one) and is_eligible_for(known, one))
+            turn.has_freed |= reservations.consider(state, known, job, job.tasks[place[4]], could)
+    return turn.has_freed
 
 
-def _place_first(turn: Turn, known: RequestClass, place: QueuePlace) -> bool:
-    """The task that stands first in its class. Returns whether it could be placed."""
-    job = turn.state.jobs[place[3]]
+def _backfill(turn: Turn, known: RequestClass, first: QueuePlace) -> bool:
+    """The one that stands first is kept off by a reservation: whether any behind it, with a shorter limit, is not."""
+    state = turn.state
+    shortest_ms = state.jobs[first[3]].entry.longest_ms
+    for place in queue.behind(state, known, first, most=_BACKFILLED):
+        limit_ms = state.jobs[place[3]].entry.longest_ms
+        if limit_ms is None or (shortest_ms is not None and limit_ms >= shortest_ms):
+            continue
+        shortest_ms = limit_ms
+        if _place_at(turn, known, place):
+            known.is_kept_off = True  # who stands first still is
+            return True
+    known.is_kept_off = True
+    return False
+
+
+def _place_at(turn: Turn, known: RequestClass, place: QueuePlace) -> bool:
+    """The task that stands there. Returns whether it could be placed."""
+    state = turn.state
+    job = state.jobs[place[3]]
     task = job.tasks[place[4]]
-    if not _place(turn, known, job, task):
+    if not _place(turn, known, job, task, place):
         return False
-    queue.take(turn.state, job, task)
-    elements.advance(turn.state, job)
+    queue.withdraw(state, job, task)
+    elements.advance(state, job)
     trust(turn, known)  # it does fit somewhere
     return True
 
@@ -97,6 +133,7 @@ def workers_changed(turn: Turn) -> None:
     """The set of workers or their facts changed: every class is worth another look. Whoever was accepted in the hope of
     checks stays accepted once enough workers are sure, whatever becomes of those."""
     turn.state.fleet = None
+    reservations.forget(turn.state)
     for known in turn.state.classes.values():
         known.is_blocked = False
         if known.unsure and not is_unsure(turn.state, known):
@@ -159,8 +196,9 @@ def has_other_place(state: State, request: Request, nodes: int, excluded: frozen
     )
 
 
-def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
-    state = turn.state
+def _place(turn: Turn, known: RequestClass, job: Job, task: Task, place: QueuePlace) -> bool:
+    state, limit_ms = turn.state, job.entry.longest_ms
+    known.is_kept_off = False
     if not opinions.is_open(state, known):
         return False
     candidates: list[Candidate] = []
@@ -176,7 +214,9 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
         share = allocate(known.request, worker.id, worker.facts, worker.free)
         if share is None:
             continue
-        if opinions.may_take(state, known, worker):
+        if reservations.keeps_off(state, worker, share, place, limit_ms=limit_ms):
+            known.is_kept_off = True
+        elif opinions.may_take(state, known, worker):
             mark = opinions.mark(state, known, worker)
             candidates.append(Candidate(worker.id, worker.name, worker.facts, worker.free, share, mark))
         else:
@@ -185,16 +225,20 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task) -> bool:
     if task.full and has_other_place(state, known.request, known.nodes, task.full):
         candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
     placed = ranked(known.request, candidates, avoid=task.avoid)
-    if len(placed) < known.nodes:
+    found = nearest(placed, known.nodes)
+    if found is None:
         return False
-    chosen = [candidate for _, candidate in placed[: known.nodes]]
+    chosen = [candidate for _, candidate in found.chosen]
     refused = len(passed) + fitting - len(candidates)
     busy = len(state.workers) - away - ineligible - len(passed) - fitting
     places = tuple(_place_of(one, candidate) for one, candidate in placed[:MAX_KEPT])
     considered = Considered(away, ineligible, busy, refused, len(candidates), places)
     nodes = [Node(candidate.allocation, candidate.name) for candidate in chosen]
-    attempt = begin(turn, job, task, nodes, _why(state, known, chosen, placed, passed=passed))
+    attempt = begin(turn, job, task, nodes, _why(state, known, found, placed, passed=passed))
     attempt.considered = considered
+    attempt.is_kept_off = known.is_kept_off
+    if state.reserved:
+        turn.has_freed |= reservations.taken(state, [candidate.worker for candidate in chosen])
     job.state, job.reason_code, job.reason_message = elements.shown(job, task, JobState.STAGING), "", ""
     turn.effects.append(Notify(job.entry.id, job.state))
     turn.jobs[job.entry.id] = job
@@ -265,19 +309,29 @@ def _place_of(standing: Rank, candidate: Candidate) -> Place:
 def _why(
     state: State,
     known: RequestClass,
-    chosen: list[Candidate],
+    found: Nearest,
     placed: list[tuple[Rank, Candidate]],
     *,
     passed: list[Worker],
 ) -> str:
     """One sentence for people: what decided. placed: all that could have it, the best first. passed: workers with room
     that scorers keep the task from."""
-    worker = _why_workers(state, known, chosen, placed, passed=passed)
+    chosen = [candidate for _, candidate in found.chosen]
     if len(chosen) > 1:
-        return worker  # of thousands of nodes it would be a book
+        return _why_together(found, placed)
+    worker = _why_workers(state, known, chosen, placed, passed=passed)
     (one,) = chosen
     devices = why_devices(known.request, one.facts, one.free, one.allocation)
     return f"{worker}; {devices}" if devices else worker
+
+
+def _why_together(found: Nearest, placed: list[tuple[Rank, Candidate]]) -> str:
+    """Of the devices of thousands of nodes it would be a book."""
+    names = ", ".join(candidate.name for _, candidate in found.chosen)
+    of_all = "all that are free" if len(placed) == len(found.chosen) else f"of {len(placed)} that fit and are free"
+    if found.level is None:
+        return f"{names}: {of_all}; no region has room for all {len(found.chosen)}"
+    return f"{names}: {of_all}; all in {found.level} {found.place}, the nearest with room for {len(found.chosen)}"
 
 
 def _why_workers(

@@ -29,6 +29,7 @@ __all__ = [
     "QueueEntry",
     "QueuePlace",
     "RequestClass",
+    "Reservation",
     "State",
     "Task",
     "Used",
@@ -156,8 +157,9 @@ class Node:
 @dataclass(slots=True)
 class Attempt:
     """One try of a task; never revived. ``first_failure``: the node whose failure ended it. ``lent_ms``: when, in
-    engine time; volatile. ``lease_ttl_ms``: of the control plane's life in which its worker last reported it, which is
-    what that goes by."""
+    engine time, and ``began_ms``: when it began to run; volatile. is_kept_off: from other workers, by
+    reservations; volatile. ``lease_ttl_ms``: of the control plane's life in
+    which its worker last reported it, which is what that goes by."""
 
     epoch: Epoch
     job_id: JobId
@@ -175,6 +177,8 @@ class Attempt:
     considered: Considered | None = None
     lease_ttl_ms: int = DEFAULT_LEASE_TTL_MS
     lent_ms: int = field(default=0, compare=False)
+    began_ms: int | None = field(default=None, compare=False)
+    is_kept_off: bool = field(default=False, compare=False)
 
     @property
     def is_ahead(self) -> bool:
@@ -241,7 +245,8 @@ class Opinions:
 class RequestClass:
     """Equal requests wait together and share what is known of them. ``queues``: by owner, see ``queue``.
 
-    ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since.
+    ``is_blocked``: its head fitted nowhere, and no worker that could take it has gained capacity since. is_kept_off: it
+    would have, but for a reservation. plans_ms: before this nobody looks whether something is to be reserved for it.
     unsure: jobs that were accepted only because checks of frameworks were to end; their rows say so.
     opinions: of its request, once they were looked at. looks_ms: engine time at which that is due again; 0: at once.
     """
@@ -251,9 +256,21 @@ class RequestClass:
     queues: dict[str, list[QueueEntry]] = field(default_factory=dict)
     eligible: dict[Digest, bool] = field(default_factory=dict)  # by facts digest
     is_blocked: bool = False
+    is_kept_off: bool = False
+    plans_ms: int = 0
     unsure: dict[JobId, None] = field(default_factory=dict)
     opinions: Opinions | None = None
     looks_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """These workers are kept for a task that waits, which can begin there at ``starts_ms`` at the latest."""
+
+    job: JobId
+    task: int
+    workers: frozenset[WorkerId]
+    starts_ms: int
 
 
 @dataclass(slots=True)
@@ -289,6 +306,7 @@ class State:
     than this in it, it is time to forget some. sweep_ms: engine time at which to forget what is over. undecided:
     ``--no-wait`` jobs that wait for opinions, by class, and when they are decided at the latest; 0: not known yet,
     after a restart. used: by owner, what his live attempts take; fleet: what all workers have, None: to be added up.
+    reservations: by class, see there; reserved: for which class a worker is. Volatile.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -312,3 +330,5 @@ class State:
     undecided: dict[tuple[Request, int], dict[JobId, int]] = field(default_factory=dict)
     used: dict[str, Used] = field(default_factory=dict)
     fleet: Used | None = field(default=None, compare=False)
+    reservations: dict[tuple[Request, int], Reservation] = field(default_factory=dict, compare=False)
+    reserved: dict[WorkerId, tuple[Request, int]] = field(default_factory=dict, compare=False)

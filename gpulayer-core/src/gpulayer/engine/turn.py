@@ -33,7 +33,7 @@ class Turn:
     gained: workers that have room they did not have before. has_new_head: a task came to the head of its queue.
     opened: classes whose tasks may go where scorers kept them from before. has_checked: checks have ended.
     rejected: the jobs that are, and what they asked for. ended: jobs that have ended and left the state, and whose
-    followers do not know it yet.
+    followers do not know it yet. has_freed: tasks that a reservation kept off may be looked at again.
     """
 
     state: State
@@ -51,6 +51,7 @@ class Turn:
     has_checked: bool = False
     rejected: dict[JobId, Request] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
+    has_freed: bool = False
 
     def records(self) -> tuple[Record, ...]:
         """Empty when nothing changed: then there is nothing to commit."""

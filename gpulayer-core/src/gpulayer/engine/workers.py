@@ -213,8 +213,12 @@ def _take(turn: Turn, worker: Worker, items: tuple[NodeReport, ...]) -> None:
             holds.release(turn, attempt)  # somebody was there when its program ended
         attempts.node_reported(turn, attempt, item.node, item)
     ahead.learn(state, worker, ended)
-    for attempt in ahead.push_back(state, worker) if items else ():
+    pushed = ahead.push_back(state, worker) if items else []
+    for attempt in pushed:
         attempts.refresh(turn, attempt)
+    if pushed:  # a large one may have made more room than was wanting
+        schedule.capacity_gained(state, worker)
+        turn.gained[worker.id] = worker
 
 
 def _doubt(turn: Turn, worker: Worker) -> None:

@@ -22,14 +22,14 @@ class Held:
 
     job: JobId
     allocation: Allocation
-    ends_wall_ms: int | None
+    ends_ms: int | None
 
 
 def free_by(request: Request, worker: WorkerId, facts: WorkerFacts, held: Sequence[Held]) -> tuple[int, JobId] | None:
     """The earliest moment at which enough of it has ended for the request to fit, and the job that ends last by then.
     None where what has no known end is in the way."""
-    ending = sorted((each for each in held if each.ends_wall_ms is not None), key=lambda each: each.ends_wall_ms or 0)
-    staying = [each for each in held if each.ends_wall_ms is None]
+    ending = sorted((each for each in held if each.ends_ms is not None), key=lambda each: each.ends_ms or 0)
+    staying = [each for each in held if each.ends_ms is None]
 
     def fits_after(count: int) -> bool:
         free = usable_capacity(facts)
@@ -41,4 +41,4 @@ def free_by(request: Request, worker: WorkerId, facts: WorkerFacts, held: Sequen
     if not 0 < first <= len(ending):
         return None
     last = ending[first - 1]
-    return last.ends_wall_ms or 0, last.job
+    return last.ends_ms or 0, last.job

@@ -218,6 +218,11 @@ class JobEntry:
     wait: bool
     after: tuple[After, ...] = ()
 
+    @property
+    def longest_ms(self) -> int | None:
+        """How long an attempt of it runs at the longest, its grace time included; None: nobody knows."""
+        return None if self.timeout_ms is None else self.timeout_ms + self.grace_ms
+
     @classmethod
     def of(cls, job_id: JobId, owner: str, spec: JobSpec) -> "JobEntry":
         """The scheduling part of a spec."""

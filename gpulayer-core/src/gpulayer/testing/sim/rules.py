@@ -55,6 +55,8 @@ def check_detour(state: State, last: AttemptImage | None, lent: Assign) -> None:
     for other in state.workers.values():
         if other.id == lent.worker or other.id in task.avoid | task.full or not takes_work(other):
             continue
+        if state.attempts[lent.epoch].is_kept_off:
+            continue  # it may be kept for others
         if is_eligible_for(known, other) and allocate(request, other.id, other.facts, other.free) is not None:
             raise Violation(
                 f"job {lent.job_id} is lent to {lent.worker} again, which had no device for it, and {other.id} is free",

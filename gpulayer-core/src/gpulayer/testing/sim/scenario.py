@@ -124,6 +124,7 @@ class JobPlan:
     number: int
     owner: str = "ann"
     at_ms: int = 0
+    cpus: int = 1
     needs_device: bool = False
     licences: int = 0
     priority: int = 0
@@ -248,6 +249,7 @@ def _job(seed: int, number: int, shape: Shape, *, burst_ms: int | None) -> JobPl
     return JobPlan(
         number=number,
         owner=numbers(seed, "owner", number).choice(["ann", "ann", "ben"]),
+        cpus=numbers(seed, "width", number).choice([1, 1, 1, 2]),
         at_ms=rng.randrange(shape.trouble_ms) if burst_ms is None else burst_ms + rng.randrange(300),
         needs_device=rng.random() < (0.05 if is_tiny else 0.3),
         licences=rng.choice([0, 1, 2]),

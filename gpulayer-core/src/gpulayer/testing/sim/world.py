@@ -278,7 +278,8 @@ def _request(scenario: Scenario, plan: JobPlan) -> Request:
     if plan.needs_device and most:
         return Request(accelerators=(Accelerator.CUDA,), devices=2 if plan.number % 2 and most > 2 else 1)
     licences = min(plan.licences, max((host.licences for host in scenario.hosts), default=0))
-    return Request(resources=(("licence", licences),)) if licences else Request()
+    cpus = min(plan.cpus, max((host.cpus for host in scenario.hosts), default=1))
+    return Request(cpus=cpus, resources=(("licence", licences),) if licences else ())
 
 
 def _strike(world: _World, fault: Fault) -> None:
