@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpulayer.engine import elements, opinions, queue, schedule
+from gpulayer.engine import elements, opinions, queue, rooms, schedule
 from gpulayer.engine.effects import Revoke
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import Attempt, Job, Node, Pace, QueuePlace, RequestClass, State, Task, Worker
@@ -121,6 +121,8 @@ def push_back(state: State, worker: Worker) -> list[Attempt]:
             memory_bytes=worker.free.memory_bytes + share.memory_bytes,
         )
         pushed.append(attempt)
+    if pushed:
+        rooms.gained(state, worker)
     return pushed
 
 
@@ -255,6 +257,8 @@ def _room(state: State, worker_id: WorkerId) -> int:
 def _expected(state: State, worker: Worker) -> int:
     """How many attempts should end there within the horizon."""
     pace = state.paces[worker.id]
+    if pace.gap_ms > _HORIZON_MS:
+        return 0  # without a look at what runs there
     running = [attempt.lent_ms for epoch in worker.leases if not (attempt := state.attempts[epoch]).is_ahead]
     quiet_ms = state.now_ms - max(pace.last_ms, min(running, default=state.now_ms))
     return min(pace.ends, AHEAD_LIMIT, int(_HORIZON_MS / max(pace.gap_ms, quiet_ms, 1.0)))
