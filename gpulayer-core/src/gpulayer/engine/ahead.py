@@ -147,7 +147,8 @@ def lend(turn: Turn) -> None:
     # Where opinions alone have come, all others were tried before: they only keep what they keep.
     opened = [known for known in turn.opened if opinions.is_open(state, known)]
     may_come = state.paces if is_all else _where_any_may_go(state, opened)
-    room = {id_: left for id_ in may_come if (left := _room(state, id_)) > 0}
+    quick = [id_ for id_ in may_come if state.paces[id_].gap_ms <= _HORIZON_MS]
+    room = {id_: left for id_ in quick if (left := _room(state, id_)) > 0}
     makes_way = turn.has_new_head or bool(opened)
     if not room and not (makes_way and state.ahead):
         return

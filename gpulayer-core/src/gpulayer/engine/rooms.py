@@ -66,9 +66,10 @@ def fits(known: RequestClass, worker: Worker, free: int) -> bool:
             return False
     groups = known.groups.get(worker.facts_digest)
     if groups is None:
-        if not is_eligible_for(known, worker):
-            return False
-        groups = _groups(request, worker.facts)
+        is_eligible_there = is_eligible_for(known, worker)
+        if not is_eligible_there and request.worker:
+            return False  # another one with these facts may be the one that is named
+        groups = _groups(request, worker.facts) if is_eligible_there else ()
         groups = known.groups[worker.facts_digest] = known.shapes.setdefault(groups, groups)
     elif request.worker and not is_eligible_for(known, worker):
         return False
