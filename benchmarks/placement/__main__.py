@@ -3,13 +3,15 @@
 import sys
 
 from benchmarks.family import Measures, measure_family, own_version
-from benchmarks.placement import clusters, subsets
+from benchmarks.placement import clusters, scale, subsets
 
 MEASURES: Measures = {
     "eight": (subsets.of_eight, 9),
     "sixteen": (subsets.of_sixteen, 5),
     "share": (subsets.share, 9),
     "clusters": (clusters.shared, 5),
+    "steady": (scale.steady, 3),
+    "decisions": (scale.decisions, 3),
 }
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpulayer.engine import ahead, due, opinions, schedule, step
+from gpulayer.engine import ahead, due, opinions, rooms, step
 from gpulayer.engine.events import (
     JobSubmitted,
     OpinionsGiven,
@@ -177,7 +177,7 @@ def test_an_opinion_costs_a_look_at_its_machines_and_not_at_those_of_all_classes
 
         return look
 
-    for owner, name in ((opinions, "may_take"), (ahead, "_may_go"), (schedule, "_share"), (schedule, "takes_work")):
+    for owner, name in ((opinions, "may_take"), (ahead, "_may_go"), (rooms, "fits"), (rooms, "takes_work")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     dearest = 0
     for kind in range(CLASSES):

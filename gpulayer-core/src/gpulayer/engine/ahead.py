@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpulayer.engine import elements, opinions, queue, schedule
+from gpulayer.engine import elements, opinions, queue, rooms, schedule
 from gpulayer.engine.effects import Revoke
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.state import Attempt, Job, Node, Pace, QueuePlace, RequestClass, State, Task, Worker
@@ -121,6 +121,8 @@ def push_back(state: State, worker: Worker) -> list[Attempt]:
             memory_bytes=worker.free.memory_bytes + share.memory_bytes,
         )
         pushed.append(attempt)
+    if pushed:
+        rooms.gained(state, worker)
     return pushed
 
 
@@ -148,8 +150,9 @@ def lend(turn: Turn) -> None:
     # Where opinions alone have come, all others were tried before: they only keep what they keep.
     opened = [known for known in turn.opened if opinions.is_open(state, known)]
     may_come = state.paces if is_all else _where_any_may_go(state, opened)
+    quick = [id_ for id_ in may_come if state.paces[id_].gap_ms <= _HORIZON_MS]
     # What is lent ahead keeps to no time that was promised to others.
-    room = {id_: left for id_ in may_come if id_ not in state.reserved and (left := _room(state, id_)) > 0}
+    room = {id_: left for id_ in quick if id_ not in state.reserved and (left := _room(state, id_)) > 0}
     makes_way = turn.has_new_head or bool(opened)
     if not room and not (makes_way and state.ahead):
         return
@@ -259,6 +262,8 @@ def _room(state: State, worker_id: WorkerId) -> int:
 def _expected(state: State, worker: Worker) -> int:
     """How many attempts should end there within the horizon."""
     pace = state.paces[worker.id]
+    if pace.gap_ms > _HORIZON_MS:
+        return 0  # without a look at what runs there
     running = [attempt.lent_ms for epoch in worker.leases if not (attempt := state.attempts[epoch]).is_ahead]
     quiet_ms = state.now_ms - max(pace.last_ms, min(running, default=state.now_ms))
     return min(pace.ends, AHEAD_LIMIT, int(_HORIZON_MS / max(pace.gap_ms, quiet_ms, 1.0)))

@@ -16,6 +16,7 @@ from gpulayer.engine.elements import node_state
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.queue import entries, stands
 from gpulayer.engine.records import AttemptImage, JobImage, Record, WorkerImage
+from gpulayer.engine.rooms import fits, free_devices
 from gpulayer.engine.schedule import is_eligible_for, takes_work
 from gpulayer.engine.state import Attempt, Job, Opinions, RequestClass, State, Used, Worker
 from gpulayer.ids import Digest, Epoch, JobId, WorkerId
@@ -53,6 +54,7 @@ def check(state: State, effects: Iterable[Effect] = (), *, shrunk: Collection[Wo
     _check_queue(state)
     _check_shares(state)
     _check_reservations(state)
+    _check_rooms(state)
     _check_holds(state)
     _check_followers(state)
     _check_opinions(state)
@@ -254,6 +256,21 @@ def _check_queue(state: State) -> None:
                 _require(state.jobs[entry[2]].entry.owner == owner, f"job {entry[2]} waits as another owner's")
     _require(set(queued) == waiting, f"tasks wait outside the queue: {sorted(waiting - set(queued))[:3]}")
     _require(len(queued) == len(set(queued)), "a task waits twice")
+
+
+def _check_rooms(state: State) -> None:
+    """Of what is remembered of a class nothing is wrong, and no worker that could take it is overlooked."""
+    for known in state.classes.values():
+        there = [worker for worker in state.workers.values() if takes_work(worker)]
+        eligible = [worker for worker in there if is_eligible_for(known, worker)]
+        for worker in eligible if known.room is not None else ():
+            share = allocate(known.request, worker.id, worker.facts, worker.free)
+            has_room = fits(known, worker, free_devices(worker))
+            _require(has_room == (share is not None), f"of {worker.name} it is thought that room is there: {has_room}")
+            is_seen = known.room is not None and worker.id in known.room
+            _require(is_seen or not has_room, f"{worker.name} has room for {known.request.summary()}, and nobody looks")
+        counted = len(state.workers) - len(there), len(there) - len(eligible)
+        _require(known.left_out in (None, counted), f"{known.left_out} workers are left out, and {counted} should be")
 
 
 def _check_shares(state: State) -> None:

@@ -76,9 +76,9 @@ def peek(state: State, request_class: RequestClass) -> QueuePlace | None:
             continue
         if first is not None and head[0] > first[0]:
             continue
-        place = (head[0], shares.of_owner(state, owner), *head[1:])
-        if first is None or place < first:
-            first = place
+        share = shares.of_owner(state, owner)
+        if first is None or (head[0], share, head[1]) < first[:3]:
+            first = (head[0], share, head[1], head[2], head[3])
     for owner in gone:
         del request_class.queues[owner]
     return first

@@ -20,22 +20,25 @@ from gpulayer.placement.ends import Held
 from gpulayer.placement.reserve import leaves_room, plan
 from gpulayer.spec.request import Request
 
-__all__ = ["consider", "forget", "keeps_off", "release", "taken", "tidy"]
+__all__ = ["consider", "forget", "keeps_off", "may_be_made", "release", "taken", "tidy"]
 
 _MOST: Final = 4
 _LOOKED_AT: Final = 64  # workers, those with most room first
 _PAUSE_MS: Final = 1_000  # before the same class is looked at again
 
 
-def consider(state: State, known: RequestClass, job: Job, task: Task, workers: Iterable[Worker]) -> bool:
-    """The task stands first of its class, and could not be placed. workers: those that could run it once they are free.
-    Returns whether others may go on now that were kept off before."""
+def may_be_made(state: State, known: RequestClass) -> bool:
+    """Quick: whether it is wide, time to look at it again, and not too much reserved already."""
     if not _is_wide(known.request, known.nodes) or state.now_ms < known.plans_ms:
         return False
+    return len(state.reservations) < _MOST or (known.request, known.nodes) in state.reservations
+
+
+def consider(state: State, known: RequestClass, job: Job, task: Task, workers: Iterable[Worker]) -> bool:
+    """The task stands first of its class, and could not be placed. workers: those that could run it once they are free.
+    Returns whether others may go on now that were kept off before. To be asked where one ``may_be_made``."""
     key = (known.request, known.nodes)
     before = state.reservations.get(key)
-    if before is None and len(state.reservations) >= _MOST:
-        return False
     known.plans_ms = state.now_ms + _PAUSE_MS
     there = [
         worker

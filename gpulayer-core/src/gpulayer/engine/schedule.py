@@ -9,14 +9,15 @@ refuses is no candidate, and what scorers mark comes before packing (``opinions`
 import heapq
 from typing import Final
 
-from gpulayer.engine import elements, opinions, queue, reservations, shares
+from gpulayer.engine import elements, opinions, queue, reservations, rooms, shares
 from gpulayer.engine.effects import Assign, Notify
+from gpulayer.engine.rooms import is_eligible_for, takes_work
 from gpulayer.engine.state import Attempt, Job, Node, QueuePlace, RequestClass, State, Task, Worker
 from gpulayer.engine.turn import Turn
 from gpulayer.ids import Epoch, WorkerId
-from gpulayer.placement.capacity import Allocation, allocate, why_devices
+from gpulayer.placement.capacity import allocate, why_devices
 from gpulayer.placement.choose import Candidate, Rank, ranked
-from gpulayer.placement.eligibility import awaits_checks, can_compute_now, is_eligible
+from gpulayer.placement.eligibility import awaits_checks, can_compute_now
 from gpulayer.placement.groups import Nearest, nearest
 from gpulayer.spec.considered import MAX_KEPT, Considered, Place
 from gpulayer.spec.job import JobState
@@ -69,6 +70,11 @@ def _run(turn: Turn) -> bool:
     turn.has_freed = False
     while heads:
         place, number, known = heads[0]
+        if any(known.queues.values()) and not rooms.has_enough(state, known):  # one before it has taken what was there
+            heapq.heappop(heads)
+            known.is_kept_off = False
+            _block(turn, known)
+            continue
         now = queue.peek(state, known)
         if now is None:
             heapq.heappop(heads)
@@ -79,11 +85,21 @@ def _run(turn: Turn) -> bool:
             turn.has_freed |= reservations.release(state, known)
         elif not (known.is_kept_off and _backfill(turn, known, place)):
             heapq.heappop(heads)
-            known.is_blocked = True
-            job = state.jobs[place[3]]
-            could = (one for one in state.workers.values() if takes_work(one) and is_eligible_for(known, one))
-            turn.has_freed |= reservations.consider(state, known, job, job.tasks[place[4]], could)
+            _block(turn, known)
     return turn.has_freed
+
+
+def _block(turn: Turn, known: RequestClass) -> None:
+    """Until a worker that could take it gains capacity; for the one that stands first something may be kept."""
+    state = turn.state
+    known.is_blocked = True
+    if not reservations.may_be_made(state, known):
+        return
+    first = queue.peek(state, known)
+    if first is not None:
+        job = state.jobs[first[3]]
+        could = (one for one in state.workers.values() if takes_work(one) and is_eligible_for(known, one))
+        turn.has_freed |= reservations.consider(state, known, job, job.tasks[first[4]], could)
 
 
 def _backfill(turn: Turn, known: RequestClass, first: QueuePlace) -> bool:
@@ -115,17 +131,10 @@ def _place_at(turn: Turn, known: RequestClass, place: QueuePlace) -> bool:
     return True
 
 
-def takes_work(worker: Worker) -> bool:
-    """Ready, and heard of since this control plane started."""
-    return worker.state is WorkerState.READY and worker.is_heard
-
-
 def capacity_gained(state: State, worker: Worker) -> None:
     """Unblock the classes that this worker could take now."""
-    if not takes_work(worker):
-        return
-    for known in state.classes.values():
-        if known.is_blocked and _share(known, worker) is not None and opinions.may_take(state, known, worker):
+    for known in rooms.gained(state, worker):
+        if opinions.may_take(state, known, worker):
             known.is_blocked = False
 
 
@@ -136,6 +145,7 @@ def workers_changed(turn: Turn) -> None:
     reservations.forget(turn.state)
     for known in turn.state.classes.values():
         known.is_blocked = False
+        rooms.forget(known)
         if known.unsure and not is_unsure(turn.state, known):
             trust(turn, known)
 
@@ -203,24 +213,18 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task, place: QueuePl
         return False
     candidates: list[Candidate] = []
     passed: list[Worker] = []
-    away = ineligible = 0
-    for worker in state.workers.values():
-        if not takes_work(worker):
-            away += 1
-            continue
-        if not is_eligible_for(known, worker):
-            ineligible += 1
+    for worker in rooms.looked_at(state, known):
+        if not opinions.may_take(state, known, worker):
+            passed.append(worker)
             continue
         share = allocate(known.request, worker.id, worker.facts, worker.free)
         if share is None:
-            continue
+            raise AssertionError(f"worker {worker.name} was to have room for {known.request.summary()}")
         if reservations.keeps_off(state, worker, share, place, limit_ms=limit_ms):
             known.is_kept_off = True
-        elif opinions.may_take(state, known, worker):
-            mark = opinions.mark(state, known, worker)
-            candidates.append(Candidate(worker.id, worker.name, worker.facts, worker.free, share, mark))
-        else:
-            passed.append(worker)
+            continue
+        mark = opinions.mark(state, known, worker)
+        candidates.append(Candidate(worker.id, worker.name, worker.facts, worker.free, share, mark))
     fitting = len(candidates)
     if task.full and has_other_place(state, known.request, known.nodes, task.full):
         candidates = [candidate for candidate in candidates if candidate.worker not in task.full]
@@ -229,6 +233,7 @@ def _place(turn: Turn, known: RequestClass, job: Job, task: Task, place: QueuePl
     if found is None:
         return False
     chosen = [candidate for _, candidate in found.chosen]
+    away, ineligible = rooms.left_out(state, known)
     refused = len(passed) + fitting - len(candidates)
     busy = len(state.workers) - away - ineligible - len(passed) - fitting
     places = tuple(_place_of(one, candidate) for one, candidate in placed[:MAX_KEPT])
@@ -276,23 +281,6 @@ def begin(turn: Turn, job: Job, task: Task, nodes: list[Node], placement: str) -
     turn.tasks[job.entry.id, task.index] = task
     turn.attempts[epoch] = attempt
     return attempt
-
-
-def _share(known: RequestClass, worker: Worker) -> Allocation | None:
-    """Of what is free there; None where it does not fit now."""
-    if not is_eligible_for(known, worker):
-        return None
-    return allocate(known.request, worker.id, worker.facts, worker.free)
-
-
-def is_eligible_for(known: RequestClass, worker: Worker) -> bool:
-    """Eligibility depends on facts alone, but for a request that names a worker; so it is asked once per facts."""
-    if known.request.worker:
-        return is_eligible(known.request, worker.facts, name=worker.name)
-    answer = known.eligible.get(worker.facts_digest)
-    if answer is None:
-        answer = known.eligible[worker.facts_digest] = is_eligible(known.request, worker.facts)
-    return answer
 
 
 def _place_of(standing: Rank, candidate: Candidate) -> Place:

@@ -20,14 +20,19 @@ def of_owner(state: State, owner: str) -> int:
     used = state.used.get(owner)
     if used is None:
         return 0
+    if state.fleet is not None and used.share >= 0:
+        return used.share
     fleet = state.fleet
     if fleet is None:
         fleet = state.fleet = _fleet(state)
-    return max(
+        for each in state.used.values():
+            each.share = -1
+    used.share = max(
         used.cpus * WHOLE // fleet.cpus if fleet.cpus else 0,
         used.memory_bytes * WHOLE // fleet.memory_bytes if fleet.memory_bytes else 0,
         used.devices * WHOLE // fleet.devices if fleet.devices else 0,
     )
+    return used.share
 
 
 def count(state: State, owner: str, node: Node) -> None:
@@ -35,6 +40,7 @@ def count(state: State, owner: str, node: Node) -> None:
     used = state.used.get(owner)
     if used is None:
         used = state.used[owner] = Used()
+    used.share = -1
     used.nodes += 1
     used.cpus += node.allocation.cpus
     used.memory_bytes += node.allocation.memory_bytes
@@ -44,6 +50,7 @@ def count(state: State, owner: str, node: Node) -> None:
 def give_back(state: State, owner: str, node: Node) -> None:
     """It has ended. To be called once."""
     used = state.used[owner]
+    used.share = -1
     used.nodes -= 1
     if not used.nodes:
         del state.used[owner]

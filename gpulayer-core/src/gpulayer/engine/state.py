@@ -249,12 +249,18 @@ class RequestClass:
     would have, but for a reservation. plans_ms: before this nobody looks whether something is to be reserved for it.
     unsure: jobs that were accepted only because checks of frameworks were to end; their rows say so.
     opinions: of its request, once they were looked at. looks_ms: engine time at which that is due again; 0: at once.
+    eligible, groups: by the digest of a machine's facts; shapes: each of ``groups`` once. room, left_out: see
+    ``rooms``; None: to be found out.
     """
 
     request: Request
     nodes: int
     queues: dict[str, list[QueueEntry]] = field(default_factory=dict)
-    eligible: dict[Digest, bool] = field(default_factory=dict)  # by facts digest
+    eligible: dict[Digest, bool] = field(default_factory=dict)
+    groups: dict[Digest, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    room: dict[WorkerId, None] | None = None
+    left_out: tuple[int, int] | None = None
     is_blocked: bool = False
     is_kept_off: bool = False
     plans_ms: int = 0
@@ -275,12 +281,13 @@ class Reservation:
 
 @dataclass(slots=True)
 class Used:
-    """What so many nodes take together, or workers have."""
+    """What so many nodes take together, or workers have. share: see ``shares``, -1: to be worked out."""
 
     nodes: int = 0
     cpus: int = 0
     memory_bytes: int = 0
     devices: int = 0
+    share: int = field(default=-1, compare=False)
 
 
 @dataclass(slots=True)

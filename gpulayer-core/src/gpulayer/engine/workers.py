@@ -5,7 +5,7 @@ its epoch and ends at the next contact. Without, the attempt is shown unreachabl
 by itself.
 """
 
-from gpulayer.engine import ahead, attempts, holds, opinions, schedule
+from gpulayer.engine import ahead, attempts, holds, opinions, rooms, schedule
 from gpulayer.engine.effects import Void
 from gpulayer.engine.events import (
     KeepForPassed,
@@ -53,6 +53,8 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
             free=usable_capacity(event.facts),
         )
         state.fleet = None
+        for known in state.classes.values():
+            rooms.forget(known)
     worker.heard_ms, worker.seen_wall_ms = turn.at.ms, turn.at.wall_ms
     _set_facts(turn, worker, event.facts, event.facts_digest)
     turn.workers[worker.id] = worker
@@ -313,6 +315,7 @@ def _forget_facts(state: State, digest: Digest) -> bool:
     del state.facts[digest]
     for known in state.classes.values():
         known.eligible.pop(digest, None)
+        known.groups.pop(digest, None)
     return True
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from gpulayer import engine
-from gpulayer.engine import attempts, schedule, workers
+from gpulayer.engine import attempts, rooms, workers
 from gpulayer.engine.effects import Stop, Void
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import CounterImage
@@ -363,7 +363,7 @@ ENGINE: Final[dict[str, Mutant]] = {
     "keep_for_unheard": Mutant(6, _DUE, "_kept_until_ms", _keep_for_unheard),
     "grace_unminded": Mutant(6, _DUE, "_kept_until_ms", _grace_unminded),
     "silence_unseen": Mutant(13, workers, "went_silent", _silence_unseen),
-    "unheard_is_lent_to": Mutant(3, schedule, "takes_work", _unheard_is_lent_to),
+    "unheard_is_lent_to": Mutant(3, rooms, "takes_work", _unheard_is_lent_to),
     "lost_while_unreachable": Mutant(6, workers, "lease_expired", _lost_while_unreachable),
     "boots_unread": Mutant(4, workers, "reported", _boots_unread),
     "repeats_taken": Mutant(4, workers, "reported", _repeats_taken),

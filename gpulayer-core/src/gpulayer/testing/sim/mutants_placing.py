@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from gpulayer import engine
-from gpulayer.engine import ahead, asking, opinions, schedule
+from gpulayer.engine import ahead, asking, opinions, rooms, schedule
 from gpulayer.placement import capacity
 from gpulayer.protocol import agent, messages
 from gpulayer.spec.opinion import NO_OPINION, Refusal
@@ -115,6 +115,16 @@ def _forgets_the_undecided(rebuilt: Any) -> Any:
     return broken
 
 
+def _gains_overlooked(_: Any) -> Any:
+    """A worker that has room again is tried by nobody who waits."""
+    return lambda state, worker: []
+
+
+def _room_kept(_: Any) -> Any:
+    """Workers that come or change are no room for what has been looked at before."""
+    return lambda known: None
+
+
 PLACING: Final[dict[str, Mutant]] = {
     "no_room_asked": Mutant(2, agent, "_start_staged", _no_room_asked),
     "endless_resources": Mutant(2, capacity, "_less", _endless_resources),
@@ -128,4 +138,6 @@ PLACING: Final[dict[str, Mutant]] = {
     "marks_ignored": Mutant(14, opinions, "mark", _marks_ignored),
     "endless_opinion_wait": Mutant(14, asking, "_fall_silent", _endless_opinion_wait),
     "forgets_the_undecided": Mutant(14, engine, "rebuild", _forgets_the_undecided),
+    "gains_overlooked": Mutant(13, rooms, "gained", _gains_overlooked),
+    "room_kept": Mutant(13, rooms, "forget", _room_kept),
 }
