@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from benchmarks.harness import OURS, Contestant, Row, compare
-from benchmarks.placement.workloads import GPUS_A_WORKER, WORKLOADS, Work, draw
+from benchmarks.placement.workloads import GPUS_A_WORKER, MOST, WORKLOADS, Work, draw
 from gpulayer.clock import Instant
 from gpulayer.engine import State, step
 from gpulayer.engine.effects import Assign
@@ -47,6 +47,11 @@ class Story:
     def wide_wait_min(self) -> float:
         wide = [wait for work, wait in zip(self.works, self.waits_s, strict=True) if work.width >= _WIDE]
         return statistics.fmean(wide) / 60
+
+    def others_wait_min(self) -> float:
+        """Of all but the owner who has a third of the jobs."""
+        others = [wait for work, wait in zip(self.works, self.waits_s, strict=True) if work.owner != MOST]
+        return statistics.fmean(others) / 60
 
     def slowdown(self) -> float:
         """The mean of (wait + run time) / run time, of ten seconds at least, without the worst 5 %."""
@@ -100,6 +105,7 @@ def shared(rounds: int) -> list[Row]:
             ("GPU time used", "%", Story.used_percent),
             ("mean wait", "min", Story.mean_wait_min),
             (f"mean wait of jobs of {_WIDE} GPUs or more", "min", Story.wide_wait_min),
+            ("mean wait of all but the busiest owner's jobs", "min", Story.others_wait_min),
             ("mean slowdown, without the worst 5 %", "times", Story.slowdown),
         ):
             row = Row(f"{workload}: {what}", unit, "higher" if unit == "%" else "lower")

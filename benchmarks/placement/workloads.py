@@ -19,9 +19,10 @@ import random
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-__all__ = ["GPUS_A_WORKER", "WORKLOADS", "Work", "draw"]
+__all__ = ["GPUS_A_WORKER", "MOST", "WORKLOADS", "Work", "draw"]
 
 GPUS_A_WORKER = 8
+MOST = "owner 0"  # a third of all jobs is his
 _LOAD = 0.95
 _OWNERS = 20
 _DAY_S = 86_400
@@ -64,7 +65,7 @@ def draw(workload: str, *, jobs: int, workers: int, seed: int) -> list[Work]:
     drawn = []
     for width in rng.choices(list(sizes), list(sizes.values()), k=jobs):
         runs_s = min(_DAY_S, round(_between(_ALIBABA_TIMES[width] if workload == "alibaba" else _PHILLY_TIMES, rng)))
-        owner = "owner 0" if rng.random() < 1 / 3 else f"owner {rng.randrange(1, _OWNERS)}"
+        owner = MOST if rng.random() < 1 / 3 else f"owner {rng.randrange(1, _OWNERS)}"
         limit_s = _limit(runs_s) if rng.random() < 2 / 3 else None
         nodes = max(1, width // GPUS_A_WORKER)
         drawn.append(Work(0, owner, nodes, width // nodes, 0, runs_s, limit_s))

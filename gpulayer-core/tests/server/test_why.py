@@ -122,3 +122,25 @@ def test_of_many_workers_twenty_are_told_and_the_rest_counted_by_reason(plane) -
     assert (len(told["verdicts"]), told["others"]) == (20, {"cpus": 4})
     placed = why(plane, plane.submit("a"))["decisions"][0]["considered"]
     assert (placed["fitting"], len(placed["best"])) == (24, 8)
+
+
+def test_a_job_that_is_kept_off_says_for_whom_and_how_to_go_first(plane) -> None:
+    """Two devices, one of which is in use for 10 minutes more; who wants both was there first."""
+    worker = plane.worker("box", devices=[{"uuid": f"GPU-{n}", "index": n, **A100} for n in range(2)])
+    worker.report()
+    running = plane.submit("train", request=CUDA, timeout_ms=600_000, grace_ms=0)
+    (command,) = worker.commands(hold_s=5)
+    worker.holding = [command["epoch"]]
+    worker.report(worker.running(command["epoch"]))
+    wide = plane.submit("wide", request={**CUDA, "devices": 2})
+    small = plane.submit("small", request=CUDA)
+    for where in (plane.job(small["id"]), plane.http.get(f"/v1/jobs/{small['id']}/why").json()):
+        assert where["reason"]["code"] == "reserved"
+        assert f"kept for job {wide['id']}, which begins there within" in where["reason"]["message"]
+        assert "--timeout" in where["reason"]["message"]
+    (verdict,) = plane.http.post("/v1/explain", json={"request": CUDA}).json()["verdicts"]
+    assert (verdict["verdict"], verdict["busy_with"]) == ("busy", [wide["id"]])
+    why = plane.http.get(f"/v1/jobs/{wide['id']}/why").json()
+    assert [verdict["busy_with"] for verdict in why["verdicts"]] == [[running["id"]]]
+    quick = plane.submit("quick", request=CUDA, timeout_ms=300_000, grace_ms=0)
+    assert plane.job(quick["id"])["state"] == "staging"

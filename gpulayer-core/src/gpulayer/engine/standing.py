@@ -6,7 +6,7 @@ from gpulayer.engine import queue, shares
 from gpulayer.engine.state import Job, QueueEntry, QueuePlace, State
 from gpulayer.ids import JobId
 
-__all__ = ["Standing", "stands_now", "would_stand"]
+__all__ = ["Standing", "place_of", "place_of_new", "stands_now", "would_stand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,26 @@ class Standing:
     is_by_share: bool = False
 
 
-def stands_now(state: State, job: Job) -> Standing:
-    """Where its first waiting task stands."""
+def place_of(state: State, job: Job) -> QueuePlace:
+    """Of its first waiting task."""
     waiting = [task for task in job.tasks.values() if task.epoch is None and not task.is_done]
     task = min(waiting, key=lambda task: task.index, default=job.tasks[min(job.tasks)])
-    return _standing(state, job.entry.owner, queue.place_of(state, job, task))
+    return queue.place_of(state, job, task)
+
+
+def place_of_new(state: State, *, owner: str, priority: int) -> QueuePlace:
+    """Of a job that would be submitted now."""
+    return -priority, shares.of_owner(state, owner), state.next_seq, JobId(""), 0
+
+
+def stands_now(state: State, job: Job) -> Standing:
+    """Where its first waiting task stands."""
+    return _standing(state, job.entry.owner, place_of(state, job))
 
 
 def would_stand(state: State, *, owner: str, priority: int) -> Standing:
     """Where a job would stand that was submitted now."""
-    return _standing(state, owner, (-priority, shares.of_owner(state, owner), state.next_seq, JobId(""), 0))
+    return _standing(state, owner, place_of_new(state, owner=owner, priority=priority))
 
 
 def _standing(state: State, owner: str, place: QueuePlace) -> Standing:

@@ -22,7 +22,7 @@ from gpulayer.placement.ends import Held, free_by
 from gpulayer.spec.machine import Device, DeviceState, WorkerFacts
 from gpulayer.spec.opinion import NO_OPINION, Mark, Opinion, Refusal
 from gpulayer.spec.request import Request
-from gpulayer.spec.units import format_bytes
+from gpulayer.spec.units import format_bytes, format_duration
 from gpulayer.spec.verdict import PASSING, FieldChange, Reason, ReasonCode, Verdict, VerdictKind
 from gpulayer.spec.worker import WorkerState
 
@@ -33,7 +33,8 @@ __all__ = ["WorkerView", "choice", "explain", "starts_by"]
 class WorkerView:
     """What explaining needs of a worker. ``holders``: job of each leased device; ``resource_holders``: jobs of each
     resource, by its name; ``jobs``: all jobs there; ``held``: what each of them has, and until when. opinions: what
-    scorers, by name, think of the request there; None: nothing."""
+    scorers, by name, think of the request there; None: nothing. kept_for: a job that stands before this request, which
+    may not have what is free there because of that one, and in how many milliseconds that begins at the latest."""
 
     id: WorkerId
     name: str
@@ -45,6 +46,7 @@ class WorkerView:
     resource_holders: tuple[tuple[str, JobId], ...] = ()
     opinions: tuple[tuple[str, Opinion | None], ...] = ()
     held: tuple[Held, ...] = ()
+    kept_for: tuple[JobId, int] | None = None
 
 
 def explain(request: Request, workers: Iterable[WorkerView]) -> tuple[Verdict, ...]:
@@ -109,6 +111,11 @@ def _verdict(request: Request, worker: WorkerView, *, has_marks: bool) -> tuple[
             fits_with=_fits_now(request, worker, busy),
         )
         return verdict, None
+    if worker.kept_for is not None:
+        job, begins_ms = worker.kept_for
+        message = f"kept for job {job}, which begins there within {format_duration(begins_ms)}"
+        reason = Reason(ReasonCode.RESERVED, f"{message}; what its --timeout ends before that may run until then")
+        return Verdict(worker.name, VerdictKind.BUSY, (reason,), busy_with=(job,)), None
     mark = _mean_mark(worker.opinions)
     place = rank(request, Candidate(worker.id, worker.name, worker.facts, worker.free, allocation, mark))
     score = round(mark, 3) if has_marks else place.score

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Final
@@ -12,10 +13,12 @@ from gpulayer.engine import State, opinions
 from gpulayer.engine.after import WAITS
 from gpulayer.engine.events import NodePhase
 from gpulayer.engine.records import AttemptImage, JobImage
-from gpulayer.engine.standing import Standing
-from gpulayer.engine.state import Attempt, Job, Node, Worker
+from gpulayer.engine.reservations import keeps_off
+from gpulayer.engine.standing import Standing, place_of
+from gpulayer.engine.state import Attempt, Job, Node, QueuePlace, Worker
 from gpulayer.errors import GpulayerError
 from gpulayer.ids import Digest, Epoch, JobId
+from gpulayer.placement.capacity import allocate
 from gpulayer.placement.ends import Held
 from gpulayer.placement.explain import WorkerView, choice, explain, starts_by
 from gpulayer.server.store import AuditEntry, StoredEvent, StoredJob
@@ -47,6 +50,7 @@ __all__ = [
     "attempt_record",
     "device_holders",
     "event_record",
+    "explain_job",
     "explain_now",
     "explain_reply",
     "held_reason",
@@ -245,19 +249,52 @@ def device_holders(state: State, worker: Worker) -> Iterator[tuple[str, JobId]]:
 
 
 def worker_views(
-    state: State, request: Request, asked: Asked = MappingProxyType({}), *, wall_ms: int
+    state: State,
+    request: Request,
+    asked: Asked = MappingProxyType({}),
+    *,
+    wall_ms: int,
+    place: QueuePlace | None = None,
+    limit_ms: int | None = None,
 ) -> list[WorkerView]:
     """The workers as placement explains them for this request. wall_ms: now; what should have ended is not waited for
-    with a date."""
-    return [_view(state, worker, request, asked, wall_ms) for worker in state.workers.values()]
+    with a date. place, limit_ms: where it stands in the queue, and how long it runs at the longest."""
+    views = []
+    for worker in state.workers.values():
+        view = _view(state, worker, request, asked, wall_ms)
+        if place is not None and worker.id in state.reserved:
+            kept_for = _kept_for(state, worker, request, place, limit_ms)
+            view = replace(view, kept_for=kept_for)
+        views.append(view)
+    return views
+
+
+def _kept_for(
+    state: State, worker: Worker, request: Request, place: QueuePlace, limit_ms: int | None
+) -> tuple[JobId, int] | None:
+    share = allocate(request, worker.id, worker.facts, worker.free)
+    kept = share and keeps_off(state, worker, share, place, limit_ms=limit_ms)
+    return (kept.job, max(0, kept.starts_ms - state.now_ms)) if kept else None
 
 
 def explain_now(
-    state: State, request: Request, asked: Asked = MappingProxyType({}), *, wall_ms: int
+    state: State,
+    request: Request,
+    asked: Asked = MappingProxyType({}),
+    *,
+    wall_ms: int,
+    place: QueuePlace | None = None,
+    limit_ms: int | None = None,
 ) -> tuple[Verdict, ...]:
     """A verdict a worker, from the live state; call it where that may be read. asked: what scorers said besides, of
-    what the state has no opinion on."""
-    return explain(request, worker_views(state, request, asked, wall_ms=wall_ms))
+    what the state has no opinion on. place, limit_ms: see ``worker_views``; without, nothing is kept from it."""
+    return explain(request, worker_views(state, request, asked, wall_ms=wall_ms, place=place, limit_ms=limit_ms))
+
+
+def explain_job(state: State, job: Job, *, wall_ms: int) -> tuple[Verdict, ...]:
+    """Of a job that waits."""
+    place, limit_ms = place_of(state, job), job.entry.longest_ms
+    return explain_now(state, job.entry.request, wall_ms=wall_ms, place=place, limit_ms=limit_ms)
 
 
 def explain_reply(request: Request, verdicts: Sequence[Verdict], standing: Standing) -> ExplainReply:

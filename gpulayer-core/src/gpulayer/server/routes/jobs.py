@@ -12,7 +12,7 @@ from gpulayer.engine.asking import is_undecided
 from gpulayer.engine.events import CancelRequested, NodePhase
 from gpulayer.engine.holds import HELD
 from gpulayer.engine.opinions import awaited
-from gpulayer.engine.standing import stands_now, would_stand
+from gpulayer.engine.standing import place_of_new, stands_now, would_stand
 from gpulayer.engine.turn import attempt_image, job_image
 from gpulayer.errors import BadRequest, Conflict, NotFound
 from gpulayer.ids import ID_LENGTH, Digest, Epoch, JobId
@@ -33,6 +33,7 @@ from gpulayer.server.records import (
     Asked,
     after_reason,
     event_record,
+    explain_job,
     explain_now,
     explain_reply,
     held_reason,
@@ -220,7 +221,8 @@ async def explain(call: Call) -> Response:
     wall_ms = call.plane.clock.wall_ms()
 
     def reply(state: State) -> ExplainReply:
-        verdicts = explain_now(state, request, asked, wall_ms=wall_ms)
+        place = place_of_new(state, owner=owner, priority=0)
+        verdicts = explain_now(state, request, asked, wall_ms=wall_ms, place=place)
         return explain_reply(request, verdicts, standing=would_stand(state, owner=owner, priority=0))
 
     return json_response(await call.plane.driver.read(reply))
@@ -393,12 +395,13 @@ async def _reasons(
                 found[job_id] = after_reason(state, job)
                 continue
             request = job.entry.request
-            if request not in known:
-                known[request] = explain_now(state, request, wall_ms=wall_ms)
-            found[job_id] = waiting_reason(known[request], awaits=awaited(state, request))
+            whose = (request, job_id) if state.reserved else request  # what is kept is not kept from all
+            if whose not in known:
+                known[whose] = explain_job(state, job, wall_ms=wall_ms)
+            found[job_id] = waiting_reason(known[whose], awaits=awaited(state, request))
             if waits is not None:
                 nodes = job.class_key[1]
-                waits[job_id] = wait_record(known[request], stands_now(state, job), nodes=nodes)
+                waits[job_id] = wait_record(known[whose], stands_now(state, job), nodes=nodes)
         now = plane.driver.now()
         for job_id, index in state.held if kept_off else ():
             if job_id in kept_off:

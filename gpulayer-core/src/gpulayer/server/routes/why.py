@@ -5,14 +5,17 @@ from typing import Final
 
 from starlette.responses import Response
 
+from gpulayer.engine import State
 from gpulayer.engine.records import AttemptImage
+from gpulayer.ids import JobId
 from gpulayer.server.plane import Plane
-from gpulayer.server.records import explain_now
+from gpulayer.server.records import explain_job, explain_now
 from gpulayer.server.routes.jobs import find_job, read_record
 from gpulayer.server.store import reads
 from gpulayer.server.web import READ_OR_JOB, Call, Route, json_response
 from gpulayer.spec.job import JobState
 from gpulayer.spec.request import Request
+from gpulayer.spec.verdict import Verdict
 from gpulayer.wire.convert import needed_request, verdict_to_wire
 from gpulayer.wire.jobs import DecisionRecord, JobRecord, VerdictRecord, WhyReply
 
@@ -49,7 +52,12 @@ async def _verdicts(plane: Plane, record: JobRecord, request: Request) -> list[V
     if record["state"] != JobState.QUEUED:
         return record["verdicts"]
     wall_ms = plane.clock.wall_ms()
-    found = await plane.driver.read(lambda state: explain_now(state, request, wall_ms=wall_ms))
+
+    def verdicts(state: State) -> tuple[Verdict, ...]:
+        job = state.jobs.get(JobId(record["id"]))
+        return explain_now(state, request, wall_ms=wall_ms) if job is None else explain_job(state, job, wall_ms=wall_ms)
+
+    found = await plane.driver.read(verdicts)
     return [verdict_to_wire(verdict) for verdict in found]
 
 
