@@ -33,7 +33,8 @@ from gpulayer.server.mailbox import Mailboxes, Order, orders_of
 from gpulayer.server.store import Batch, EventRow, Live
 from gpulayer.spec.job import JobEntry, JobState
 from gpulayer.testing.sim.clockwork import Clockwork, Timepiece
-from gpulayer.testing.sim.rules import Ledger, Shrunk, Violation, check_detour, durable_view
+from gpulayer.testing.sim.keeping import check_kept
+from gpulayer.testing.sim.rules import Ledger, Shrunk, Violation, check_after, check_detour, durable_view
 from gpulayer.testing.sim.scenario import Fault, Trouble
 from gpulayer.testing.sim.scorers import Said, SimScorers
 from gpulayer.testing.sim.store import Rows, SimStore, submission_side
@@ -367,6 +368,7 @@ class SimPlane:
                 self._check_silence(event.worker)
             case _:
                 pass
+        kept = dict(self.state.reservations)
         result = engine.step(self.state, event)
         if self.store.keeps_events and is_logged(event, result.records):
             events += self._history.rows(event, result.records)
@@ -376,6 +378,7 @@ class SimPlane:
             if isinstance(record, JobImage) and record.state.is_final:
                 self._ends[record.id] = record.state
         self._check_step(event, result)
+        check_kept(self.state, kept, event, result.effects)
         self._stepped += 1
         try:
             if self._stepped % WHOLE_CHECK:
@@ -562,7 +565,7 @@ class SimPlane:
                 if not self.scorers.names:
                     task = effect.job_id, self.state.attempts[effect.epoch].task_index
                     check_detour(self.state, self.ledger.last_of(task, result.records), effect)
-                self._check_after(effect.job_id)
+                check_after(self.state, effect.job_id, self._end_of)
                 if self.state.jobs[effect.job_id].stop is not None:
                     raise Violation(f"{lent}, and was cancelled", promise=8)
         if not isinstance(event, LeaseExpired | KeepForPassed):
@@ -578,13 +581,6 @@ class SimPlane:
                 if record.stop is None and silent_ms < wanted_ms * LEAST_SILENCE_MS // 33_000:
                     heard = f"{lasting(silent_ms)} after it heard {event.worker}, not {lasting(wanted_ms)}"
                     raise Violation(f"the control plane gives job {record.job_id} up {heard}", promise=6)
-
-    def _check_after(self, job_id: JobId) -> None:
-        """It begins once what it comes after has ended, and as it wants it."""
-        assert self.state is not None
-        for after in self.state.jobs[job_id].entry.after:
-            if not after.is_any and self._end_of(after.job) is not JobState.SUCCEEDED:
-                raise Violation(f"job {job_id} is lent, and was to run after the success of job {after.job}", promise=4)
 
     def _check_silence(self, worker: WorkerId) -> None:
         silent_ms = self._listened_ms - self._heard_ms.get(worker, self._listened_ms)

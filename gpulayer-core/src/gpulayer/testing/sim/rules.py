@@ -1,7 +1,7 @@
 """What must be true of the control plane's side of the world, whatever happens to it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,12 @@ from gpulayer.engine.state import RequestClass, Worker
 from gpulayer.engine.turn import attempt_image, job_image, task_image, worker_image
 from gpulayer.ids import JobId, WorkerId
 from gpulayer.placement.capacity import allocate
+from gpulayer.spec.job import JobState
 from gpulayer.spec.machine import WorkerFacts
 from gpulayer.spec.outcome import EndedBy
 from gpulayer.testing.sim.words import job_name
 
-__all__ = ["Ledger", "Shrunk", "Stuck", "Violation", "check_detour", "check_terminal", "durable_view"]
+__all__ = ["Ledger", "Shrunk", "Stuck", "Violation", "check_after", "check_detour", "check_terminal", "durable_view"]
 
 
 class Violation(AssertionError):
@@ -40,6 +41,13 @@ def check_terminal(before: JobImage | None, after: JobImage) -> None:
     """Terminal is final."""
     if before is not None and before.state.is_final and before != after:
         raise Violation(f"job {after.id} was {before.state} and became {after.state}", promise=4)
+
+
+def check_after(state: State, job_id: JobId, end_of: Callable[[JobId], JobState | None]) -> None:
+    """It begins once what it comes after has ended, and as it wants it."""
+    for after in state.jobs[job_id].entry.after:
+        if not after.is_any and end_of(after.job) is not JobState.SUCCEEDED:
+            raise Violation(f"job {job_id} is lent, and was to run after the success of job {after.job}", promise=4)
 
 
 def check_detour(state: State, last: AttemptImage | None, lent: Assign) -> None:
